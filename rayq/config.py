@@ -223,6 +223,54 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """How a queue gives out its records. Set at `create_queue`, changed by `alter_queue`."""
+
+    visibility_timeout_s: Annotated[float, Bounds(1, 12 * 3600)] = 30.0
+    """How long a taken record stays with its consumer without a sign of life. Consumers of rayq
+    extend by themselves after a third of it."""
+
+    max_handling_s: Annotated[float, Bounds(1, 7 * 24 * 3600)] = 3600.0
+    """A record that one consumer handles for longer is given to another: the longest that it may be
+    extended."""
+
+    max_deliveries: Annotated[int, Bounds(1, 1000)] = 5
+    """After so many deliveries without an acknowledgement a record goes to the dead letters."""
+
+    backoff_s: Annotated[float, Bounds(0, 24 * 3600)] = 1.0
+    """A record that failed waits so long before its next delivery; doubles with each one, with
+    jitter."""
+
+    backoff_max_s: Annotated[float, Bounds(0, 7 * 24 * 3600)] = 3600.0
+    """The most that the back-off grows to."""
+
+    ordered_by_key: bool = False
+    """Records of one key are handled one after the other, in their order, also over failures."""
+
+    dead_letters: Literal["keep", "discard"] = "keep"
+    """What becomes of a record that failed for good: "keep" moves it to the queue `<name>.dead`,
+    "discard" drops it."""
+
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a new queue begins in a topic that has records."""
+
+    retention: Literal["topic", "hold", "delete_done"] = "topic"
+    """"topic": the topic's own retention, also of what was not handled yet (it is counted). "hold":
+    nothing goes before it is settled. "delete_done": what is settled by this queue goes at once.
+    The latter two are for topics that only this queue reads."""
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _require(
+            self.max_handling_s >= self.visibility_timeout_s,
+            "max_handling_s must be at least visibility_timeout_s.",
+        )
+        _require(
+            self.backoff_max_s >= self.backoff_s, "backoff_max_s must be at least backoff_s."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """How the servers behave. Given to `rayq.start`; times and limits, no data format."""
 
@@ -715,7 +763,15 @@ def _check_resources(resources: Mapping[str, float]) -> None:
 
 NEAR = 0.7
 """A known name that is so similar (by difflib) is suggested; a less similar one would mislead."""
-Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
+Config = TypeVar(
+    "Config",
+    TopicConfig,
+    ClusterConfig,
+    ProducerConfig,
+    ConsumerConfig,
+    PoolConfig,
+    QueueConfig,
+)
 
 
 def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:

@@ -346,6 +346,27 @@ class InvalidAssignmentError(RayqError):
     subscribes to it."""
 
 
+class QueueExistsError(RayqError):
+    """There is a queue of this name already."""
+
+
+class UnknownQueueError(RayqError, KeyError):
+    """There is no queue of this name, or it was deleted."""
+
+    __str__ = RayqError.__str__
+
+
+class LockLostError(RayqError):
+    """The record is not this consumer's any more: its lock ran out, or was freed, and the message
+    says who has it. It may be handled a second time."""
+
+
+class QueueLimitError(RayqError):
+    """A queue's partition holds as much as it may: settle some of it first."""
+
+    retriable = True
+
+
 class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
 
@@ -603,6 +624,12 @@ class OffsetNotAvailableError(InternalError):
 class CoordinatorLoadingError(InternalError):
     """A new coordinator (of groups or of transactions) is still reading what its predecessors
     wrote."""
+
+    retriable = True
+
+
+class QueueLoadingError(InternalError):
+    """The leader of a partition is still reading what its queues have settled."""
 
     retriable = True
 

@@ -1,0 +1,260 @@
+"""What clients ask of queues, and what the leader of a partition asks the keeper of its queues.
+
+A queue is a named reader of a topic that settles single records. The leader of each data partition
+has a part of it (its *queue leader*). What is decided there is durable with the *keeper*: the
+leader of partition crc32(queue id) % partitions of `__queue_state`.
+
+A *lock* is (state epoch, offset, count): the count says how often the record was given out.
+Settling names the lock, so that a late answer never settles somebody else's delivery.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.any_broker import Change, ChangeResponse
+from rayq.wire.messages.base import (
+    Bytes,
+    Done,
+    Epoch,
+    Id,
+    Milliseconds,
+    Name,
+    Offset,
+    Partition,
+    Response,
+    ToController,
+    ToCoordinator,
+    ToLeader,
+)
+
+QUEUE_RANGES_MAX = 10_000
+"""The most ranges or records that one request names."""
+Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+class CreateQueue(Change, frozen=True, kw_only=True):
+    """Creates a queue over an existing topic. Raises QueueExistsError, UnknownTopicError,
+    InvalidTopicError, ConfigError."""
+
+    api: ClassVar[int] = 128
+    name: Name
+    queue_id: Id
+    topic: Name
+    config: dict[str, Any]
+
+
+class AlterQueue(Change, frozen=True, kw_only=True):
+    """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
+
+    api: ClassVar[int] = 129
+    name: Name
+    config: dict[str, Any]
+
+
+class DeleteQueue(Change, frozen=True, kw_only=True):
+    """Forgets a queue and what it has settled; its topic stays. Raises UnknownQueueError."""
+
+    api: ClassVar[int] = 130
+    name: Name
+
+
+class EnsureQueueStateTopic(ToController[ChangeResponse], frozen=True):
+    """Creates `__queue_state` unless it exists, at the first use of a queue."""
+
+    api: ClassVar[int] = 15
+
+
+class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
+    """A queue, as metadata answers and partition assignments name it."""
+
+    queue_id: str
+    name: str
+    topic_id: str
+    config: dict[str, Any]
+
+
+# --- clients to the leader of a data partition ---------------------------------------------------
+# Each raises UnknownQueueError, QueueLoadingError (the state is being opened), and what `ToLeader`
+# raises.
+
+
+class TakeResponse(Response, frozen=True):
+    """The payload holds whole record batches; `locks` says which of their records were given."""
+
+    state_epoch: int
+    locks: list[tuple[int, int, int]]
+    """`(first offset, last offset, count)`, ascending."""
+    ready: int
+    """How many more records could be taken now."""
+    next_due_ms: int | None
+    """How long until the next delayed record is due. None: none waits."""
+    aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """As in `FetchResponse`: none of the locks is of an aborted record."""
+
+
+class Take(ToLeader[TakeResponse], frozen=True):
+    """Locks up to `records_max` records for `holder` and brings them. The leader waits up to
+    `wait_ms` for the first. The locks are durable before the answer leaves."""
+
+    api: ClassVar[int] = 131
+    ends_with_connection: ClassVar[bool] = True
+    queue_id: Id
+    holder: Holder
+    """A name that the consumer draws; a new one after an answer to a take was lost."""
+    records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+
+
+class SettleResponse(Response, frozen=True):
+    lost: list[tuple[int, int, str]]
+    """`(first offset, last offset, who has it now)`: not settled, since these locks had gone.
+    Everything else is settled, durably."""
+
+
+class Settle(ToLeader[SettleResponse], frozen=True):
+    """Settles locks, each named by its state epoch, offset and count. Settling again what is done,
+    or below the start, is success."""
+
+    api: ClassVar[int] = 132
+    queue_id: Id
+    holder: Holder
+    state_epoch: Epoch
+    acks: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`."""
+    nacks: list[tuple[int, int, int, int | None]] = msgspec.field(default_factory=list)
+    """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
+    rejects: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
+    """`(offset, count, reason)`: to the dead letters at once."""
+    extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count, timeout_ms from now)`."""
+    ages_ms: int = 0
+    """How long ago the consumer decided the oldest of it."""
+
+
+class DescribeQueueResponse(Response, frozen=True):
+    start_offset: int
+    """All below is settled."""
+    end_offset: int
+    """The last stable offset."""
+    ready: int
+    locked: int
+    delayed: int
+    moving: int
+    done: int
+    """Settled at or above the start."""
+    dead: int
+    """Moved to the dead letters since this leader began."""
+    expired: int
+    """Gone by retention before they were settled, since this leader began."""
+    oldest_ready_ms: int | None
+    next_due_ms: int | None
+    waiting_takes: int
+    trouble: str | None
+
+
+class DescribeQueue(ToLeader[DescribeQueueResponse], frozen=True):
+    api: ClassVar[int] = 133
+    queue_id: Id
+
+
+class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
+    """An unsettled record of a queue."""
+
+    offset: int
+    state: str
+    """`ready`, `locked`, `delayed` or `moving`."""
+    count: int
+    holder: str | None
+    due_ms: int | None
+    """By the wall clock: when a delay ends. For a lock: how many ms are left of it."""
+
+
+class ListQueueRecordsResponse(Response, frozen=True):
+    records: list[QueueRecordState]
+    next_offset: int | None
+    """None: there are no more."""
+
+
+class ListQueueRecords(ToLeader[ListQueueRecordsResponse], frozen=True):
+    """The unsettled records from `offset` on, one page."""
+
+    api: ClassVar[int] = 134
+    queue_id: Id
+    offset: Offset
+    states: list[str]
+    """[]: all."""
+    records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+
+
+class MoveQueueRecordsResponse(Response, frozen=True):
+    moved: list[int]
+    """The offsets that are settled by this, or were before."""
+    refused: list[tuple[int, str]]
+    """`(offset, why)`: locked just now, for example."""
+
+
+class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
+    """Moves unsettled records, each exactly once, to another topic, or discards them."""
+
+    api: ClassVar[int] = 135
+    queue_id: Id
+    offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
+    to_topic: str | None
+    """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
+    reason: Reason
+
+
+class PurgeQueueResponse(Response, frozen=True):
+    purged: int
+
+
+class PurgeQueue(ToLeader[PurgeQueueResponse], frozen=True):
+    """Settles all that is not locked and lies below the present end."""
+
+    api: ClassVar[int] = 136
+    queue_id: Id
+
+
+# --- the keeper: leaders of data partitions to the leader of a partition of `__queue_state` -------
+
+
+class OpenQueueStateResponse(Response, frozen=True):
+    """The payload: the kept records of this queue's partition, as `core.queue_records` encodes
+    them."""
+
+    fence: int
+    """Names this opening: writes with another one are refused."""
+    next_key: bytes | None = None
+    """Not None where there is more: ask again with this as `after`."""
+
+
+class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
+    """The leader of a data partition takes the state over. The keeper refuses lower leader epochs
+    (FencedEpochError), and from now on all writes of earlier openings."""
+
+    api: ClassVar[int] = 58
+    queue_id: Id
+    data_topic_id: Id
+    data_partition: Partition
+    data_leader_epoch: Epoch
+    fence: int | None = None
+    """None: a new opening. Else the next page of that one."""
+    after: bytes | None = None
+
+
+class WriteQueueState(ToCoordinator[Done], frozen=True):
+    """Writes kept records (the payload), all or none, durably before the answer. One write of an
+    opening is under way at a time. Raises FencedEpochError where another opening came later."""
+
+    api: ClassVar[int] = 59
+    queue_id: Id
+    data_topic_id: Id
+    data_partition: Partition
+    fence: int
