@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ConsumerConfig,
         PoolConfig,
         ProducerConfig,
+        QueueConfig,
         TopicConfig,
     )
     from rayq.entry import connect, start
@@ -105,6 +106,7 @@ _HOMES = {
         "ConsumerConfig",
         "PoolConfig",
         "ProducerConfig",
+        "QueueConfig",
         "TopicConfig",
     ),
     "rayq.entry": ("connect", "start"),
@@ -184,6 +186,7 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerFencedError",
+    "QueueConfig",
     "QueueInfo",
     "QueuePartitionInfo",
     "QueueRecordInfo",

@@ -87,6 +87,7 @@ ERRORS = {
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "ProducerFencedError",
+    "QueueConfig",
     "RayqError",
     "RecordTooLargeError",
     "SerializationError",
