@@ -28,7 +28,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.config_keywords import QueueKeywords, TopicKeywords
-from rayq.errors import InvalidRequestError, QueueExistsError, TopicExistsError, UnknownTopicError
+from rayq.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -52,6 +52,7 @@ from rayq.wire.messages import (
     AlterTopicConfig,
     Change,
     CreatePartitions,
+    CreateQueue,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
@@ -615,33 +616,31 @@ class AsyncAdmin:
     ) -> None:
         """Creates a queue. `topic` None: over a topic of its own of the same name, which is made
         with `partitions` and `replication_factor` as in `create_topic`, and of which retention
-        removes only what is settled (`retention="hold"`). Else over that topic; it stays as it is.
-        With `dead_letters="keep"` there is a queue `<name>.dead` too, over a topic of that name.
+        removes only what is settled (`retention="hold"` is the default then). Else over that topic,
+        which stays as it is. With `dead_letters="keep"` there is a queue `<name>.dead` too, over a
+        topic of that name.
 
         `config` is as in `QueueConfig`. With `exist_ok` a queue that is there already is left as it
         is; one over another topic, or that differs in what is given here, is a QueueExistsError.
-        Should the call end half-way, the topic may be there without the queue: repeat it with
-        `exist_ok`.
 
-        Raises QueueExistsError, ConfigError, UnknownTopicError (`topic`), and what `create_topic`
-        raises: TopicExistsError where the topic of that name is there without such a queue.
+        Raises QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and what
+        `create_topic` raises: TopicExistsError where a topic of that name is there without such a
+        queue.
         """
-        queue_name(name)
-        given = queue_config(config)
-        admin = QueueAdmin(self._client, timeout_s)
-        if topic is None:
-            topic = name
-            given = {"retention": "hold", **given}
-            found = await admin.listed([name])
-            if found and not exist_ok:
-                raise QueueExistsError(
-                    f"There is a queue {name!r} already, over topic {found[0].topic!r}."
-                )
-            if not found:
-                await self.create_topic(
-                    name, partitions, replication_factor, exist_ok=exist_ok, timeout_s=timeout_s
-                )
-        await admin.create(name, topic_name(topic), given, exist_ok=exist_ok)
+        is_own = topic is None
+        given: dict[str, Any] = {"retention": "hold"} if is_own else {}
+        request = CreateQueue(
+            name=queue_name(name),
+            topic=name if topic is None else topic_name(topic),
+            config={**given, **queue_config(config)},
+            partitions=whole_number("partitions", partitions) if is_own else None,
+            replication_factor=None
+            if replication_factor is None
+            else whole_number("replication_factor", replication_factor),
+        )
+        is_new = await QueueAdmin(self._client, timeout_s).create(request, exist_ok=exist_ok)
+        if is_new and is_own:
+            await until_ready(self._client, name, partitions, timeout_s=timeout_s)
 
     @takes_timeout
     async def alter_queue(

@@ -15,6 +15,7 @@ from rayq.errors import (
     InvalidRequestError,
     QueueExistsError,
     RayqError,
+    TopicExistsError,
     UnknownQueueError,
     UnknownTopicError,
 )
@@ -83,20 +84,25 @@ class QueueAdmin:
 
     # --- metadata -------------------------------------------------------------------------------
 
-    async def create(self, request: CreateQueue, *, exist_ok: bool) -> None:
+    async def create(self, request: CreateQueue, *, exist_ok: bool) -> bool:
+        """Whether it is new. One that is there counts where that is `exist_ok`, and as asked for.
+        """
         while True:
             try:
                 await self._client.change(request, timeout_s=self._left_s)
-                return
-            except QueueExistsError:
+                return True
+            except (QueueExistsError, TopicExistsError) as caught:
                 if not exist_ok:
                     raise
+                error = caught
             try:
-                found = await self.find(name)
-            except UnknownQueueError:  # It was deleted meanwhile.
-                continue
+                found = await self.find(request.name)
+            except UnknownQueueError:
+                if isinstance(error, TopicExistsError):
+                    raise error from None
+                continue  # It was deleted meanwhile.
             _check_as_asked(found, request)
-            return
+            return False
 
     async def alter(self, name: str, changes: Mapping[str, Any]) -> None:
         await self._client.change(
