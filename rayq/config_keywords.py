@@ -40,20 +40,6 @@ class TopicKeywords(TypedDict, total=False):
     message_timestamp_after_max_ms: int
 
 
-class QueueKeywords(TypedDict, total=False):
-    """As `QueueConfig`."""
-
-    visibility_timeout_s: float
-    max_handling_s: float
-    max_deliveries: int
-    backoff_s: float
-    backoff_max_s: float
-    ordered_by_key: bool
-    dead_letters: Literal["keep", "discard"]
-    start: Literal["earliest", "latest"]
-    retention: Literal["topic", "hold", "delete_done"]
-
-
 class ClusterKeywords(TypedDict, total=False):
     """As `ClusterConfig`."""
 
