@@ -203,7 +203,7 @@ def test_a_batch_that_is_none_although_its_crcs_are_right_is_kept_as_it_is_and_t
     write(log, (b"a", b"1"))
     wrong = moved(sealed({}, WRONG_BODIES[what]), 1)
     log.append_as_follower(wrong)
-    unknown = moved(sealed({"attributes": 1 << 9}, KEYED), 2)
+    unknown = moved(sealed({"attributes": 1 << 12}, KEYED), 2)
     log.append_as_follower(unknown)
     write(log, (b"a", b"2"))
     roll(log)

@@ -12,10 +12,12 @@ import msgspec
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError
 from rayq.records import Headers
+from rayq.storage.batch.due import any_is_due_later
 from rayq.storage.batch.header import (
     APPEND_TIME,
     BATCH_BYTES_MAX,
     COMPRESSION_MASK,
+    DELAYED,
     HEADER_BYTES,
     LZ4,
     NULL_KEYS,
@@ -83,7 +85,8 @@ def encode_batch(
     The caller has checked that keys and values are bytes or None, header names str, timestamps not
     negative. `timestamps_ms` is one time for all records, or one time for each record.
     `append_time` makes readers see the leader's append time instead. `is_transactional` goes with
-    the producer ids of transactions. Raises `RecordTooLargeError` above 64 MiB.
+    the producer ids of transactions. A record with the header `rayq.due` makes the batch DELAYED.
+    Raises `RecordTooLargeError` above 64 MiB.
     """
     count = len(values)
     assert count > 0
@@ -97,6 +100,8 @@ def encode_batch(
             keys = None
     if headers is not None and not any(headers):
         headers = None
+    if headers is not None and any_is_due_later(headers):
+        attributes |= DELAYED
     first, newest, deltas = _time_column(timestamps_ms, count)
     body, compressed = _encode_body(
         (None, deltas, keys, values, headers), is_compressed=compression == "lz4"

@@ -38,7 +38,8 @@ TRANSACTIONAL = 1 << 4
 CONTROL = 1 << 5
 NULL_KEYS = 1 << 6
 ABORT = 1 << 7
-KNOWN_ATTRIBUTES = LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT
+DELAYED = 1 << 9
+KNOWN_ATTRIBUTES = LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT | DELAYED
 _SERVER_ATTRIBUTES = CONTROL | ABORT
 """Producers must not set these: readers pass over control batches."""
 
@@ -108,6 +109,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     def has_null_keys(self) -> bool:
         """Whether some record has no key: compacted topics refuse such a batch."""
         return self.attributes & NULL_KEYS != 0
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether some record has the header `rayq.due`: queues give it out later."""
+        return self.attributes & DELAYED != 0
 
     @property
     def newest_timestamp_ms(self) -> int:

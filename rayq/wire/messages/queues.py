@@ -125,6 +125,9 @@ class TakeResponse(Response, frozen=True):
     """How long until the next delayed record is due. None: none waits."""
     aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """As in `FetchResponse`: none of the locks is of an aborted record."""
+    sweep_ms: int = 1000
+    """A consumer that does not wait here asks again after so long: the more consumers there are,
+    the longer, so that about 20 ask in a second."""
 
 
 class Take(ToLeader[TakeResponse], frozen=True):
