@@ -661,7 +661,7 @@ class AsyncAdmin:
     async def list_queues(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
         """The names of all queues, sorted."""
         listed = await QueueAdmin(self._client, timeout_s).listed()
-        return [one.queue.name for one in listed]
+        return [one.name for one in listed]
 
     @takes_timeout
     async def describe_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> QueueInfo:
