@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ConsumerConfig,
         PoolConfig,
         ProducerConfig,
+        QueueConfig,
         TopicConfig,
     )
     from rayq.entry import connect, start
@@ -101,6 +102,7 @@ _HOMES = {
         "ConsumerConfig",
         "PoolConfig",
         "ProducerConfig",
+        "QueueConfig",
         "TopicConfig",
     ),
     "rayq.entry": ("connect", "start"),
@@ -179,6 +181,7 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerFencedError",
+    "QueueConfig",
     "RayqError",
     "Reassignment",
     "Record",

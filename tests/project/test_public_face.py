@@ -83,6 +83,7 @@ ERRORS = {
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "ProducerFencedError",
+    "QueueConfig",
     "RayqError",
     "RecordTooLargeError",
     "SerializationError",
