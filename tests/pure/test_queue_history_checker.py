@@ -43,7 +43,7 @@ def settle(
     lost: tuple[int, ...] = (),
 ) -> None:
     number = recorder.settling(
-        queue, consumer, 0, what, locks, at_s=at_s, state_epoch=1, timeout_s=2.0  # type: ignore[arg-type]
+        queue, consumer, 0, what, locks, at_s=at_s, state_epoch=1, seconds=2.0  # type: ignore[arg-type]
     )
     recorder.settled(consumer, number, at_s=at_s + 0.1, lost=lost)
 
@@ -143,6 +143,7 @@ def test_a_lock_lasts_as_long_as_it_was_promised() -> None:
     [
         lambda one: one.killed(A),
         lambda one: one.disturbed(),
+        lambda one: one.disturbed(A),
         lambda one: settle(one, A, (0, 1), at_s=1.2, what="nack"),
     ],
 )
@@ -158,6 +159,14 @@ def test_a_delayed_record_is_not_given_out_early() -> None:
     recorder = opened()
     recorder.delayed(b"v0", 1.5)
     take(recorder, A, (0, 1), at_s=1)
+    assert kinds.EARLY in kinds_of(recorder)
+
+
+def test_the_delay_of_a_nack_is_kept() -> None:
+    recorder = opened()
+    take(recorder, A, (0, 1), at_s=1)
+    settle(recorder, A, (0, 1), at_s=1.2, what="nack")
+    take(recorder, A, (0, 2), at_s=3)
     assert kinds.EARLY in kinds_of(recorder)
 
 

@@ -167,20 +167,20 @@ class Took(_Event, frozen=True, tag="took"):
 
 
 class Settling(_Event, frozen=True, tag="settling"):
-    """A consumer is about to settle these locks of one partition, or to extend them. `number`
-    counts what it settles, upwards."""
+    """A consumer is about to settle these locks of one partition, to give them back ("release"), or
+    to extend them. `number` counts what it settles, upwards."""
 
     queue: str
     consumer: str
     number: int
     partition: int
-    what: Literal["ack", "nack", "reject", "extend"]
+    what: Literal["ack", "nack", "reject", "release", "extend"]
     at_s: float
     locks: list[tuple[int, int]]
     """`(offset, count)`"""
     state_epoch: int | None = None
-    timeout_s: float | None = None
-    """Of an extension."""
+    seconds: float | None = None
+    """How long an extension is, or the delay that a nack asks for."""
 
 
 class Settled(_Event, frozen=True, tag="settled"):
@@ -196,7 +196,10 @@ class Settled(_Event, frozen=True, tag="settled"):
 
 
 class Disturbed(_Event, frozen=True, tag="disturbed"):
-    """Connections may have broken: no lock from before is sure to last for its time."""
+    """A connection of the consumer (None: of any) may have broken: no lock that it has is sure to
+    last for its time."""
+
+    consumer: str | None = None
 
 
 class Found(_Event, frozen=True, tag="found"):

@@ -48,7 +48,6 @@ class _Lock(NamedTuple):
     number: int
     asked_s: float
     at_s: float
-    disturbances: int
 
     @property
     def name(self) -> tuple[int | None, int]:
@@ -74,8 +73,10 @@ class _Record:
     """The time until which the last lock holds at least."""
     asked: bool = False
     """Whether any consumer has asked to acknowledge it."""
-    asked_all: set[tuple[str, int]] = field(default_factory=set)
-    """The consumer and count of each lock whose holder gave it up, or may have."""
+    rejected: bool = False
+    """Whether any consumer has asked to reject it."""
+    not_before_s: float = 0.0
+    """The end of the delay that a nack asked for."""
     nacked: set[str] = field(default_factory=set)
     """The consumers that know that their nack or reject was heard."""
     acked: tuple[int | None, int] | None = None
@@ -97,21 +98,18 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
     for queue in queues.values():
         queue.dead = dead.get(queue.opened.dead_letters or "", Counter())
     due_s = {one.value: one.due_s for one in facts.queue_events if isinstance(one, Delayed)}
-    disturbances = 0
     for event in facts.queue_events:
         match event:
             case Took():
-                yield from queues[event.queue].take(event, due_s, disturbances)
+                yield from queues[event.queue].take(event, due_s)
             case Settling():
                 queues[event.queue].settle(event)
             case Settled():
                 for queue in queues.values():
                     yield from queue.end(event)
-            case Killed():
+            case Killed() | Disturbed():
                 for queue in queues.values():
-                    queue.killed.add(event.consumer)
-            case Disturbed():
-                disturbances += 1
+                    queue.disturb(event.consumer)
             case _:
                 pass
     for queue in queues.values():
@@ -159,7 +157,8 @@ class _Queue:
         self.opened = opened
         self.dead: Counter[str] = Counter()
         """How often each value stands among its dead letters in the end."""
-        self.killed: set[str] = set()
+        self._held: dict[str, set[_Spot]] = {}
+        """By consumer: the records whose last lock it has, as far as it lasts for sure."""
         self._records: dict[_Spot, _Record] = {}
         self._of_key: dict[tuple[int, str], list[int]] = {}
         """The offsets of each key in a partition, as they were first seen."""
@@ -170,25 +169,25 @@ class _Queue:
 
     # --- deliveries -------------------------------------------------------------------------------
 
-    def take(self, event: Took, due_s: dict[str, float], disturbances: int) -> Iterator[Fault]:
+    def take(self, event: Took, due_s: dict[str, float]) -> Iterator[Fault]:
         for offset, count, value, key in event.locks:
             spot = event.partition, offset
-            lock = _Lock(
-                event.consumer, event.state_epoch, count, event.asked_s, event.at_s, disturbances
-            )
+            lock = _Lock(event.consumer, event.state_epoch, count, event.asked_s, event.at_s)
             known = self._records.get(spot)
             if known is None:
                 known = self._records[spot] = _Record(value, key)
                 if key is not None:
                     self._of_key.setdefault((event.partition, key), []).append(offset)
             yield from self._judge_lock(spot, known, lock)
-            if value in due_s and event.at_s < due_s[value]:
-                early_s = due_s[value] - event.at_s
+            due = max(due_s.get(value, 0.0), known.not_before_s)
+            if event.at_s < due:
+                early_s = due - event.at_s
                 yield Fault(EARLY, f"{self._name(spot)} {value!r}: {early_s:.3f} s too early.")
             known.locks.append(lock)
             if known.last is None or lock.is_after(known.last.name):
                 known.last = lock
                 known.ends_s = event.asked_s + self.opened.timeout_s
+                self._held.setdefault(event.consumer, set()).add(spot)
         if self.opened.ordered_by_key:
             for offset, count, _, key in event.locks:
                 yield from self._judge_order(event, offset, count, key)
@@ -213,12 +212,8 @@ class _Queue:
         last = known.last
         if last is None or self.opened.ordered_by_key:
             return  # Where keys are in order, the end of one lock ends others.
-        is_free = (
-            last.consumer in self.killed
-            or last.disturbances != lock.disturbances
-            or (last.consumer, last.number) in known.asked_all
-        )
-        if lock.at_s < known.ends_s and not is_free and lock.is_after(last.name):
+        is_held = spot in self._held.get(last.consumer, ())
+        if lock.at_s < known.ends_s and is_held and lock.is_after(last.name):
             yield Fault(
                 STOLEN,
                 f"{name} {known.value!r}: {last.consumer} holds it with count {last.number} until "
@@ -236,7 +231,7 @@ class _Queue:
         for earlier in self._of_key[event.partition, key]:
             spot = event.partition, earlier
             known = self._records[spot]
-            if earlier >= offset or known.asked or self.dead[known.value]:
+            if earlier >= offset or known.asked or known.rejected or self.dead[known.value]:
                 continue
             before = [one for one in known.locks if one.at_s <= event.asked_s]
             is_held = any(
@@ -258,14 +253,23 @@ class _Queue:
 
     def settle(self, event: Settling) -> None:
         self._under_way[event.consumer, event.number] = event
-        for offset, count in event.locks:
+        for offset, _ in event.locks:
             known = self._records.get((event.partition, offset))
             if known is None:
                 continue
             if event.what == "ack":
                 known.asked = True
+            if event.what == "reject":
+                known.rejected = True
             if event.what != "extend":
-                known.asked_all.add((event.consumer, count))
+                self._held.get(event.consumer, set()).discard((event.partition, offset))
+
+    def disturb(self, consumer: str | None) -> None:
+        """None: of all consumers."""
+        if consumer is None:
+            self._held.clear()
+        else:
+            self._held.pop(consumer, None)
 
     def end(self, event: Settled) -> Iterator[Fault]:
         asked = self._under_way.pop((event.consumer, event.number), None)
@@ -286,11 +290,12 @@ class _Queue:
                 yield from self._judge_handled(asked, offset, known)
             elif asked.what == "extend":
                 last = known.last
-                if asked.timeout_s is not None and last is not None and last.number == count:
-                    # From now on: an extension may also shorten a lock.
-                    known.ends_s = asked.at_s + asked.timeout_s
+                if asked.seconds is not None and last is not None and last.number == count:
+                    known.ends_s = max(known.ends_s, asked.at_s + asked.seconds)
             else:
                 known.nacked.add(asked.consumer)
+                if asked.what == "nack" and asked.seconds is not None:
+                    known.not_before_s = asked.at_s + asked.seconds
 
     def _judge_handled(self, asked: Settling, offset: int, known: _Record) -> Iterator[Fault]:
         """Consumers acknowledge the records of a key in order."""
@@ -298,7 +303,9 @@ class _Queue:
             return
         for earlier in self._of_key[asked.partition, known.key]:
             other = self._records[asked.partition, earlier]
-            if earlier < offset and not other.asked and not self.dead[other.value]:
+            if earlier < offset and not (
+                other.asked or other.rejected or self.dead[other.value]
+            ):
                 yield Fault(
                     OUT_OF_ORDER,
                     f"{self._name((asked.partition, offset))} was settled by {asked.consumer} "

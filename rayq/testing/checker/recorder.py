@@ -181,18 +181,18 @@ class Recorder:
         queue: str,
         consumer: str,
         partition: int,
-        what: Literal["ack", "nack", "reject", "extend"],
+        what: Literal["ack", "nack", "reject", "release", "extend"],
         locks: Sequence[tuple[int, int]],
         *,
         at_s: float,
         state_epoch: int | None = None,
-        timeout_s: float | None = None,
+        seconds: float | None = None,
     ) -> int:
         """Call it before the request; returns its number."""
         number = self._settlings[consumer] = self._settlings.get(consumer, 0) + 1
         self._note(
             Settling(
-                queue, consumer, number, partition, what, at_s, list(locks), state_epoch, timeout_s
+                queue, consumer, number, partition, what, at_s, list(locks), state_epoch, seconds
             )
         )
         return number
@@ -207,9 +207,9 @@ class Recorder:
         text = f"{type(error).__name__}: {error}"
         self._note(Settled(consumer, number, "unknown", at_s, error=text))
 
-    def disturbed(self) -> None:
-        """Call it before connections are broken, and as long as they may be."""
-        self._note(Disturbed())
+    def disturbed(self, consumer: str | None = None) -> None:
+        """Call it before connections of a consumer (None: of any) are broken."""
+        self._note(Disturbed(consumer))
 
     def found(self, records: Sequence[Record]) -> None:
         """What the final read of a queue's own topic, or of its dead letters, returned."""
