@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.client.producing.transaction import AsyncTransaction, Transaction
+    from rayq.client.queues.functions import TaskFunction
+    from rayq.client.queues.queue import AsyncQueue, Queue
+    from rayq.client.queues.task import QueueTask
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
@@ -101,6 +104,9 @@ _HOMES = {
     "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
     "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
     "rayq.client.producing.transaction": ("AsyncTransaction", "Transaction"),
+    "rayq.client.queues.functions": ("TaskFunction",),
+    "rayq.client.queues.queue": ("AsyncQueue", "Queue"),
+    "rayq.client.queues.task": ("QueueTask",),
     "rayq.config_reference": (
         "ClusterConfig",
         "ConsumerConfig",

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
@@ -23,7 +22,6 @@ from rayq.errors import (
     DisconnectedError,
     LockLostError,
     RayqError,
-    TimeoutError,
     UnknownQueueError,
     UnknownServerError,
     UnknownTopicError,
@@ -211,28 +209,51 @@ class Lane:
                 self.lose(older, offset, "it was given to this consumer again")
         self.takens.append(taken)
 
-    # --- settling -------------------------------------------------------------------------------
+    def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
+        """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
+        that is ordered by key, one at a time."""
+        found: list[tuple[Taken, list[Row]]] = []
+        busy = self._keys_out() if self.source.config.ordered_by_key else None
+        for taken in self.takens:
+            if count <= 0:
+                break
+            if rows := taken.hand_out(count, busy):
+                count -= len(rows)
+                found.append((taken, rows))
+        return found
 
-    def settle(self, taken: Taken, offset: int) -> int | None:
-        """Takes a record out of what is open, and returns the count of its lock. None: it is not
-        open any more."""
-        return taken.open.pop(offset, None)
+    def _keys_out(self) -> set[bytes]:
+        """The keys of what users have in hand."""
+        keys: set[bytes] = set()
+        for taken in self.takens:
+            waiting = set(taken.waiting_offsets())
+            of_taken = (taken.keys[one] for one in taken.open if one not in waiting)
+            keys.update(key for key in of_taken if key is not None)
+        return keys
+
+    # --- settling -------------------------------------------------------------------------------
 
     def ack(self, taken: Taken, offset: int) -> None:
         count = taken.open.pop(offset, None)
         if count is not None:
-            self._outgoing(taken).acks[offset] = count, taken
+            outgoing = self._outgoing(taken)
+            outgoing.acks[offset] = count, taken
+            outgoing.extends.pop(offset, None)
 
     def nack(self, taken: Taken, offset: int, delay_ms: int | None) -> None:
         count = taken.open.pop(offset, None)
         if count is not None:
-            self._outgoing(taken).nacks[offset] = count, delay_ms, taken
+            outgoing = self._outgoing(taken)
+            outgoing.nacks[offset] = count, delay_ms, taken
+            outgoing.extends.pop(offset, None)
             self._lose_later(taken, offset)
 
     def reject(self, taken: Taken, offset: int, reason: str) -> None:
         count = taken.open.pop(offset, None)
         if count is not None:
-            self._outgoing(taken).rejects[offset] = count, reason, taken
+            outgoing = self._outgoing(taken)
+            outgoing.rejects[offset] = count, reason, taken
+            outgoing.extends.pop(offset, None)
 
     def release(self, taken: Taken, offsets: list[int]) -> None:
         """Gives records back that nobody has been given."""
@@ -243,7 +264,7 @@ class Lane:
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
         count = taken.open.get(offset)
-        if count is not None:
+        if count is not None and self._owner.now_s + timeout_s > taken.until_s:
             self._outgoing(taken).extends[offset] = count, timeout_s, taken
 
     def extend_out(self, taken: Taken) -> None:
@@ -271,7 +292,7 @@ class Lane:
             if now_s < taken.renew_at_s or not taken.open:
                 continue
             self.release(taken, taken.waiting_offsets())
-            taken.next_row = len(taken.rows)
+            taken.rows, taken.next_row = [], 0
             if self.handling_left_s(taken) > 0:
                 self.extend_out(taken)
             elif now_s >= taken.until_s:
@@ -288,11 +309,11 @@ class Lane:
     def _lose_later(self, taken: Taken, offset: int) -> None:
         if not self.source.config.ordered_by_key:
             return
-        key = next(row.key for row in taken.rows if row.offset == offset)
-        for row in taken.rows:
-            if row.offset > offset and row.key == key and key is not None:
+        key = taken.keys.get(offset)
+        for later in [one for one in taken.open if one > offset and key is not None]:
+            if taken.keys[later] == key:
                 why = f"offset {offset}, which has its key, comes again first"
-                taken.lose(row.offset, self._lost_error(row.offset, why))
+                taken.lose(later, self._lost_error(later, why))
 
     def _lost_error(self, offset: int, why: str) -> LockLostError:
         return LockLostError(

@@ -43,6 +43,7 @@ class Taken:
         "rows",
         "next_row",
         "open",
+        "keys",
         "extended",
         "lost",
     )
@@ -60,7 +61,12 @@ class Taken:
         """When the locks end unless they are extended."""
         self.renew_at_s = taken_at_s + timeout_s / 3
         self.rows = rows
+        """Those from `next_row` on wait."""
         self.next_row = 0
+        self.keys: dict[int, bytes | None] = {}
+        """By offset, in a queue that is ordered by key."""
+        if lane.source.config.ordered_by_key:
+            self.keys = {row.offset: row.key for row in rows}
         self.open = {row.offset: row.count for row in rows}
         self.extended: dict[int, float] = {}
         """Until when the user has extended single ones."""
@@ -74,6 +80,29 @@ class Taken:
     def waiting_offsets(self) -> list[int]:
         """The open ones that were not handed out."""
         return [row.offset for row in self.rows[self.next_row :] if row.offset in self.open]
+
+    def hand_out(self, count: int, busy: set[bytes] | None) -> list[Row]:
+        """Up to `count` open rows, which do not wait any more. None whose key is `busy`; the keys
+        of those that are handed out become busy."""
+        if busy is None:
+            found: list[Row] = []
+            while self.next_row < len(self.rows) and len(found) < count:
+                part = self.rows[self.next_row : self.next_row + count - len(found)]
+                self.next_row += len(part)
+                found += [row for row in part if row.offset in self.open]
+            return found
+        found, kept = [], []
+        for row in self.rows:
+            if row.offset not in self.open:
+                continue
+            if len(found) == count or row.key in busy:
+                kept.append(row)
+                continue
+            found.append(row)
+            if row.key is not None:
+                busy.add(row.key)
+        self.rows = kept
+        return found
 
     def lose(self, offset: int, error: LockLostError) -> bool:
         """The lock of this one has gone. False: it was settled, or lost, before."""
