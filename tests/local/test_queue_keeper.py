@@ -215,19 +215,19 @@ def test_a_deleted_queue_leaves_nothing(servers: LocalCluster, what: str) -> Non
 def test_a_full_keeper_says_so_and_takes_what_makes_it_smaller(
     servers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 10_000)
-    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 10_000)
+    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 100_000)
 
     async def story(leaders: Leaders) -> None:
         journal = leaders.journal()
         await journal.open()
-        await journal.write([(b"1", bytes(5_000))])
+        await journal.write([(b"1", bytes(50_000))])
         assert not journal.is_full
-        await journal.write([(b"2", bytes(10_000))])
+        await journal.write([(b"2", bytes(100_000))])
         assert journal.is_full
         with pytest.raises(QueueLimitError, match="settle"):
-            await journal.write([(b"3", bytes(10_000))])
-        await journal.write([(b"2", bytes(1_000))])
+            await journal.write([(b"3", bytes(100_000))])
+        await journal.write([(b"2", bytes(10_000))])
         assert not journal.is_full
         await journal.write([(b"1", None), (b"2", None)])
 
