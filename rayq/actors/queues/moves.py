@@ -201,12 +201,16 @@ class QueueMoves:
             return
         target = _Target(topic_id, target_partition(self._source.partition, partitions))
         for records in _batches(await self._read(dying)):
-            if await self._move(target, "dead", records) is None:
-                continue
+            await self._write(target, records)
+
+    async def _write(self, target: _Target, records: _Records) -> None:
+        refusal = await self._move(target, "dead", records)
+        if refusal is not None and len(records) == 1:
+            dying = records[0][0]
+            self._hold([dying], f"{self._name(dying.offset)}: {refusal}")
+        elif refusal is not None:
             for one in records:  # Perhaps only one of them is refused.
-                refusal = await self._move(target, "dead", [one])
-                if refusal is not None:
-                    self._hold([one[0]], f"{self._name(one[0].offset)}: {refusal}")
+                await self._write(target, [one])
 
     async def _read(self, dying: list[Dying]) -> _Records:
         """Those of the records that can be read. The others are held."""
@@ -402,16 +406,17 @@ class QueueMoves:
     async def _resume(self, move: Move) -> None:
         """Ends a move that was begun by a leader before."""
         offsets = [one.offset for one in move.records]
+        trouble = "move", move.move_id
         retry_s = RETRY_S
         while True:
             try:
                 found = await self._source.read_records(offsets)
                 break
             except RayqError as error:
-                self._troubles[move] = f"{self._name(offsets[0])} cannot be read: {error}"
+                self._troubles[trouble] = f"{self._name(offsets[0])} cannot be read: {error}"
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_MAX_S)
-        self._troubles.pop(move, None)
+        self._troubles.pop(trouble, None)
         payload = None
         if len(found) == len(offsets):
             records = [(one, found[one.offset]) for one in move.records]
@@ -426,13 +431,21 @@ class QueueMoves:
     ) -> str | None:
         """Appends the batch of a move that was begun, unless it is there, and ends the move. As
         `_move`. `payload` None: records of it are gone from the source."""
-        may_be_there = not is_new
-        looks = may_be_there
+        trouble = "move", move.move_id
+        may_be_there = looks = not is_new
+        looked_to = move.scan_from
         refusal: str | None = None
         retry_s = RETRY_S
         while True:
             try:
-                refusal = await self._attempt(move, payload, looks=looks)
+                if looks:
+                    is_there, looked_to = await self._look(move, looked_to)
+                    if is_there:
+                        break
+                if payload is None:
+                    refusal = "records of it are gone"
+                else:
+                    refusal = await self._append(move, payload)
                 break
             except RayqError as error:
                 if self._links.is_gone(move.topic_id):
@@ -443,11 +456,12 @@ class QueueMoves:
                 elif not may_be_there:
                     refusal = str(error)
                     break
-                self._troubles[move] = f"{self._where}: records cannot be moved: {error}"
+                self._troubles[trouble] = f"{self._where}: records cannot be moved: {error}"
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_MAX_S)
+            # After a while the target's leader may have forgotten the number.
             looks = may_be_there and retry_s == RETRY_MAX_S
-        self._troubles.pop(move, None)
+        self._troubles.pop(trouble, None)
         if refusal is None:
             self._state.end_move(move.move_id)
         else:
@@ -455,15 +469,8 @@ class QueueMoves:
         await self._source.commit()
         return refusal
 
-    async def _attempt(
-        self, move: Move, payload: bytearray | None, *, looks: bool
-    ) -> str | None:
+    async def _append(self, move: Move, payload: bytearray) -> str | None:
         """Returns None once the batch is in the target's log; or why it never gets there."""
-        if looks and await self._is_there(move, move.scan_from):
-            return None
-        if payload is None:
-            logger.warning("%s: records of move %d are gone", self._where, move.move_id)
-            return None
         try:
             answer, _ = await self._links.exchange(
                 move.topic_id,
@@ -476,44 +483,58 @@ class QueueMoves:
         except RayqError as error:
             if not (error.breaks_sequence or isinstance(error, ProducerFencedError)):
                 raise
-            # Its leader knows this producer id in a later epoch, or with other sequences.
-            is_ours = await self._is_there(move, move.scan_from)
-            return None if is_ours else f"its number was used by another producer: {error}"
-        if answer.is_repeat and not await self._is_there(move, answer.base_offset):
+            # The leader knows this producer id in a later epoch, or with other sequences.
+            is_there, _ = await self._look(move, move.scan_from)
+            return None if is_there else f"its number was used by another producer: {error}"
+        if answer.is_repeat and not await self._is_ours(move, answer.base_offset):
             return "its number was used by another producer"
         return None
 
-    async def _is_there(self, move: Move, offset: int) -> bool:
-        """Whether the log has the batch, among what is committed from `offset` on."""
+    async def _look(self, move: Move, offset: int) -> tuple[bool, int]:
+        """Whether the target's log has the batch, among what is committed from `offset` on; and
+        where to look on if not."""
         while True:
             try:
-                answer, payload = await self._links.exchange(
-                    move.topic_id,
-                    move.partition,
-                    lambda topic_id, partition, epoch, offset=offset: messages.Fetch(  # type: ignore[misc]
-                        topic_id,
-                        partition,
-                        epoch,
-                        offset=offset,
-                        last_epoch=None,
-                        bytes_max=SCAN_BYTES,
-                        wait_ms=0,
-                        isolation=messages.READ_UNCOMMITTED,
-                    ),
-                )
+                headers, next_offset = await self._fetch(move, offset)
             except OffsetOutOfRangeError:
-                start = await self._offset(
-                    _Target(move.topic_id, move.partition), messages.EARLIEST
-                )
+                target = _Target(move.topic_id, move.partition)
+                start = await self._offset(target, messages.EARLIEST)
                 if start <= offset:  # An unclean election cut the log below.
-                    return False
+                    return False, offset
                 offset = start
                 continue
-            if any(_is_of(header, move) for _, header in split_batches(payload)):
-                return True
-            if answer.next_offset <= offset:
-                return False
-            offset = answer.next_offset
+            if any(_is_of(header, move) for header in headers):
+                return True, next_offset
+            if next_offset <= offset:
+                return False, offset
+            offset = next_offset
+
+    async def _is_ours(self, move: Move, offset: int) -> bool:
+        """Whether the batch at this offset, which has the move's number, is the move's."""
+        try:
+            headers, _ = await self._fetch(move, offset)
+        except OffsetOutOfRangeError:  # It expired meanwhile.
+            return True
+        found = [header for header in headers if header.base_offset == offset]
+        return not found or _is_of(found[0], move)
+
+    async def _fetch(self, move: Move, offset: int) -> tuple[list[BatchHeader], int]:
+        """The headers of committed batches of the target, and where to go on."""
+        answer, payload = await self._links.exchange(
+            move.topic_id,
+            move.partition,
+            lambda topic_id, partition, epoch: messages.Fetch(
+                topic_id,
+                partition,
+                epoch,
+                offset=offset,
+                last_epoch=None,
+                bytes_max=SCAN_BYTES,
+                wait_ms=0,
+                isolation=messages.READ_UNCOMMITTED,
+            ),
+        )
+        return [header for _, header in split_batches(payload)], answer.next_offset
 
     async def _offset(self, target: _Target, which: int) -> int:
         answer = await self._links.ask_leader(
