@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rayq.config import QueueConfig
+from rayq.core.kept_queues import KeptRecord
 from rayq.core.key_order import KeyOrder
 from rayq.core.lock_times import LockTimes
 from rayq.core.number_runs import NumberRuns
@@ -28,7 +29,6 @@ from rayq.core.queue_block import (
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_records import (
     HEAD,
-    KeptRecord,
     block_record,
     decode,
     dying_record,
@@ -133,9 +133,9 @@ class QueueLedger:
         for number in self._missing(first, end):
             self._blocks[number] = Block()
         for offset in moving:
-            block = self._blocks.get(offset >> BLOCK_BITS)
-            if block is not None and self._is_known(offset):
-                block.moving |= 1 << (offset & LAST_INDEX)
+            at = self._blocks.get(offset >> BLOCK_BITS)
+            if at is not None and self._is_known(offset):
+                at.moving |= 1 << (offset & LAST_INDEX)
         timer = self._timer(now_s)
         for number in sorted(self._blocks):
             self._restore_block(number, self._blocks[number], timer)
@@ -424,8 +424,8 @@ class QueueLedger:
             self.epochs,
             self._done_blocks.runs(),
         )
-        if head.value != self._kept_head:
-            self._kept_head = head.value or b""
+        if head[1] != self._kept_head:
+            self._kept_head = head[1] or b""
             found.append(head)
         for offset in sorted(self._changed_dying):
             found.append(dying_record(offset, self._dying.get(offset)))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rayq.core.kept_queues import KeptRecord
 from rayq.core.queue_block import BLOCK_OFFSETS, Block
 from rayq.core.queue_moves import Dying, Move
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
@@ -28,14 +29,6 @@ _DYING = b"dying"
 _MOVE = b"move"
 _NUMBER_BYTES = 8
 _MASK_BYTES = BLOCK_OFFSETS // 8
-
-
-class KeptRecord(NamedTuple):
-    """A record of this queue and partition with the keeper. The key is opaque to all others; None
-    as value ends it."""
-
-    key: bytes
-    value: bytes | None
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
@@ -102,13 +95,13 @@ def head_record(
     done_blocks: list[tuple[int, int]],
 ) -> KeptRecord:
     head = Head(VERSION, state_epoch, start_offset, learned, epochs, done_blocks)
-    return KeptRecord(HEAD, _encoder.encode(head))
+    return HEAD, _encoder.encode(head)
 
 
 def block_record(number: int, block: Block | None) -> KeptRecord:
     key = _BLOCK + number.to_bytes(_NUMBER_BYTES)
     if block is None:
-        return KeptRecord(key, None)
+        return key, None
     undone = ~block.done
     stored = _StoredBlock(
         VERSION,
@@ -118,17 +111,17 @@ def block_record(number: int, block: Block | None) -> KeptRecord:
         [(one, _bytes(bits & undone)) for one, bits in block.excused.items() if bits & undone],
         list(block.due.items()),
     )
-    return KeptRecord(key, _encoder.encode(stored))
+    return key, _encoder.encode(stored)
 
 
 def dying_record(offset: int, dying: Dying | None) -> KeptRecord:
     key = _DYING + offset.to_bytes(_NUMBER_BYTES)
-    return KeptRecord(key, dying and _encoder.encode(_StoredDying(VERSION, dying)))
+    return key, None if dying is None else _encoder.encode(_StoredDying(VERSION, dying))
 
 
 def move_record(move_id: int, move: Move | None) -> KeptRecord:
     key = _MOVE + move_id.to_bytes(_NUMBER_BYTES)
-    return KeptRecord(key, move and _encoder.encode(_StoredMove(VERSION, move)))
+    return key, None if move is None else _encoder.encode(_StoredMove(VERSION, move))
 
 
 def decode(records: Iterable[KeptRecord]) -> Kept | None:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rayq.config import QueueConfig
+from rayq.core.kept_queues import KeptRecord
 from rayq.core.lock_times import TICKS_A_SECOND
 from rayq.core.queue_block import (
     BLOCK_BITS,
@@ -31,7 +32,6 @@ from rayq.core.queue_block import (
 from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
 from rayq.core.queue_moves import DELIVERIES, ERROR_LENGTH_MAX, REJECTED, Dying
-from rayq.core.queue_records import KeptRecord
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
