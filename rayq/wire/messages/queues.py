@@ -61,7 +61,8 @@ class AlterQueue(Change, frozen=True, kw_only=True):
 
 
 class DeleteQueue(Change, frozen=True, kw_only=True):
-    """Forgets a queue and what it has settled; its topic stays. Raises UnknownQueueError."""
+    """Forgets a queue and what it has settled; its topic stays, and its dead letters. Raises
+    UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
     name: Name
@@ -106,6 +107,10 @@ class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
     wait_ms: Milliseconds = 0
     after: str = ""
     """Only queues with names after this one."""
+    queue_ids: Annotated[list[Id], msgspec.Meta(max_length=QUEUES_PAGE)] = msgspec.field(
+        default_factory=list
+    )
+    """The queues with these ids, too."""
 
 
 # --- clients to the leader of a data partition ---------------------------------------------------
