@@ -15,7 +15,7 @@ from rayq.storage.batch import due_header
 PutHeaders = Iterable[tuple[str, bytes]] | None
 
 DELAY_S_MAX = 10 * 365 * 86_400.0
-"""The longest delay of a record that is put."""
+"""The longest delay of a record: ten years."""
 TAKEN_MAX = 10_000
 PREFETCH = 32
 PREFETCH_MAX = 10_000
@@ -30,19 +30,20 @@ def names_and_weights(
     InvalidRequestError."""
     if isinstance(names, str):
         names = [names]
-    if isinstance(names, bytes) or not isinstance(names, Iterable):
+    given: Any = names
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise TypeError(f"Queues are a name, or a list of names, not {shown(names)}.")
-    checked = [queue_name(name) for name in names]
+    checked = [queue_name(name) for name in given]
     if not checked or len(set(checked)) < len(checked):
         raise InvalidRequestError(f"Queues are named once each, and one at least, not {checked!r}.")
     if weights is None:
         return checked, [1] * len(checked)
-    given = [whole_number("A weight", one) for one in weights]
-    if len(given) != len(checked) or not all(1 <= one <= WEIGHT_MAX for one in given):
+    each = [whole_number("A weight", one) for one in weights]
+    if len(each) != len(checked) or not all(1 <= one <= WEIGHT_MAX for one in each):
         raise InvalidRequestError(
-            f"{len(checked)} queues need a weight each, from 1 to {WEIGHT_MAX}, not {given!r}."
+            f"{len(checked)} queues need a weight each, from 1 to {WEIGHT_MAX}, not {each!r}."
         )
-    return checked, given
+    return checked, each
 
 
 def whole_between(name: str, given: Any, least: int, most: int) -> int:
@@ -63,18 +64,23 @@ def with_due_time(
     if delay_s is not None and deliver_at is not None:
         raise InvalidRequestError("Give delay_s or deliver_at, not both.")
     if delay_s is not None:
-        if not isinstance(delay_s, Real) or isinstance(delay_s, bool):
-            raise TypeError(f"delay_s is a number of seconds, not {type(delay_s).__name__}.")
-        if not 0 <= delay_s <= DELAY_S_MAX:
-            raise InvalidRequestError(
-                f"delay_s is from 0 to {DELAY_S_MAX:.0f} (ten years), not {delay_s!r}."
-            )
-        due_ms = wall_ms + round(float(delay_s) * 1000)
+        due_ms = wall_ms + round(seconds_between("delay_s", delay_s, DELAY_S_MAX) * 1000)
     else:
         due_ms = _due_ms(deliver_at)
         if due_ms - wall_ms > DELAY_S_MAX * 1000:
             raise InvalidRequestError(f"deliver_at is within ten years, not {deliver_at!r}.")
     return [*(headers or ()), due_header(max(due_ms, 0))]
+
+
+def seconds_between(name: str, given: Any, most_s: float) -> float:
+    """A number of seconds from 0 to `most_s`. Raises TypeError, InvalidRequestError."""
+    if not issubclass(type(given), Real) or type(given) is bool:
+        raise TypeError(f"{name} is a number of seconds, not {type(given).__name__}.")
+    if not 0 <= given <= most_s:
+        raise InvalidRequestError(
+            f"{name} is a number of seconds, from 0 to {most_s:.0f}, not {given!r}."
+        )
+    return float(given)
 
 
 def check_keys(

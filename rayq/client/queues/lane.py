@@ -204,10 +204,19 @@ class Lane:
         self.found_at_s = self._owner.now_s
         rows = rows_of(response, payload)
         taken = Taken(self, self._holder, response.state_epoch, sent_at_s, rows)
+        if len(rows) < sum(last - first + 1 for first, last, _ in response.locks):
+            self._ack_missing(taken, response)
         for older in self.takens:
             for offset in older.open.keys() & taken.open.keys():
                 self.lose(older, offset, "it was given to this consumer again")
         self.takens.append(taken)
+
+    def _ack_missing(self, taken: Taken, response: TakeResponse) -> None:
+        """Compaction has removed records that were locked: nothing is to be done with them."""
+        for first, last, count in response.locks:
+            for offset in range(first, last + 1):
+                if offset not in taken.open:
+                    self._outgoing(taken).acks[offset] = count, taken
 
     def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
@@ -434,7 +443,8 @@ class Lane:
 
 
 def rows_of(response: TakeResponse, payload: memoryview) -> list[Row]:
-    """The records that a take was given, of the batches that hold them. Raises CorruptBatchError."""
+    """The records that a take was given, out of the batches that hold them. Raises
+    CorruptBatchError."""
     locks = iter(response.locks)
     first, last, count = next(locks)
     rows: list[Row] = []

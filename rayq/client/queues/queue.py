@@ -94,7 +94,8 @@ class Queue(_Face):
         self._core = core
         self._background = background
         self._make_producer = make_producer
-        self._producer: Producer[bytes, bytes] | None = None
+        self._producers: list[Producer[bytes, bytes]] = []
+        """One, once something was put."""
         self._functions: Functions[RecordMetadata] = Functions(self.put)
         self._workers: list[ThreadWorker] = []
         background.on_fork(self._forked)
@@ -108,13 +109,9 @@ class Queue(_Face):
     # --- putting --------------------------------------------------------------------------------
 
     def _sender(self) -> Producer[bytes, bytes]:
-        if self._producer is None:
-            made = self._make_producer()
-            if self._producer is None:
-                self._producer = made
-            else:  # Another thread was faster.
-                made.close()
-        return self._producer
+        if not self._producers:
+            self._producers.append(self._make_producer())  # Two threads may make one each.
+        return self._producers[0]
 
     @takes_timeout
     def put(
@@ -277,8 +274,8 @@ class Queue(_Face):
         self._background.check_callable()
         self.stop()
         try:
-            if self._producer is not None:
-                self._producer.close(timeout_s)
+            for producer in self._producers:
+                producer.close(timeout_s)
         finally:
             self._run(self._core.close(timeout_s))
 

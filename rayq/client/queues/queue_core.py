@@ -17,8 +17,8 @@ from rayq.client.client import Client
 from rayq.client.queues.lane import Lane
 from rayq.client.queues.pace import Pace
 from rayq.client.queues.source import TAKE_WAIT_MS, WAITING_LANES_MAX, Source
-from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.taken import Taken
+from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.weights import Rounds
 from rayq.errors import ClosedError, LockLostError, RayqError, TimeoutError, UnknownQueueError
 

@@ -29,12 +29,12 @@ class Settlement:
 
     def parts(self) -> Iterator[Settlement]:
         """This one, divided so that each request names as much as it may."""
-        kinds = (self.acks, self.nacks, self.rejects, self.extends, self.releases)
-        if sum(map(len, kinds)) <= QUEUE_RANGES_MAX:
+        kinds = ("acks", "nacks", "rejects", "extends", "releases")
+        if sum(len(getattr(self, kind)) for kind in kinds) <= QUEUE_RANGES_MAX:
             yield self
             return
         part, size = Settlement(self.holder, self.state_epoch), 0
-        for name in ("acks", "nacks", "rejects", "extends", "releases"):
+        for name in kinds:
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
                 size += 1

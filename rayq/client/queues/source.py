@@ -1,4 +1,4 @@
-"""One of the queues that a consumer takes from: where its partitions are led, and a lane at each."""
+"""One of the queues that a consumer takes from: a lane at each of its partitions."""
 
 from __future__ import annotations
 

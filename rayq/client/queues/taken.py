@@ -23,7 +23,7 @@ class Row(NamedTuple):
     """A record that a take brought."""
 
     offset: int
-    count: int
+    delivery_count: int
     key: bytes | None
     value: bytes | None
     headers: Headers | None
@@ -67,7 +67,7 @@ class Taken:
         """By offset, in a queue that is ordered by key."""
         if lane.source.config.ordered_by_key:
             self.keys = {row.offset: row.key for row in rows}
-        self.open = {row.offset: row.count for row in rows}
+        self.open = {row.offset: row.delivery_count for row in rows}
         self.extended: dict[int, float] = {}
         """Until when the user has extended single ones."""
         self.lost: dict[int, LockLostError] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from rayq.client.no_pickle import no_pickle_error
+from rayq.client.queues.arguments import DELAY_S_MAX, seconds_between
 from rayq.client.queues.taken import Row, Taken
 from rayq.client.user_functions import told
 from rayq.errors import InvalidRequestError, LockLostError
@@ -16,7 +16,6 @@ ACK, NACK, REJECT, EXTEND = "ack", "nack", "reject", "extend"
 
 REASON_CHARACTERS_MAX = 1_000
 """How much of a reason is kept with a dead letter."""
-DELAY_S_MAX = 30 * 86_400.0
 
 
 class Decisions(Protocol):
@@ -136,7 +135,9 @@ class QueueTask:
         """Gives it back, to be tried again after `delay_s` seconds (None: by the queue's back-off,
         which doubles). After the last of `max_deliveries` it goes to the dead letters instead.
         Raises as `ack`."""
-        self._settle(NACK, None if delay_s is None else round(_seconds("delay_s", delay_s) * 1000))
+        if delay_s is not None:
+            delay_s = seconds_between("delay_s", delay_s, DELAY_S_MAX)
+        self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
 
     def reject(self, reason: str) -> None:
         """It goes to the dead letters at once, with this reason (its first 1,000 characters).
@@ -149,7 +150,7 @@ class QueueTask:
     def extend(self, seconds: float) -> None:
         """Keeps it for `seconds` from now, where that is longer than the client does by itself.
         Raises InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack`."""
-        wanted_s = _seconds("An extension", seconds)
+        wanted_s = seconds_between("An extension", seconds, DELAY_S_MAX)
         taken = self._lease.taken
         left_s = taken.lane.handling_left_s(taken)
         if self._outcome is not None:
@@ -230,11 +231,3 @@ class QueueTask:
         raise no_pickle_error(self, "a queue")
 
 
-def _seconds(name: str, given: Any) -> float:
-    if not isinstance(given, Real) or isinstance(given, bool):
-        raise TypeError(f"{name} is a number of seconds, not {type(given).__name__}.")
-    if not 0 <= given <= DELAY_S_MAX:
-        raise InvalidRequestError(
-            f"{name} is a number of seconds, from 0 to {DELAY_S_MAX:.0f} (30 days), not {given!r}."
-        )
-    return float(given)

@@ -19,7 +19,13 @@ from typing import Any, Protocol
 
 from rayq.client.queues.functions import Functions
 from rayq.client.queues.task import QueueTask
-from rayq.errors import ClosedError, InvalidRequestError, LockLostError, RayqError, TaskArgumentsError
+from rayq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LockLostError,
+    RayqError,
+    TaskArgumentsError,
+)
 
 logger = logging.getLogger(__name__)
 
