@@ -58,6 +58,7 @@ class ClusterKeywords(TypedDict, total=False):
     compaction_memory_bytes: int
     offsets_topic_partitions: int
     transaction_state_partitions: int
+    queue_state_partitions: int
     offsets_retention_ms: int
     group_disconnect_grace_ms: int
     group_assignors: dict[str, str] | None
@@ -145,3 +146,17 @@ class PoolKeywords(TypedDict, total=False):
     max_poll_interval_ms: int
     group_session_timeout_ms: int
     drain_timeout_s: float
+
+
+class QueueKeywords(TypedDict, total=False):
+    """As `QueueConfig`."""
+
+    visibility_timeout_s: float
+    max_handling_s: float
+    max_deliveries: int
+    backoff_s: float
+    backoff_max_s: float
+    ordered_by_key: bool
+    dead_letters: Literal["keep", "discard"]
+    start: Literal["earliest", "latest"]
+    retention: Literal["topic", "hold", "delete_done"]
