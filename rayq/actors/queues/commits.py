@@ -33,6 +33,8 @@ class QueueCommits:
         """Of all decisions since it began."""
         self._wanted: asyncio.Future[None] | None = None
         self._error: RayqError | None = None
+        self.kept_start = 0
+        """All below is settled, durably."""
         self.trouble: str | None = None
         """Why the last write is not kept yet, where the keeper refused it."""
 
@@ -66,7 +68,7 @@ class QueueCommits:
                 await asyncio.sleep(0)
             self._current, self._next = self._next, None
             assert self._current is not None
-            records = self._state.changes()
+            start_offset, records = self._state.start_offset, self._state.changes()
             while records:
                 try:
                     await self._journal.write(records)
@@ -75,7 +77,7 @@ class QueueCommits:
                     await asyncio.sleep(FULL_RETRY_S)
                     continue
                 break
-            self.trouble = None
+            self.trouble, self.kept_start = None, start_offset
             current, self._current = self._current, None
             current.set_result(None)
             self._on_kept()

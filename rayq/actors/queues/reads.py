@@ -13,9 +13,9 @@ from typing import NamedTuple
 from rayq.actors.replica.leader import Leader
 from rayq.config import MIB
 from rayq.environment import Clock
-from rayq.errors import CorruptBatchError, OffsetOutOfRangeError
+from rayq.errors import OffsetOutOfRangeError
+from rayq.records import Headers
 from rayq.storage.batch import (
-    HEADER_BYTES,
     BatchHeader,
     Columns,
     decode_columns,
@@ -70,6 +70,7 @@ class Piece:
             self._positions.append(position)
             self._headers.append(header)
         self._last_offsets = [header.last_offset for header in self._headers]
+        self._ends = [*self._positions[1:], len(data)]
         self.first = min(offset, self._headers[0].base_offset) if self._headers else offset
         self.used_s = 0.0
         self._decoded: tuple[int, Columns] | None = None
@@ -101,7 +102,7 @@ class Piece:
             if offset < header.base_offset:
                 yield Found(offset, header.base_offset, True)
             offset = header.next_offset
-            if header.is_control or self._is_aborted(header) or header.record_count == 0:
+            if _is_for_nobody(header) or self._is_aborted(header):
                 yield Found(first, offset, True)
             elif with_keys or header.is_delayed or _has_gaps(header):
                 yield from self._records(place, first, with_keys=with_keys)
@@ -143,17 +144,16 @@ class Piece:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def end_of(self, offset: int, bytes_max: int) -> int:
+    def end_of(self, offset: int, bytes_max: int, *, at_least_one: bool) -> int:
         """Where the batches from the one of `offset` on end that have at most `bytes_max` bytes
-        together. The first counts in any case."""
+        together: perhaps at `offset`, unless there is to be one in any case."""
         place = bisect_left(self._last_offsets, offset)
         if place >= len(self._headers):
             return self.next_offset
-        fits = bisect_right(self._positions, self._positions[place] + bytes_max) - 1
-        if self._end_position(fits) - self._positions[place] <= bytes_max:
-            fits += 1  # The last batch ends where the piece does.
-        fits = max(fits, place + 1)
-        return self._last_offsets[fits - 1] + 1
+        behind = bisect_right(self._ends, self._positions[place] + bytes_max)
+        if at_least_one:
+            behind = max(behind, place + 1)
+        return offset if behind <= place else self._last_offsets[behind - 1] + 1
 
     def cut(self, runs: Runs) -> list[memoryview | bytearray]:
         """The batches that have records of these runs, which lie in this piece. A large batch of
@@ -174,7 +174,7 @@ class Piece:
                     if end > begin:
                         parts.append(self._data[begin:end])
                     begin = self._positions[place]
-                end = self._end_position(place)
+                end = self._ends[place]
             else:
                 if end > begin:
                     parts.append(self._data[begin:end])
@@ -186,6 +186,28 @@ class Piece:
             parts.append(self._data[begin:end])
         return parts
 
+    def record(
+        self, offset: int
+    ) -> tuple[bytes | None, bytes | None, Headers, bool] | None:
+        """`(key, value, headers, whether the value is a manifest)` of a record here. None: there is
+        none for readers."""
+        place = bisect_left(self._last_offsets, offset)
+        if place >= len(self._headers) or offset < self._headers[place].base_offset:
+            return None
+        header = self._headers[place]
+        if _is_for_nobody(header) or self._is_aborted(header):
+            return None
+        columns = self._columns(place)
+        at = bisect_left(columns.offsets, offset)
+        if at >= len(columns.offsets) or columns.offsets[at] != offset:
+            return None
+        return (
+            None if columns.keys is None else columns.keys[at],
+            columns.values[at],
+            [] if columns.headers is None else columns.headers[at] or [],
+            header.is_large,
+        )
+
     def _recut(self, place: int, runs: Runs) -> bytearray:
         header, columns = self._headers[place], self._columns(place)
         offsets = columns.offsets
@@ -194,8 +216,10 @@ class Piece:
             kept += range(bisect_left(offsets, first), bisect_right(offsets, last))
         return keep_records(header, columns, kept)
 
-    def _end_position(self, place: int) -> int:
-        return self._positions[place] + self._headers[place].length
+
+def _is_for_nobody(header: BatchHeader) -> bool:
+    """Markers have no records; chunks of a large value belong to the record that names them."""
+    return header.is_control or header.is_chunk or header.record_count == 0
 
 
 def _has_gaps(header: BatchHeader) -> bool:
