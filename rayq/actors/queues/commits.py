@@ -90,3 +90,9 @@ class QueueCommits:
                 kept.set_exception(error)
                 kept.exception()  # Perhaps nobody waits for it.
         self._current = self._next = None
+
+
+def as_error(error: BaseException) -> RayqError:
+    """What a future of `kept` failed with."""
+    assert isinstance(error, RayqError)
+    return error

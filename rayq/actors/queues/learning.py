@@ -6,6 +6,7 @@ fails, nothing is locked.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -19,8 +20,6 @@ from rayq.environment import Buffer
 from rayq.errors import OffsetOutOfRangeError, RayqError
 from rayq.logs import log_event
 from rayq.wire import messages
-
-import logging
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A queue in one partition, from one opening of its state on: it gives records out and settles them.
+"""A queue in one partition, from an opening of its state on: it gives records out and settles them.
 
 `QueueState` decides, `QueueCommits` makes the decisions durable, and no answer leaves before what
 it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.md.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.commits import QueueCommits
+from rayq.actors.queues.commits import QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
@@ -216,7 +216,7 @@ class OpenQueue:
 
         def done(kept: asyncio.Future[None]) -> None:
             error = kept.exception()
-            take.finish(answer if error is None else error)
+            take.finish(answer if error is None else as_error(error))
 
         kept.add_done_callback(done)
 
@@ -376,8 +376,9 @@ class OpenQueue:
             request.records_max,
             now_s=self._clock.monotonic(),
         )
-        records = [messages.QueueRecordState(*one) for one in found]
-        return messages.ListQueueRecordsResponse(records, next_offset)
+        return messages.ListQueueRecordsResponse(
+            [messages.QueueRecordState(*one) for one in found], next_offset
+        )
 
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
@@ -414,7 +415,7 @@ def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settl
         if error is None:
             answered.set_result(answer)
         else:
-            answered.set_exception(error)
+            answered.set_exception(as_error(error))
 
     kept.add_done_callback(done)
     return answered

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from typing import Any, TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.holders import Holders
@@ -23,12 +22,12 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig, parse_stored
+from rayq.core.queue_state import KeptRecord
 from rayq.errors import NotLeaderError, QueueLoadingError, RayqError
 from rayq.wire import messages
 from rayq.wire.server import Peer, Result
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LOADING_WAIT_S = 0.5
 """How long a request waits for the queue to begin before it is told to try again."""
@@ -123,7 +122,7 @@ class QueueLeader:
             data_partition=self._partition,
             data_leader_epoch=self._leader.leader_epoch,
         )
-        records = await journal.open()
+        records = [KeptRecord(*one) for one in await journal.open()]
         while not self._leader.state.may_serve:
             await self._replica_log.committed.wait(RETRY_S)
         opened = await OpenQueue.open(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rayq.actors.queues.holders import Connection
 from rayq.environment import Buffer
+from rayq.errors import RayqError
 from rayq.wire import messages
 
 TAKE_BYTES_MAX = 4 * 1024**2
@@ -28,13 +29,13 @@ class WaitingTake:
     answer: asyncio.Future[Answer]
     timer: asyncio.TimerHandle | None = None
 
-    def finish(self, answer: Answer | Exception) -> None:
+    def finish(self, answer: Answer | RayqError) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         if self.answer.done():
             return
-        if isinstance(answer, Exception):
+        if isinstance(answer, RayqError):
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
@@ -51,7 +52,7 @@ class WaitingTake:
 class WaitingTakes:
     """See the module. `make_empty()` makes the answer of a take that was given nothing in time."""
 
-    def __init__(self, make_empty: Callable[[], Answer]) -> None:
+    def __init__(self, make_empty: Callable[[], Answer | RayqError]) -> None:
         self._make_empty = make_empty
         self._takes: deque[WaitingTake] = deque()
         self._loop = asyncio.get_running_loop()
@@ -59,9 +60,7 @@ class WaitingTakes:
     def __len__(self) -> int:
         return len(self._takes)
 
-    def add(
-        self, request: messages.Take, connection: Connection
-    ) -> asyncio.Future[Answer]:
+    def add(self, request: messages.Take, connection: Connection) -> asyncio.Future[Answer]:
         """The answer of a take, which waits from now on."""
         take = WaitingTake(
             request.holder,
@@ -105,7 +104,7 @@ class WaitingTakes:
             self._takes.remove(take)
             take.drop()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: RayqError) -> None:
         takes, self._takes = self._takes, deque()
         for take in takes:
             take.finish(error)

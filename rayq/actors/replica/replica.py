@@ -15,6 +15,7 @@ from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.queues.leader_queues import LeaderQueues
+from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.adoption import Adoption, must_adopt
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
@@ -27,7 +28,12 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, OWN_TOPICS, TRANSACTIONS_TOPIC
+from rayq.core.topic_changes import (
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    QUEUES_TOPIC,
+    TRANSACTIONS_TOPIC,
+)
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -43,7 +49,7 @@ from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
-CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator)
+CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator, QueueKeeper)
 
 
 class Replica:
@@ -96,7 +102,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | Adoption | None = None
-        self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
+        self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
         self._queues: LeaderQueues | None = None
         """Beside the leader of a data partition."""
         self._look_s = self._retention_s = environment.clock.monotonic()
@@ -208,6 +214,10 @@ class Replica:
                     ask_broker=self._ask_broker,
                     links=self._links,
                     clock_watch=self._clock_watch,
+                )
+            elif assignment.topic == QUEUES_TOPIC and self._coordinator is None:
+                self._coordinator = QueueKeeper(
+                    self._replica_log, leader, assignment, ask_broker=self._ask_broker
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
