@@ -376,9 +376,11 @@ class OpenQueue:
             request.records_max,
             now_s=self._clock.monotonic(),
         )
-        return messages.ListQueueRecordsResponse(
-            [messages.QueueRecordState(*one) for one in found], next_offset
-        )
+        records = [
+            messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
+            for one in found
+        ]
+        return messages.ListQueueRecordsResponse(records, next_offset)
 
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""

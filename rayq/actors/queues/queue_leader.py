@@ -22,7 +22,6 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig, parse_stored
-from rayq.core.queue_state import KeptRecord
 from rayq.errors import NotLeaderError, QueueLoadingError, RayqError
 from rayq.wire import messages
 from rayq.wire.server import Peer, Result
@@ -122,7 +121,7 @@ class QueueLeader:
             data_partition=self._partition,
             data_leader_epoch=self._leader.leader_epoch,
         )
-        records = [KeptRecord(*one) for one in await journal.open()]
+        records = await journal.open()
         while not self._leader.state.may_serve:
             await self._replica_log.committed.wait(RETRY_S)
         opened = await OpenQueue.open(
