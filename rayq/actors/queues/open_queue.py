@@ -302,6 +302,8 @@ class OpenQueue:
             state.due(self._clock_watch.now_ms())
         if state.is_changed:
             self._decided()
+        if self._journal.is_full:
+            self.commits.ask_for_room()
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
