@@ -66,9 +66,9 @@ def connected(
     queues: Iterable[str] = (),
 ) -> Iterator[Cluster]:
     """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
-    `topics`, `groups` and `queues` are the names that the verb still has to find: the error for one that does
-    not exist suggests the nearest name that does. Raises NoClusterError when there is no cluster,
-    or when no broker answers."""
+    `topics`, `groups` and `queues` are the names that the verb still has to find: the error for one
+    that does not exist suggests the nearest name that does. Raises NoClusterError when there is no
+    cluster, or when no broker answers."""
     with _cluster(address) as cluster:
         check_answers(cluster, timeout_s)
         try:

@@ -1,4 +1,5 @@
-"""Options that many verbs share, and what completes the names of topics, groups and queues in a shell."""
+"""Options that many verbs share, and what completes names of topics, groups and queues in a shell.
+"""
 
 from __future__ import annotations
 
