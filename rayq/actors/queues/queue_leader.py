@@ -220,7 +220,8 @@ class QueueLeader:
 async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
     match request:
         case messages.DescribeQueue():
-            return await opened.describe()
+            await opened.commit()
+            return await opened.figures.describe()
         case messages.ListQueueRecords():
             return await opened.list_records(request)
         case messages.MoveQueueRecords():
