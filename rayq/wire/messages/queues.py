@@ -61,7 +61,8 @@ class AlterQueue(Change, frozen=True, kw_only=True):
 
 
 class DeleteQueue(Change, frozen=True, kw_only=True):
-    """Forgets a queue and what it has settled; its topic stays. Raises UnknownQueueError."""
+    """Forgets a queue and what it has settled; its topic stays, and its dead letters. Raises
+    UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
     name: Name
@@ -106,6 +107,10 @@ class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
     wait_ms: Milliseconds = 0
     after: str = ""
     """Only queues with names after this one."""
+    queue_ids: Annotated[list[Id], msgspec.Meta(max_length=QUEUES_PAGE)] = msgspec.field(
+        default_factory=list
+    )
+    """The queues with these ids, too."""
 
 
 # --- clients to the leader of a data partition ---------------------------------------------------
@@ -168,6 +173,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(first, last, count, timeout_ms from now)`."""
     ages_ms: int = 0
     """How long ago the consumer decided the oldest of it."""
+    releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`: given back without having been handled. They are available at once,
+    and none goes to the dead letters by it."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
@@ -240,7 +248,6 @@ class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
     to_topic: str | None
     """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
-    reason: Reason
 
 
 class PurgeQueueResponse(Response, frozen=True):
