@@ -309,7 +309,7 @@ class OpenQueue:
             self._decided()
         elif self.figures.is_due:
             self.wake()
-        if self._journal.is_full:
+        if self.journal.is_full:
             self.commits.ask_for_room()
 
     def _arm_due_timer(self) -> None:
