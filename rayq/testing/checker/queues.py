@@ -71,8 +71,8 @@ class _Record:
     last: _Lock | None = None
     ends_s: float = 0.0
     """The time until which the last lock holds at least."""
-    asked: bool = False
-    """Whether any consumer has asked to acknowledge it."""
+    asks: int = 0
+    """How often a consumer has asked to acknowledge it, and was not told that its lock had gone."""
     rejected: bool = False
     """Whether any consumer has asked to reject it."""
     not_before_s: float = 0.0
@@ -231,7 +231,7 @@ class _Queue:
         for earlier in self._of_key[event.partition, key]:
             spot = event.partition, earlier
             known = self._records[spot]
-            if earlier >= offset or known.asked or known.rejected or self.dead[known.value]:
+            if earlier >= offset or known.asks or known.rejected or self.dead[known.value]:
                 continue
             before = [one for one in known.locks if one.at_s <= event.asked_s]
             is_held = any(
@@ -258,7 +258,7 @@ class _Queue:
             if known is None:
                 continue
             if event.what == "ack":
-                known.asked = True
+                known.asks += 1
             if event.what == "reject":
                 known.rejected = True
             if event.what != "extend":
@@ -280,6 +280,8 @@ class _Queue:
             spot = asked.partition, offset
             known = self._records.get(spot)
             if known is None or offset in lost:
+                if known is not None and asked.what == "ack":
+                    known.asks -= 1
                 continue
             if asked.what == "ack":
                 last = known.last
@@ -304,7 +306,7 @@ class _Queue:
         for earlier in self._of_key[asked.partition, known.key]:
             other = self._records[asked.partition, earlier]
             if earlier < offset and not (
-                other.asked or other.rejected or self.dead[other.value]
+                other.asks or other.rejected or self.dead[other.value]
             ):
                 yield Fault(
                     OUT_OF_ORDER,
@@ -335,7 +337,7 @@ class _Queue:
         known = [self._records.get(spot) for spot in spots]
         dead = self.dead[value]
         where = f"{self.opened.queue!r}: {value!r} at {_spots(spots)}"
-        unasked = sum(one is None or not one.asked for one in known)
+        unasked = sum(one is None or not one.asks for one in known)
         acked = sum(one is not None and one.acked_in_time for one in known)
         if unasked > dead and self.opened.dead_letters is not None:
             yield Fault(LEFT_OUT, f"{where} was never acknowledged; {dead} dead letters of it.")
