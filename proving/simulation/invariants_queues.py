@@ -63,18 +63,21 @@ class QueueInvariants:
     def check_replay(self, leader: QueueLeader) -> None:
         """The live state of a queue's leader is what a new leader would read, where no decision of
         it is under way."""
-        state, commits = leader._state, leader._commits
+        opened = leader.open
+        if opened is None:
+            return
+        state, commits = opened.state, opened.commits
         state_key = StateKey(leader.queue.queue_id, leader._partition)
         opening = self._openings.get(state_key)
-        if state is None or commits is None or opening is None:
+        if opening is None:
             return
         is_idle = commits._current is None and commits._next is None and not state.is_changed
         if not is_idle or commits._journal.fence != opening.fence:
             return
         if any(block.claimed for block in state._blocks.values()):
             return  # An operator moves records: what they were is kept until they are moved.
-        records = [queue_records.KeptRecord(*one) for one in self._read(state_key)]
-        replayed = QueueState.replay(leader.config, records, now_s=leader._clock.monotonic())
+        records = list(self._read(state_key))
+        replayed = QueueState.replay(leader.config, records, now_s=0.0)
         assert replayed is not None
         self.replays += 1
         mine, kept = _summary(state), _summary(replayed)
@@ -106,9 +109,7 @@ class QueueInvariants:
             raise InvariantError(f"{state_key} was open as {before}, and now as {opening}")
 
     def _check_state(self, state_key: StateKey) -> None:
-        kept = queue_records.decode(
-            queue_records.KeptRecord(*one) for one in self._read(state_key)
-        )
+        kept = queue_records.decode(self._read(state_key))
         before = self._known.pop(state_key, None)
         if kept is None:
             if before is not None and state_key in self._openings:

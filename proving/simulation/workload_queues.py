@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,13 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.invariants import Invariants
+from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.queue_workers import QueuePlan, RawWorker
 from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import START_WALL_MS, Host
+from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.consumer import AsyncConsumer
@@ -81,6 +83,7 @@ class QueueWorkload(Workload):
             name: QueuePlan(name, topic, PARTITIONS, rng.choice((1.0, 2.0, 4.0)), name == "by-key")
             for name, topic in (("plain", ORDERS), ("by-key", ORDERS), ("later", LATER))
         }
+        self.invariants = QueueInvariants()
         self._queue_ids: dict[str, str] = {}
         self._is_wild = True
         self._is_working = True
@@ -101,6 +104,7 @@ class QueueWorkload(Workload):
         }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
+        invariants.on_committed = self.invariants.committed
         return invariants.observe
 
     # --- the beginning ----------------------------------------------------------------------------
@@ -436,10 +440,24 @@ class QueueWorkload(Workload):
                         return
                 await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
 
+        async def compare() -> None:
+            while self._is_working:
+                await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
+                for leader in self._leaders():
+                    self.invariants.check_replay(leader)
+
         await asyncio.gather(
-            *(watch(plan, one) for plan in self.plans.values() for one in range(plan.partitions))
+            compare(),
+            *(watch(plan, one) for plan in self.plans.values() for one in range(plan.partitions)),
         )
         client.close()
+
+    def _leaders(self) -> Iterator[QueueLeader]:
+        """Of all queues, as the processes that live know it."""
+        for process, host in self._cluster.replica_hosts.items():
+            for replica in host._replicas.values() if process.alive else ():
+                if replica._queues is not None:
+                    yield from replica._queues._queues.values()
 
     async def _describe(
         self, client: Client, queue: str, topic: str, partition: int
