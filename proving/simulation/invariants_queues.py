@@ -23,7 +23,7 @@ from rayq.core.queue_mover import DELAYED, READY
 from rayq.core.queue_records import Head, Kept
 from rayq.core.queue_state import QueueState
 from rayq.core.topic_changes import QUEUES_TOPIC
-from rayq.storage.batch import decode_columns
+from rayq.storage.batch import decode_columns, read_header
 
 RECORDS_MAX = 100_000
 
@@ -50,7 +50,7 @@ class QueueInvariants:
         """Takes a committed batch of any topic."""
         if replica.assignment.topic != QUEUES_TOPIC:
             return
-        columns = decode_columns(batch)
+        columns = decode_columns(batch, 0, read_header(batch))
         changed: dict[StateKey, None] = {}
         for key, value in zip(columns.keys or (), columns.values, strict=True):
             record = kept_queues.decode(key, value)
