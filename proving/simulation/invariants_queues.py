@@ -80,11 +80,17 @@ class QueueInvariants:
         replayed = QueueState.replay(leader.config, records, now_s=0.0)
         assert replayed is not None
         self.replays += 1
-        mine, kept = _summary(state), _summary(replayed)
-        if mine != kept:
+        # What was only learned of the log above is learned again, and delays may be over.
+        mine, kept = _summary(state, replayed.learned), _summary(replayed, replayed.learned)
+        delays, kept_delays = _delays(state), _delays(replayed)
+        if mine != kept or any(
+            kept_delays.get(offset) != due_ms
+            for offset, due_ms in delays.items()
+            if offset < replayed.learned
+        ):
             raise InvariantError(
                 f"{leader.where}: the leader has {sorted(mine - kept)[:10]}, and kept is "
-                f"{sorted(kept - mine)[:10]}"
+                f"{sorted(kept - mine)[:10]}; delays {delays}, and kept are {kept_delays}"
             )
 
     # --- inside -----------------------------------------------------------------------------------
@@ -173,17 +179,27 @@ def _held(block: Block, index: int) -> _Held:
     return _Held(count, holder, bool(block.done & bit))
 
 
-def _summary(state: QueueState) -> set[tuple[object, ...]]:
+def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
     """What has to outlive the leader. A record that is ready for the first time may not be kept."""
     found: set[tuple[object, ...]] = {("start", state.start_offset, state.state_epoch)}
     records, _ = state.unsettled(0, (), RECORDS_MAX, now_s=0.0)
     for one in records:
-        if one.state != READY or one.count:
-            due_ms = one.due_ms if one.state == DELAYED else None
-            found.add((one.offset, one.state, one.count, one.holder or "", due_ms or 0))
+        kind = READY if one.state == DELAYED else one.state
+        if one.offset < end_offset and (kind != READY or one.count):
+            found.add((kind, one.offset, one.count, one.holder or ""))
     for number, block in state._blocks.items():
         for index in bits_of(block.done):
             offset = number * BLOCK_OFFSETS + index
-            if offset >= state.start_offset:
-                found.add((offset, "done"))
+            if state.start_offset <= offset < end_offset:
+                found.add(("done", offset))
     return found
+
+
+def _delays(state: QueueState) -> dict[int, int]:
+    """The due time of each delayed offset."""
+    return {
+        number * BLOCK_OFFSETS + index: due_ms
+        for number, block in state._blocks.items()
+        for index, due_ms in block.due.items()
+        if block.delayed >> index & 1
+    }

@@ -403,7 +403,6 @@ class QueueWorkload(Workload):
                 queue_id=queue_id,
                 offsets=offsets,
                 to_topic=target,
-                reason="redriven",
             )
 
         answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
