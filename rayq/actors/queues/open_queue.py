@@ -16,6 +16,7 @@ from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.queue_figures import QueueFigures
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import WaitingTake, WaitingTakes
 from rayq.actors.replica.leader import Leader
@@ -62,8 +63,8 @@ class OpenQueue:
         self.state = state
         self.commits = QueueCommits(state, journal, on_kept=self.wake)
         self._learner = learner
-        self._journal = journal
-        self._takes, self._holders = served.takes, served.holders
+        self.journal = journal
+        self.takes, self._holders = served.takes, served.holders
         self._replica_log = replica_log
         self._leader = leader
         self._reads = reads
@@ -82,6 +83,7 @@ class OpenQueue:
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
         self.moves = QueueMoves(state, self, links, replica_log.environment)
+        self.figures = QueueFigures(self, replica_log, leader)
 
     @classmethod
     async def open(
@@ -180,6 +182,7 @@ class OpenQueue:
         while True:
             self._is_woken = False
             await self._give_out()
+            await self.figures.look()
             self._arm_due_timer()
             if not self._is_woken:
                 self._waker = self._loop.create_future()
@@ -187,11 +190,11 @@ class OpenQueue:
 
     async def _give_out(self) -> None:
         """Gives to those that wait, first come first served, until there is nothing to give."""
-        while (take := self._takes.next()) is not None:
+        while (take := self.takes.next()) is not None:
             try:
                 given = None
-                if not self._journal.is_full:
-                    wanted = min(take.records_max, self._takes.share(self.available()))
+                if not self.journal.is_full:
+                    wanted = min(take.records_max, self.takes.share(self.available()))
                     given = await self._learner.take(
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
@@ -202,7 +205,7 @@ class OpenQueue:
                 take.drop()
                 raise
             if given is None or not given.locks:
-                self._takes.back(take)
+                self.takes.back(take)
                 return
             self._answer(take, given.locks, given.parts)
 
@@ -223,7 +226,7 @@ class OpenQueue:
     def available(self) -> int:
         """How many records could be taken now, as far as is known."""
         unlearned = self._replica_log.last_stable_offset - self.state.learned
-        return self.state.counts().ready + max(unlearned, 0)
+        return self.state.ready + max(unlearned, 0)
 
     def response(self, locks: list[Lock]) -> messages.TakeResponse:
         return messages.TakeResponse(
@@ -253,13 +256,15 @@ class OpenQueue:
             lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
         if request.rejects:
             lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
         if request.extends:
             now_s = self._clock.monotonic()
             lost += state.extend(holder, epoch, request.extends, now_s=now_s)
-        if request.nacks or request.rejects:
+        if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
-        elif len(self._takes):
+        elif len(self.takes):
             self.wake()
         kept = self.commits.kept()
         if kept is None:
@@ -302,6 +307,10 @@ class OpenQueue:
             state.due(self._clock_watch.now_ms())
         if state.is_changed:
             self._decided()
+        elif self.figures.is_due:
+            self.wake()
+        if self.journal.is_full:
+            self.commits.ask_for_room()
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
@@ -318,48 +327,6 @@ class OpenQueue:
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
-
-    async def describe(self) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`."""
-        await self.commit()
-        state, counts = self.state, self.state.counts()
-        oldest_ms = await self._oldest_ready_ms()
-        return messages.DescribeQueueResponse(
-            start_offset=state.start_offset,
-            end_offset=self._replica_log.last_stable_offset,
-            ready=self.available() + counts.blocked,
-            locked=counts.locked,
-            delayed=counts.delayed,
-            moving=counts.moving,
-            done=counts.done,
-            dead=state.dead,
-            expired=state.expired,
-            oldest_ready_ms=oldest_ms,
-            next_due_ms=self.due_in_ms(),
-            waiting_takes=len(self._takes),
-            trouble=self.trouble,
-        )
-
-    async def _oldest_ready_ms(self) -> int | None:
-        """How old the oldest record is that nobody has."""
-        offset = self.state.first_unsettled_ready()
-        if offset is None:
-            offset = self.state.learned
-        asked = messages.DescribeOffset(
-            self.topic_id, self.partition, self._leader.leader_epoch, offset
-        )
-        return (await self._leader.reads.describe_offset(asked)).age_ms
-
-    @property
-    def trouble(self) -> str | None:
-        """What keeps records from being given out or moved. None: nothing does."""
-        return (
-            self._journal.trouble
-            or self.commits.trouble
-            or self.state.trouble
-            or ("The keeper of this queue is full." if self._journal.is_full else None)
-            or self.moves.trouble
-        )
 
     async def list_records(
         self, request: messages.ListQueueRecords

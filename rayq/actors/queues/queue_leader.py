@@ -108,7 +108,8 @@ class QueueLeader:
                 await self._open_and_serve()
             except RayqError as error:
                 # A later opening fenced this one, or nothing can be read just now.
-                logger.info("%s begins anew: %s", self.where, error)
+                if self._failure != str(error):
+                    logger.info("%s begins anew: %s", self.where, error)
                 self._failure = str(error)
             self._close(self._loading())
             await asyncio.sleep(RETRY_S)
@@ -219,7 +220,8 @@ class QueueLeader:
 async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
     match request:
         case messages.DescribeQueue():
-            return await opened.describe()
+            await opened.commit()
+            return await opened.figures.describe()
         case messages.ListQueueRecords():
             return await opened.list_records(request)
         case messages.MoveQueueRecords():
