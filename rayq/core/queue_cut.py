@@ -14,6 +14,8 @@ def common_end(
 ) -> int:
     """Up to where the log is the one that was `known` up to `learned`: `learned`, unless it was
     cut. What lies below `log_start` is gone, and nothing to compare."""
+    if not known:
+        return learned
     ends = [first for _, first in known[1:]] + [learned]
     for (epoch, first), end in zip(known, ends, strict=True):
         if end <= log_start:
