@@ -167,12 +167,13 @@ class OpenQueue:
         anew from what is kept."""
         try:
             yield
-        except RayqError:
-            raise
         except Exception as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._break(error)
             raise
+
+    def _break(self, error: Exception) -> None:
+        if not isinstance(error, RayqError) and not self._broken.done():
+            self._broken.set_exception(error)
 
     def end(self, error: RayqError) -> None:
         """What was decided and is not kept is void: all that wait for it get the error."""
@@ -224,7 +225,9 @@ class OpenQueue:
             try:
                 given = None
                 if not self.journal.is_full:
-                    wanted = min(take.records_max, self.takes.share(self.available()))
+                    # A take may have blocked records, together with those that block them.
+                    ready = self.available() + self.state.blocked
+                    wanted = min(take.records_max, self.takes.share(ready))
                     given = await self._learner.take(
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
@@ -277,20 +280,11 @@ class OpenQueue:
 
     def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
         """See `messages.Settle`."""
-        state, holder, epoch = self.state, request.holder, request.state_epoch
-        lost: list[Lost] = []
-        if request.acks:
-            lost += state.ack(holder, epoch, request.acks)
-        if request.nacks:
-            now_ms = self._clock_watch.now_ms()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
-        if request.rejects:
-            lost += state.reject(holder, epoch, request.rejects)
-        if request.releases:
-            lost += state.release(holder, epoch, request.releases)
-        if request.extends:
-            now_s = self._clock.monotonic()
-            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        try:
+            lost = self._settle(request)
+        except Exception as error:
+            self._break(error)
+            raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
@@ -305,6 +299,23 @@ class OpenQueue:
         if self._settled is None or self._settled[0] is not kept:
             self._settled = kept, _after(kept, messages.SettleResponse([]))
         return self._settled[1]
+
+    def _settle(self, request: messages.Settle) -> list[Lost]:
+        state, holder, epoch = self.state, request.holder, request.state_epoch
+        lost: list[Lost] = []
+        if request.acks:
+            lost += state.ack(holder, epoch, request.acks)
+        if request.nacks:
+            now_ms = self._clock_watch.now_ms()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+        if request.rejects:
+            lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
+        if request.extends:
+            now_s = self._clock.monotonic()
+            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        return lost
 
     def free_holder(self, holder: str) -> None:
         """Nobody has heard of this holder for a while: its records are for others."""
