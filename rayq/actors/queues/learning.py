@@ -89,6 +89,8 @@ class Learner:
                 if not found.is_gap and found.first <= last:
                     self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
             offset = piece.next_offset
+        # What compaction took out since has none.
+        self.state.tell_keys(last + 1, [])
 
     # --- learning -------------------------------------------------------------------------------
 
