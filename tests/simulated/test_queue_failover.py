@@ -198,3 +198,39 @@ def test_what_an_unclean_election_cut_off_is_not_done() -> None:
         assert (await worker.describe()).start_offset == 50
 
     play(script, brokers=6, config=ONE_KEEPER, keeps_invariants=False)
+
+
+def test_what_a_keeper_lost_in_an_unclean_election_is_given_out_again() -> None:
+    async def script(stage: Stage) -> None:
+        run, worker, other = stage.process.run, *await create(stage, [0, 1, 2], [3, 4, 5])
+        await send(stage, 20)
+        taken = await worker.take(10)
+        assert await worker.ack(taken.state_epoch, (0, 4, 1)) == []
+        stage.hosts[5].power_loss()
+        await stage.until(lambda: stage.in_sync("__queue_state") == {3, 4}, "two to go on")
+        assert await worker.ack(taken.state_epoch, (5, 9, 1)) == []
+        for broker in (3, 4):
+            stage.hosts[broker].power_loss()
+        stage.cluster.start_broker(5)
+        await stage.until(
+            lambda: (
+                stage.value("__queue_state").leader is None
+                and stage.cluster.brokers[5].is_registered
+            ),
+            "no keeper",
+        )
+        taking = asyncio.create_task(other.take(5))
+        await stage.pause(5)
+        assert not taking.done()  # Nothing is given out that nobody keeps.
+        await run(stage.admin.elect_leaders("__queue_state", unclean=True))
+        for broker in (3, 4):
+            stage.cluster.start_broker(broker)
+        found, more = list[int](), await taking
+        while len(found) < 15:
+            found += offsets(more.locks)
+            assert await other.ack(more.state_epoch, *more.locks) == []
+            more = await other.take(100)
+        assert sorted(found) == [*range(5, 20)]
+        assert (await other.describe()).start_offset == 20
+
+    play(script, brokers=6, config=ONE_KEEPER, keeps_invariants=False)
