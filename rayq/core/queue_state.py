@@ -161,7 +161,7 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- settling --------------------------------------------------------------------------------
     # Each names locks by state epoch, offsets and count, and returns those that are lost. What is
-    # settled already, or below the start, is success (rule 7). `holder` makes it fast, and is not
+    # settled already, or below the start, is success (rule 53). `holder` makes it fast, and is not
     # what is checked: no two deliveries have the same count.
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
@@ -362,7 +362,7 @@ class QueueState(QueueTaker, QueueMover):
 
     def _free_later(self, offset: int) -> None:
         """`offset` was freed, so its key's later records are, too: they would be handled before it
-        (rule 11). It is not they that failed."""
+        (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -456,7 +456,7 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def trouble(self) -> str | None:
-        """Which bound keeps `take` or `learn` from going on (rule 9)."""
+        """Which bound keeps `take` or `learn` from going on (rule 55)."""
         if self._locked >= LOCKS_MAX:
             return (
                 f"{self._locked} records are locked, as many as may be: consumers take records "
