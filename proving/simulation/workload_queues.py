@@ -26,7 +26,7 @@ from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.queue_workers import QueuePlan, RawWorker
-from proving.simulation.workload import PRODUCERS, Workload
+from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS, Host
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.admin.admin import AsyncAdmin
@@ -52,6 +52,7 @@ from rayq.wire.messages import (
 
 ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2
+PRODUCERS = 2
 WORKERS = {"plain": 2, "by-key": 2, "later": 2}
 OPERATORS = 2
 LIFE_S = (1.0, 10.0)
