@@ -7,7 +7,8 @@ it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from rayq.actors.clock_watch import ClockWatch
@@ -77,6 +78,8 @@ class OpenQueue:
         self._due_timer: asyncio.TimerHandle | None = None
         self._settled: tuple[asyncio.Future[None], Settled] | None = None
         self._ended: RayqError | None = None
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        """Fails with what `guard` met."""
         self.queue = served.queue.name
         self.topic = served.queue.topic
         self.topic_id = served.queue.topic_id
@@ -138,19 +141,34 @@ class OpenQueue:
         assert self._writing is not None
         self.moves.start()
         serving = self._tasks.spawn(self._serve(), f"serves {self.queue}")
+        ways = (self._writing, serving, self._broken)
         try:
-            await asyncio.wait((self._writing, serving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             serving.cancel()
-        for task in (self._writing, serving):
-            if task.done() and not task.cancelled():
-                task.result()
+        for way in ways:
+            if way.done() and not way.cancelled():
+                way.result()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """A decision that fails half-way leaves a state that is not to be trusted: it is taken up
+        anew from what is kept."""
+        try:
+            yield
+        except RayqError:
+            raise
+        except Exception as error:
+            if not self._broken.done():
+                self._broken.set_exception(error)
+            raise
 
     def end(self, error: RayqError) -> None:
         """What was decided and is not kept is void: all that wait for it get the error."""
         if self._ended is not None:
             return
         self._ended = error
+        self._broken.cancel()
         self.moves.stop()
         if self._writing is not None:
             self._writing.cancel()
@@ -322,7 +340,9 @@ class OpenQueue:
 
     def _due(self) -> None:
         self._due_timer = None
-        if self._ended is None:
+        if self._ended is not None:
+            return
+        with self.guard():
             self.state.due(self._clock_watch.now_ms())
             self._decided()
 
