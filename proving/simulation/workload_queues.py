@@ -3,7 +3,8 @@
 The ordinary producers write `orders`, which two queues read: `plain`, and `by-key`, whose records
 of one key are handled in order. `later` is a topic of a queue alone; most of its records are
 delayed. Each queue has consumers, one life after the other: they are killed, hang, are cut off,
-and handle records badly (`queue_workers`). Operators move dead letters back, those of `later` to
+and handle records badly, by single messages (`queue_workers`) or rayq's own client
+(`queue_tasks`). Operators move dead letters back, those of `later` to
 `later`, the others to `again`; they are killed half-way as well. In the end every queue has to be
 settled, and the checker judges what the consumers saw.
 """
@@ -25,6 +26,7 @@ from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS, Host
@@ -319,17 +321,19 @@ class QueueWorkload(Workload):
     async def _work(
         self, plan: QueuePlan, name: str, process: Process, rng: random.Random
     ) -> None:
-        client = self._client(process)
-        worker = RawWorker(
-            name,
-            client,
-            rng,
-            plan,
-            self._queue_ids[plan.name],
-            self.recorder,
-            lambda: self._cluster.world.now_s,
-            self.problems,
-        )
+        client, recorder = self._client(process), self.recorder
+
+        def now_s() -> float:
+            return self._cluster.world.now_s
+
+        worker: RawWorker | TaskWorker
+        if rng.random() < 0.5:
+            queue_id = self._queue_ids[plan.name]
+            worker = RawWorker(
+                name, client, rng, plan, queue_id, recorder, now_s, self.problems
+            )
+        else:
+            worker = TaskWorker(name, client, rng, plan, recorder, now_s)
         await worker.work(lambda: self._is_working, lambda: self._is_wild)
         client.close()
 
