@@ -516,6 +516,7 @@ class Cluster:
         *,
         weights: Sequence[int] | None = None,
         prefetch: int = PREFETCH,
+        large_values: str | None = None,
     ) -> Queue:
         """A queue for threads, to put records into and to take them out. Several `names`: it takes
         from all of them, by `weights` (1 to 1,000 each, 1 by default): where each has a backlog,
@@ -523,14 +524,17 @@ class Cluster:
 
         Up to `prefetch` records (at most 10,000) are locked ahead while others are handled, but no
         more than are handled in half a second: what takes long is left to other consumers. 0: none.
-        Raises UnknownQueueError, InvalidRequestError."""
+
+        A value above `max_message_bytes` is put in chunks, or as an object below the URL
+        `large_values`, and arrives whole; see docs/large-values.md. Raises UnknownQueueError,
+        InvalidRequestError, ConfigError (large_values is no URL)."""
         checked, each = names_and_weights(names, weights)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         _, background = self.shared_client()
 
         async def make() -> QueueCore:
             client, release = self._acquire()
-            core = QueueCore(client, checked, each, prefetch, release)
+            core = QueueCore(client, checked, each, prefetch, release, large_values)
             try:
                 await core.open()
             except BaseException:
@@ -539,7 +543,9 @@ class Cluster:
             return core
 
         core = background.run(make())
-        queue = Queue(core, background, self.producer)
+        queue = Queue(
+            core, background, lambda: self.producer(large_values=large_values or "chunks")
+        )
         watch(queue, core, f"A queue of {', '.join(map(repr, checked))}")
         self._made.add(queue)
         return queue
@@ -550,6 +556,7 @@ class Cluster:
         *,
         weights: Sequence[int] | None = None,
         prefetch: int = PREFETCH,
+        large_values: str | None = None,
     ) -> AsyncQueue:
         """As `queue`, for the running event loop: its methods are coroutines. Locks are extended on
         the same loop: do not block it. The queues are looked up at its first use."""
@@ -562,8 +569,10 @@ class Cluster:
             unwatch(core)
             release()
 
-        core = QueueCore(client, checked, each, prefetch, ended)
-        queue = AsyncQueue(core, self.async_producer)
+        core = QueueCore(client, checked, each, prefetch, ended, large_values)
+        queue = AsyncQueue(
+            core, lambda: self.async_producer(large_values=large_values or "chunks")
+        )
         watch_loop(queue, core, f"An async queue of {', '.join(map(repr, checked))}")
         return queue
 

@@ -403,6 +403,11 @@ class QueueLedger:
         """`counts().ready`, at no cost."""
         return self._ready
 
+    @property
+    def blocked(self) -> int:
+        """`counts().blocked`, at no cost."""
+        return self._blocked
+
     def counts(self) -> Counts:
         done = self._done_blocks.count() << BLOCK_BITS
         moving = 0

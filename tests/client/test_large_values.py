@@ -245,7 +245,7 @@ def test_without_the_option_a_large_value_is_refused(cluster: Cluster, topic: st
         producer.send("t", b"", key=bytes_of(LIMIT + 1))
     for wrong in ({"acks": 0, "large_values": "chunks"}, {"large_values": "pieces"}):
         with pytest.raises(ConfigError, match="large_values"):
-            cluster.producer(**wrong)  # type: ignore[arg-type]
+            cluster.producer(**wrong)
 
 
 def test_chunks_are_refused_where_logs_are_compacted(fake: FakeCluster, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 import rayq
 from rayq.config import MIB
 from rayq.core.large_values import chunk_headers
-from rayq.errors import InvalidRequestError
+from rayq.errors import InvalidRequestError, LargeValueRefusedError
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from rayq.wire.messages import Produce
@@ -122,3 +122,47 @@ def test_a_compacted_topic_takes_objects_and_no_chunks(
         )
     (record,) = read_all(cluster, topic, large_values=url)
     assert record.value == bytes_of(50_000)
+
+
+def take_one(queue: rayq.Queue) -> rayq.QueueTask:
+    for _ in range(12):
+        for task in queue.take(1, timeout_s=5):
+            return task
+    raise AssertionError("nothing came within a minute")
+
+
+def test_a_queue_gives_out_whole_values_also_as_dead_letters_and_redriven(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic(max_message_bytes=16_384)
+    name = f"q.{topic}"
+    large, stored = bytes_of(100_000, 1), bytes_of(100_000, 2)
+    with cluster.create_queue(name, topic=topic) as queue:
+        queue.put(b"small")
+        queue.put(large, key=b"k")
+        values: dict[bytes | None, bytes | None] = {}
+        while len(values) < 2:
+            for task in queue.take(10, timeout_s=5):
+                values[task.key] = task.value
+                task.ack() if task.value == b"small" else task.reject("too large for me")
+        assert values == {None: b"small", b"k": large}
+        queue.flush()
+        with cluster.queue(f"{name}.dead") as dead:
+            task = take_one(dead)
+            assert task.value == large and dict(task.headers)["rayq.error"] == b"too large for me"
+            task.nack(delay_s=0)
+        place = rayq.TopicPartition(f"{name}.dead", 0)
+        cluster.admin.move_queue_records(f"{name}.dead", {place: [task.offset]})
+        task = take_one(queue)
+        assert (task.key, task.value) == (b"k", large)
+        task.ack()
+        # A value in an object: only who says where values are kept reads it.
+        url = f"file://{tmp_path}"
+        with cluster.queue(name, large_values=url) as other:
+            other.put(stored)
+            with pytest.raises(LargeValueRefusedError):
+                take_one(queue)
+            task = take_one(other)
+            assert task.value == stored
+            task.ack()
+            other.flush()

@@ -321,6 +321,19 @@ def test_order_by_key_outlives_a_leader() -> None:
     staged(work, ordered_by_key=True)
 
 
+def test_the_records_of_a_key_come_together_also_from_many_batches() -> None:
+    async def work(stage: QueueStage) -> None:
+        for number in range(60):
+            await stage.put(b"%d" % number, keys=[b"%d" % (number % 3)])
+        taken = await stage.take(50)
+        assert taken.offsets == [*range(50)]
+        assert (await stage.take(50, holder="two")).locks == []
+        await stage.ack(taken)
+        assert len((await stage.take(50, holder="two")).offsets) == 10
+
+    staged(work, ordered_by_key=True)
+
+
 # --- queues and errors --------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.reads import Found, QueueReads
+from rayq.actors.queues.reads import Found, Piece, QueueReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
 from rayq.core.queue_cut import common_end
@@ -22,6 +22,10 @@ from rayq.logs import log_event
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
+
+
+PIECES_AHEAD_MAX = 16
+"""So many pieces of the log one take of an ordered queue looks through."""
 
 
 class Given(NamedTuple):
@@ -170,6 +174,9 @@ class Learner:
             end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
             if end <= first:
                 break
+            pieces = [piece]
+            if self.state.config.ordered_by_key:
+                end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
             locks = self.state.take(
                 holder,
                 count_max,
@@ -177,14 +184,38 @@ class Learner:
                 from_offset=first,
                 below_offset=end,
             )
-            if locks:
-                parts = piece.cut(locks)
-                given.locks.extend(locks)
-                given.parts.extend(parts)
-                count_max -= sum(last - first + 1 for first, last, _ in locks)
-                bytes_max -= sum(len(part) for part in parts)
+            for piece in pieces:
+                runs = [one for one in locks if piece.has_some(*one[:2])]
+                if runs:
+                    parts = piece.cut(runs)
+                    given.parts.extend(parts)
+                    bytes_max -= sum(len(part) for part in parts)
+            given.locks.extend(locks)
+            count_max -= sum(last - first + 1 for first, last, _ in locks)
             from_offset = end
         return given
+
+    async def _look_ahead(
+        self, pieces: list[Piece], first: int, end: int, count_max: int, bytes_max: int
+    ) -> int:
+        """Reads on from `end`, and returns where it came to: the later records of a key go to a
+        consumer only in the same take as its first."""
+        bytes_max -= pieces[0].bytes_between(first, end)
+        while bytes_max > 0 and len(pieces) < PIECES_AHEAD_MAX:
+            if self.state.learned <= end and (
+                end - first >= count_max or not await self.learn()
+            ):
+                break
+            if end < pieces[-1].next_offset:
+                break  # The bytes are spent.
+            piece = await self._reads.piece(end)
+            stop = piece.end_of(end, bytes_max, at_least_one=False)
+            if stop <= end:
+                break
+            bytes_max -= piece.bytes_between(end, stop)
+            pieces.append(piece)
+            end = stop
+        return end
 
 
 def _compare(

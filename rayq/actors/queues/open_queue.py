@@ -7,9 +7,9 @@ it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.commits import QueueCommits, as_error
@@ -79,12 +79,13 @@ class OpenQueue:
         self._settled: tuple[asyncio.Future[None], Settled] | None = None
         self._ended: RayqError | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        """Fails with what `guard` met."""
+        """Fails with what ended the opening."""
         self.queue = served.queue.name
         self.topic = served.queue.topic
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
+        """Ends by itself only where it failed."""
         self.moves = QueueMoves(state, self, links, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
 
@@ -129,26 +130,36 @@ class OpenQueue:
 
     async def begin(self) -> None:
         """Returns when what the opening changed is kept: where a queue begins must not move."""
-        self._writing = self._tasks.spawn(self.commits.run(), f"keeps {self.queue}")
+        self._writing = self._spawn(self.commits.run(), f"keeps {self.queue}")
         kept = self.commits.kept()
         if kept is not None:
             await asyncio.wait((kept, self._writing), return_when=asyncio.FIRST_COMPLETED)
-        if self._writing.done():
-            self._writing.result()
+        if self._broken.done():
+            self._broken.result()
 
     async def serve(self) -> None:
         """Gives out and settles, up to an error, which it raises."""
         assert self._writing is not None
         self.moves.start()
-        serving = self._tasks.spawn(self._serve(), f"serves {self.queue}")
-        ways = (self._writing, serving, self._broken)
+        serving = self._spawn(self._serve(), f"serves {self.queue}")
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.shield(self._broken)
         finally:
             serving.cancel()
-        for way in ways:
-            if way.done() and not way.cancelled():
-                way.result()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs a task that ends only with an error, and the opening with it. That another leader
+        fenced this opening is ordinary: it is no failure of a task for the log."""
+
+        async def run() -> None:
+            try:
+                with self.guard():
+                    await work
+            except RayqError as error:
+                if not self._broken.done():
+                    self._broken.set_exception(error)
+
+        return self._tasks.spawn(run(), name)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -156,19 +167,21 @@ class OpenQueue:
         anew from what is kept."""
         try:
             yield
-        except RayqError:
-            raise
         except Exception as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._break(error)
             raise
+
+    def _break(self, error: Exception) -> None:
+        if not isinstance(error, RayqError) and not self._broken.done():
+            self._broken.set_exception(error)
 
     def end(self, error: RayqError) -> None:
         """What was decided and is not kept is void: all that wait for it get the error."""
         if self._ended is not None:
             return
         self._ended = error
-        self._broken.cancel()
+        if not self._broken.cancel():
+            self._broken.exception()  # Whoever waited for it may be gone.
         self.moves.stop()
         if self._writing is not None:
             self._writing.cancel()
@@ -212,7 +225,9 @@ class OpenQueue:
             try:
                 given = None
                 if not self.journal.is_full:
-                    wanted = min(take.records_max, self.takes.share(self.available()))
+                    # A take may have blocked records, together with those that block them.
+                    ready = self.available() + self.state.blocked
+                    wanted = min(take.records_max, self.takes.share(ready))
                     given = await self._learner.take(
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
@@ -265,20 +280,11 @@ class OpenQueue:
 
     def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
         """See `messages.Settle`."""
-        state, holder, epoch = self.state, request.holder, request.state_epoch
-        lost: list[Lost] = []
-        if request.acks:
-            lost += state.ack(holder, epoch, request.acks)
-        if request.nacks:
-            now_ms = self._clock_watch.now_ms()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
-        if request.rejects:
-            lost += state.reject(holder, epoch, request.rejects)
-        if request.releases:
-            lost += state.release(holder, epoch, request.releases)
-        if request.extends:
-            now_s = self._clock.monotonic()
-            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        try:
+            lost = self._settle(request)
+        except Exception as error:
+            self._break(error)
+            raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
@@ -293,6 +299,23 @@ class OpenQueue:
         if self._settled is None or self._settled[0] is not kept:
             self._settled = kept, _after(kept, messages.SettleResponse([]))
         return self._settled[1]
+
+    def _settle(self, request: messages.Settle) -> list[Lost]:
+        state, holder, epoch = self.state, request.holder, request.state_epoch
+        lost: list[Lost] = []
+        if request.acks:
+            lost += state.ack(holder, epoch, request.acks)
+        if request.nacks:
+            now_ms = self._clock_watch.now_ms()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+        if request.rejects:
+            lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
+        if request.extends:
+            now_s = self._clock.monotonic()
+            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        return lost
 
     def free_holder(self, holder: str) -> None:
         """Nobody has heard of this holder for a while: its records are for others."""

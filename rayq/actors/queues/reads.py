@@ -155,6 +155,18 @@ class Piece:
             behind = max(behind, place + 1)
         return offset if behind <= place else self._last_offsets[behind - 1] + 1
 
+    def has_some(self, first: int, last: int) -> bool:
+        """Whether some offset of [first, last] lies in this piece."""
+        return last >= self.first and first < self.next_offset
+
+    def bytes_between(self, offset: int, end: int) -> int:
+        """How many bytes the batches have from the one of `offset` on that begin below `end`."""
+        begin = bisect_left(self._last_offsets, offset)
+        behind = bisect_left(self._last_offsets, end)
+        if begin >= behind:
+            return 0
+        return self._ends[behind - 1] - self._positions[begin]
+
     def cut(self, runs: Runs) -> list[memoryview | bytearray]:
         """The batches that have records of these runs, which lie in this piece. A large batch of
         which little was given out comes with that only."""

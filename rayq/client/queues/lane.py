@@ -14,18 +14,21 @@ from typing import Protocol
 
 from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.large.reader import LargeValues
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
 from rayq.client.queues.taken import Row, Taken
 from rayq.config import QueueConfig
 from rayq.errors import (
     DisconnectedError,
+    LargeValueError,
     LockLostError,
     RayqError,
     UnknownQueueError,
     UnknownServerError,
     UnknownTopicError,
 )
+from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.wire.messages import Settle, Take, TakeResponse
 
@@ -35,6 +38,10 @@ REQUEST_TIMEOUT_S = 10.0
 """How long a request may take on top of what it waits for."""
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
+LARGE_AHEAD_BYTES = 64 * 1024 * 1024
+"""So much of large values waits here for users, and one value more."""
+LARGE_PAUSE_S = 0.2
+"""How long nothing is taken once that is reached."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
 SETTLE_PATIENCE_S = 60.0
@@ -56,6 +63,9 @@ class Owner(Protocol):
 
     @property
     def now_s(self) -> float: ...
+
+    @property
+    def large(self) -> LargeValues: ...
 
     def arrived(self, lane: Lane) -> None:
         """A take was answered, or failed."""
@@ -203,20 +213,58 @@ class Lane:
             return
         self.found_at_s = self._owner.now_s
         rows = rows_of(response, payload)
-        taken = Taken(self, self._holder, response.state_epoch, sent_at_s, rows)
+        parts = [[row for row in rows if not row.is_large]]
+        parts += [[row] for row in rows if row.is_large]
+        takens = [
+            Taken(self, self._holder, response.state_epoch, sent_at_s, part) for part in parts
+        ]
         if len(rows) < sum(last - first + 1 for first, last, _ in response.locks):
-            self._ack_missing(taken, response)
-        for older in self.takens:
-            for offset in older.open.keys() & taken.open.keys():
-                self.lose(older, offset, "it was given to this consumer again")
-        self.takens.append(taken)
+            self._ack_missing(takens[0], {row.offset for row in rows}, response)
+        for taken in takens:
+            for older in self.takens:
+                for offset in older.open.keys() & taken.open.keys():
+                    self.lose(older, offset, "it was given to this consumer again")
+        self.takens += takens
+        if takens[1:]:
+            await self._read_large(takens[1:])
 
-    def _ack_missing(self, taken: Taken, response: TakeResponse) -> None:
+    def _ack_missing(self, taken: Taken, known: set[int], response: TakeResponse) -> None:
         """Compaction has removed records that were locked: nothing is to be done with them."""
         for first, last, count in response.locks:
             for offset in range(first, last + 1):
-                if offset not in taken.open:
+                if offset not in known:
                     self._outgoing(taken).acks[offset] = count, taken
+
+    async def _read_large(self, takens: list[Taken]) -> None:
+        """Puts large values in the place of their manifests, one after the other, as far as there
+        is room for them here; the other records are given back. Their locks are extended meanwhile,
+        as if users had them in hand. What nobody can read becomes a dead letter."""
+        left = [(taken, row) for taken in takens for row in taken.withhold()]
+        self._owner.arrived(self)  # Other records of the answer need not wait.
+        place = TopicPartition(self.source.topic, self.partition)
+        try:
+            while left:
+                if sum(taken.waiting_bytes for taken in self.takens) >= LARGE_AHEAD_BYTES:
+                    self._pause_until_s = self._owner.now_s + LARGE_PAUSE_S
+                    break
+                taken, row = left[0]
+                try:
+                    value = await self._owner.large.value(
+                        place, self.source.topic_id, row.offset, row.value
+                    )
+                except LargeValueError as error:
+                    self.reject(taken, row.offset, error.message)
+                else:
+                    if value is None:
+                        self.ack(taken, row.offset)
+                    else:
+                        taken.rows = [row._replace(value=value, is_large=False)]
+                left.pop(0)
+                self._owner.arrived(self)
+        finally:
+            for taken, row in left:
+                self.release(taken, [row.offset])
+                self._lose_later(taken, row.offset)
 
     def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
@@ -464,6 +512,7 @@ def rows_of(response: TakeResponse, payload: memoryview) -> list[Row]:
                         values[index],
                         None if headers is None else headers[index],
                         times[index],
+                        header.is_large,
                     )
                 )
     return rows

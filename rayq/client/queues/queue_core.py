@@ -14,12 +14,14 @@ from typing import Any
 
 from rayq.client.admin.queues import QueueAdmin
 from rayq.client.client import Client
+from rayq.client.large.reader import LargeValues
 from rayq.client.queues.lane import Lane
 from rayq.client.queues.pace import Pace
 from rayq.client.queues.source import TAKE_WAIT_MS, WAITING_LANES_MAX, Source
 from rayq.client.queues.taken import Taken
 from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.weights import Rounds
+from rayq.config import ConsumerConfig
 from rayq.errors import ClosedError, LockLostError, RayqError, TimeoutError, UnknownQueueError
 
 logger = logging.getLogger(__name__)
@@ -41,9 +43,17 @@ class QueueCore:
     """Made on the client's loop; methods under "any thread" may be called from others."""
 
     def __init__(
-        self, client: Client, names: list[str], weights: list[int], prefetch: int, on_close: Any
+        self,
+        client: Client,
+        names: list[str],
+        weights: list[int],
+        prefetch: int,
+        on_close: Any,
+        large_values: str | None = None,
     ) -> None:
+        """`large_values`: below which URL large values are read that are objects."""
         self.client = client
+        self.large = LargeValues(client, ConsumerConfig(large_values=large_values))
         self.names = names
         self.loop = asyncio.get_running_loop()
         self.is_closed = False

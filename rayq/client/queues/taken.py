@@ -28,6 +28,8 @@ class Row(NamedTuple):
     value: bytes | None
     headers: Headers | None
     timestamp_ms: int
+    is_large: bool = False
+    """The value is the manifest of a large one, which is not here yet."""
 
 
 class Taken:
@@ -71,6 +73,16 @@ class Taken:
         self.extended: dict[int, float] = {}
         """Until when the user has extended single ones."""
         self.lost: dict[int, LockLostError] = {}
+
+    def withhold(self) -> list[Row]:
+        """Its rows, which count as handed out until they are put back into `rows`."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the values that wait."""
+        return sum(len(row.value or b"") for row in self.rows[self.next_row :])
 
     @property
     def waiting(self) -> int:

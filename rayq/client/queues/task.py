@@ -84,6 +84,7 @@ class QueueTask:
             self.value,
             self._headers,
             self.timestamp_ms,
+            _,
         ) = row
         self._lease = lease
         self._outcome: str | None = None
