@@ -60,6 +60,7 @@ OPERATORS = 2
 LIFE_S = (1.0, 10.0)
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
+CLOCK_LOOK_S = 0.02
 IDLE_MAX_S = 5.0
 """So long a record may be ready beside a take that waits, once the cluster is whole."""
 CALM_S = 15.0
@@ -153,6 +154,7 @@ class QueueWorkload(Workload):
         await process.run(create())
 
     def start(self) -> None:
+        self._clocks = asyncio.create_task(self._watch_clocks())
         for number in range(PRODUCERS):
             self._start(f"producer-{number}", self._produce)
         self._start("delayer", self._put_later)
@@ -184,6 +186,7 @@ class QueueWorkload(Workload):
         for slot in done:
             slot.result()
         await self._end("watcher")
+        await self._clocks
         count = await super().read_all(limit_s)
         await self._read_own_topics(limit_s)
         return count
@@ -455,6 +458,24 @@ class QueueWorkload(Workload):
             *(watch(plan, one) for plan in self.plans.values() for one in range(plan.partitions)),
         )
         client.close()
+
+    async def _watch_clocks(self) -> None:
+        """A server that begins while the clock of its host is ahead cannot know it."""
+        known: set[Process] = set()
+        doubtful: set[Process] = set()
+        while self._is_working:
+            for process in self._cluster.replica_hosts.keys() - known:
+                known.add(process)
+                if process.alive and self._is_ahead(process):
+                    doubtful.add(process)
+                    self.recorder.clock_in_doubt()
+            for process in [one for one in doubtful if not (one.alive and self._is_ahead(one))]:
+                doubtful.remove(process)
+                self.recorder.clock_in_doubt(is_over=True)
+            await asyncio.sleep(CLOCK_LOOK_S)
+
+    def _is_ahead(self, process: Process) -> bool:
+        return any(one.clock_offset_ms > 0 for one in self._cluster.hosts if one is process.host)
 
     def _leaders(self) -> Iterator[QueueLeader]:
         """Of all queues, as the processes that live know it."""

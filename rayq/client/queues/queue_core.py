@@ -345,7 +345,9 @@ class QueueCore:
             if lane.source is source:
                 source.arrived(lane)
         self._tell()
-        self._ask()
+        if not self._demand or self.now_s < self._demand_until_s:
+            # Else the calls are about to return: takes that do not wait would go to and fro.
+            self._ask()
 
     def failed(self, lane: Lane, error: RayqError) -> None:
         logger.warning("queue %s: take at %s failed: %s", lane.source.name, lane.name, error)
