@@ -11,6 +11,7 @@ from rayq.cli import (
     cluster,
     dead_letters,
     groups,
+    large_values,
     log,
     moves,
     operations,
@@ -57,6 +58,7 @@ app.add_typer(queues.app, name="queue")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(storage.app, name="storage")
+app.add_typer(large_values.app, name="values")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(log.app, name="log")

@@ -155,8 +155,9 @@ class OpenQueue:
 
         async def run() -> None:
             try:
-                await work
-            except Exception as error:  # noqa: BLE001 - `serve` raises it
+                with self.guard():
+                    await work
+            except RayqError as error:
                 if not self._broken.done():
                     self._broken.set_exception(error)
 

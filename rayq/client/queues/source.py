@@ -15,6 +15,8 @@ TAKE_WAIT_MS = 500
 TURN_WAIT_MS = 50
 """The same where fewer takes may be under way than there are partitions."""
 TAKE_RECORDS_MAX = 10_000
+COMING_S = 0.2
+"""How long other queues wait for records that were asked for."""
 
 
 class Source:
@@ -75,10 +77,11 @@ class Source:
     def is_asking(self) -> bool:
         return any(lane.asked for lane in self.lanes)
 
-    @property
-    def has_backlog(self) -> bool:
-        """Whether its leaders had more, as far as they have said."""
-        return any(lane.ready for lane in self.lanes)
+    def is_coming(self, now_s: float) -> bool:
+        """Whether records that are known to be there were just asked for."""
+        return any(
+            lane.asked and lane.ready and now_s - lane.asked_at_s < COMING_S for lane in self.lanes
+        )
 
     # --- asking ---------------------------------------------------------------------------------
 
