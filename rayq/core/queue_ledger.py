@@ -72,7 +72,7 @@ class QueueLedger:
         """Offsets below are known; the leader goes on to learn here. Kept."""
         self.epochs: list[tuple[int, int]] = []
         """`(leader epoch, its first offset)` of the log in [start, learned), ascending; the first
-        may begin below the start. Kept, so that the next leader sees what the log lost (rule 51)."""
+        may begin below the start. Kept: the next leader sees by it what the log lost (rule 51)."""
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""
         self.expired = 0
