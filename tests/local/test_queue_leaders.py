@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -69,7 +68,7 @@ def test_what_was_taken_and_settled_outlives_the_leader(
         described = await back.describe()
         assert (described.start_offset, described.ready) == (100, 0)
         back.close()
-        await asyncio.to_thread(servers.restart_broker, dead)
+        await asyncio.to_thread(servers.start_broker, dead)
 
     running(work)
 
