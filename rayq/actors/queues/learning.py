@@ -125,12 +125,12 @@ class Learner:
 
     # --- learning -------------------------------------------------------------------------------
 
-    async def learn(self) -> bool:
-        """Goes on a bit. False: there is no more for now, or no room to know it."""
+    async def learn(self, *, is_listing: bool = False) -> bool:
+        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`)."""
         state, log = self.state, self._replica_log.log
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        room, offset = state.room(), state.learned
+        room, offset = state.room(is_listing=is_listing), state.learned
         if room <= 0 or offset >= self._replica_log.last_stable_offset:
             return False
         piece = await self._reads.piece(offset)

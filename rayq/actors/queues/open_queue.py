@@ -388,7 +388,7 @@ class OpenQueue:
         await self.commit()
         state = self.state
         while state.learned <= request.offset + request.records_max:
-            if not await self._learner.learn():
+            if not await self._learner.learn(is_listing=True):
                 break
         found, next_offset = state.unsettled(
             request.offset,
@@ -396,6 +396,9 @@ class OpenQueue:
             request.records_max,
             now_s=self._clock.monotonic(),
         )
+        is_all = state.learned >= self._replica_log.last_stable_offset
+        if next_offset is None and not is_all and state.room(is_listing=True):
+            next_offset = state.learned
         records = [
             messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
             for one in found
