@@ -161,7 +161,7 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- settling --------------------------------------------------------------------------------
     # Each names locks by state epoch, offsets and count, and returns those that are lost. What is
-    # settled already, or below the start, is success (rule 7). `holder` makes it fast, and is not
+    # settled already, or below the start, is success (rule 53). `holder` makes it fast, and is not
     # what is checked: no two deliveries have the same count.
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
@@ -177,7 +177,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~block.done
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def nack(
@@ -202,7 +203,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def release(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
@@ -219,7 +221,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def reject(
@@ -236,7 +239,8 @@ class QueueState(QueueTaker, QueueMover):
                     self._die(number, block, offset & LAST_INDEX, count, REJECTED, error)
                 elif not bit & (block.done | (block.moving & named)):
                     self._tell_lost(number, block, bit, lost)
-            self._tell_unknown(offset, offset, lost)
+            if offset >= self.learned:
+                self._tell_unknown(offset, offset, lost)
         return lost
 
     def extend(
@@ -266,7 +270,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def free_holder(self, holder: str) -> int:
@@ -357,7 +362,7 @@ class QueueState(QueueTaker, QueueMover):
 
     def _free_later(self, offset: int) -> None:
         """`offset` was freed, so its key's later records are, too: they would be handled before it
-        (rule 11). It is not they that failed."""
+        (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -397,7 +402,7 @@ class QueueState(QueueTaker, QueueMover):
             lost.append((base + first, base + last, "nobody has it"))
 
     def _tell_unknown(self, first: int, last: int, lost: list[Lost]) -> None:
-        if last >= self.learned and first <= last:
+        if first <= last:
             lost.append((max(first, self.learned), last, "nobody has it"))
 
     # --- time ------------------------------------------------------------------------------------
@@ -451,7 +456,7 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def trouble(self) -> str | None:
-        """Which bound keeps `take` or `learn` from going on (rule 9)."""
+        """Which bound keeps `take` or `learn` from going on (rule 55)."""
         if self._locked >= LOCKS_MAX:
             return (
                 f"{self._locked} records are locked, as many as may be: consumers take records "

@@ -93,6 +93,8 @@ class Learner:
                 if not found.is_gap and found.first <= last:
                     self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
             offset = piece.next_offset
+        # What compaction took out since has none.
+        self.state.tell_keys(last + 1, [])
 
     # --- learning -------------------------------------------------------------------------------
 
@@ -161,22 +163,24 @@ class Learner:
                         continue
                     break
                 piece = await self._reads.piece(first)
+                end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
+                if end <= first:
+                    break
+                pieces = [piece]
+                if self.state.config.ordered_by_key:
+                    end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
             except OffsetOutOfRangeError:
-                if self._replica_log.log.start_offset <= self.state.start_offset:
+                log_start = self._replica_log.log.start_offset
+                if log_start <= self.state.start_offset:
                     raise
-                continue  # Retention was faster; `learn` takes note of it.
+                self.state.advance_start(log_start)  # Retention was faster.
+                continue
             except RayqError:
                 if given.locks:
                     break
                 raise
             if is_gone():
                 break
-            end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
-            if end <= first:
-                break
-            pieces = [piece]
-            if self.state.config.ordered_by_key:
-                end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
             locks = self.state.take(
                 holder,
                 count_max,
