@@ -24,6 +24,7 @@ from rayq.cli import (
 from rayq.cli.consume import consume
 from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
+from rayq.cli.queue_records import put, take, work
 from rayq.cli.restore import restore
 
 app = typer.Typer(
@@ -44,6 +45,8 @@ topics.app.command()(produce)
 topics.app.command()(consume)
 topics.app.command("delete-records")(delete_records)
 topics.app.command()(restore)
+for queue_verb in (put, take, work):
+    queues.app.command()(queue_verb)
 topics.app.command("set-replication-factor")(moves.set_replication_factor)
 for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)

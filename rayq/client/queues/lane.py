@@ -9,6 +9,8 @@ connection or its locks have ended, and never mixes the two.
 from __future__ import annotations
 
 import asyncio
+import builtins
+import contextlib
 import logging
 from typing import Protocol
 
@@ -44,6 +46,8 @@ LARGE_PAUSE_S = 0.2
 """How long nothing is taken once that is reached."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
+SETTLE_LINGER_S = 0.005
+"""How long what was decided waits for company."""
 SETTLE_PATIENCE_S = 60.0
 """How long what was decided is tried to be told to the leader."""
 
@@ -109,6 +113,9 @@ class Lane:
         self._next = Round()
         self._current: Round | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._is_waited_for = asyncio.Event()
+        self.is_flushing = 0
+        """How many wait until what was decided is durable."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -238,7 +245,7 @@ class Lane:
     async def _read_large(self, takens: list[Taken]) -> None:
         """Puts large values in the place of their manifests, one after the other, as far as there
         is room for them here; the other records are given back. Their locks are extended meanwhile,
-        as if users had them in hand. What nobody can read becomes a dead letter."""
+        as if users had them in hand."""
         left = [(taken, row) for taken in takens for row in taken.withhold()]
         self._owner.arrived(self)  # Other records of the answer need not wait.
         place = TopicPartition(self.source.topic, self.partition)
@@ -253,7 +260,7 @@ class Lane:
                         place, self.source.topic_id, row.offset, row.value
                     )
                 except LargeValueError as error:
-                    self.reject(taken, row.offset, error.message)
+                    self._put_aside(taken, row, error)
                 else:
                     if value is None:
                         self.ack(taken, row.offset)
@@ -265,6 +272,15 @@ class Lane:
             for taken, row in left:
                 self.release(taken, [row.offset])
                 self._lose_later(taken, row.offset)
+
+    def _put_aside(self, taken: Taken, row: Row, error: LargeValueError) -> None:
+        """Nobody can read this value. Its record becomes a dead letter; where the queue drops
+        those, such as a queue of dead letters, it is tried as often as any other first."""
+        logger.warning("queue %s: %s", self.source.name, error)
+        if self.source.config.dead_letters == "discard":
+            self.nack(taken, row.offset, None)
+        else:
+            self.reject(taken, row.offset, error.message)
 
     def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
@@ -388,14 +404,19 @@ class Lane:
     async def flush(self) -> None:
         """Waits until all that was decided before is durable, or given up."""
         waited_for = [self._current, self._next if self._next.settlements else None]
-        for one in waited_for:
-            if one is not None:
-                await one.wait()
+        self.is_flushing += 1
+        self._is_waited_for.set()
+        try:
+            for one in waited_for:
+                if one is not None:
+                    await one.wait()
+        finally:
+            self.is_flushing -= 1
 
     async def _settle(self) -> None:
-        await asyncio.sleep(0)  # What the same moment decides goes along.
         try:
             while self._next.settlements:
+                await self._linger()
                 current = self._current = self._next
                 self._next = Round()
                 try:
@@ -407,6 +428,14 @@ class Lane:
                     current.done()
         finally:
             self._settling = None
+
+    async def _linger(self) -> None:
+        """What is decided within the next moment goes along, unless somebody waits for it."""
+        self._is_waited_for.clear()
+        if not self.is_flushing:
+            with contextlib.suppress(builtins.TimeoutError):
+                async with asyncio.timeout(SETTLE_LINGER_S):
+                    await self._is_waited_for.wait()
 
     async def _send(self, settlement: Settlement) -> None:
         began_s = self._owner.now_s

@@ -336,7 +336,7 @@ class QueueCore:
             ahead = self._pace.ahead(most, at_first, now_s)
             if len(self.sources) > 1:
                 ahead = max(ahead, 2 * weight)
-            source.ask(self._demand + ahead, now_s, wait_ms)
+            source.ask(self._demand, ahead, now_s, wait_ms)
 
     # --- the loop: what lanes tell --------------------------------------------------------------
 

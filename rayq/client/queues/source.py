@@ -85,11 +85,14 @@ class Source:
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def ask(self, wanted: int, now_s: float, wait_ms: int) -> None:
-        """Has takes under way for `wanted` records in all, those that wait here included. At first
-        where more is known to be, then evenly."""
-        budget = wanted - self.waiting - sum(lane.asked for lane in self.lanes)
-        if budget <= 0 or self.failure is not None:
+    def ask(self, demand: int, ahead: int, now_s: float, wait_ms: int) -> None:
+        """Has takes under way for the records that users wait for, and for so many ahead, those
+        that wait here included. At first where more is known to be, then evenly. Each take costs
+        its leader two writes: what is ahead is filled up once half of it is gone."""
+        waiting = self.waiting
+        budget = demand + ahead - waiting - sum(lane.asked for lane in self.lanes)
+        is_enough = waiting >= demand and 2 * budget < ahead
+        if budget <= 0 or is_enough or self.failure is not None:
             return
         free = sorted(
             (lane for lane in self.lanes if lane.may_ask(now_s)), key=lambda lane: lane.asked_at_s
