@@ -80,8 +80,7 @@ class TaskWorker:
                 most_s = 3.0 * self._plan.timeout_s if what == "slow" else 25.0
                 await asyncio.sleep(rng.uniform(0.0, most_s))
                 what = "ack"
-            if what != "forget":
-                settled += self._settle(task, what)
+            settled += self._settle(task, what)
             if rng.random() < 0.05:
                 await asyncio.sleep(rng.uniform(0, 0.1))
         if rng.random() < 0.7 or not is_wild:
@@ -97,7 +96,7 @@ class TaskWorker:
             is_last = task.delivery_count >= task._lease.taken.lane.source.config.max_deliveries
             noted = "reject" if is_last else "nack"
         else:
-            noted = what
+            noted = "nack" if what == "forget" else what
         number = self._recorder.settling(
             self._plan.name,
             self._name,
@@ -108,6 +107,10 @@ class TaskWorker:
             state_epoch=task._lease.taken.state_epoch,
             seconds=delay_s,
         )
+        if what == "forget":  # The client gives it back when the task is collected.
+            error = TimeoutError("Nobody said anything.")
+            self._recorder.not_settled(self._name, number, error, at_s=self._now_s())
+            return []
         try:
             if what == "ack":
                 task.ack()

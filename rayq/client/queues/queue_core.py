@@ -246,7 +246,8 @@ class QueueCore:
                     not is_asking or left_s <= -ANSWER_GRACE_S
                 ):
                     return handed
-                self._ask()
+                if left_s > 0 or not has_asked:
+                    self._ask()
                 has_asked = True
                 patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
                 if len(self.sources) > 1:
