@@ -42,7 +42,8 @@ Lost = tuple[int, int, str]
 DELAYED_MAX = 100_000
 READY_MAX = 20_000
 """With so many ready records no more are learned: twice what one take can ask for."""
-BLOCKED_MAX = 100_000
+BLOCKED_MAX = 20_000
+"""So many records may wait for earlier ones of their keys. Each costs some 400 bytes."""
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 
@@ -111,19 +112,15 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- learning --------------------------------------------------------------------------------
 
-    def room(self) -> int:
+    def room(self, *, is_listing: bool = False) -> int:
         """How many more offsets the leader may learn now: 0 where enough are ready, or at a
-        bound (`trouble`)."""
+        bound (`trouble`). An operator who lists records may look further than takes do."""
         if self._keys_wanted or self._delayed >= DELAYED_MAX:
             return 0
-        return max(
-            0,
-            min(
-                READY_MAX - self._ready,
-                BLOCKED_MAX - self._blocked,
-                (BLOCKS_MAX - len(self._blocks)) * BLOCK_OFFSETS,
-            ),
-        )
+        room = min(BLOCKED_MAX - self._blocked, (BLOCKS_MAX - len(self._blocks)) * BLOCK_OFFSETS)
+        if not is_listing:
+            room = min(room, READY_MAX - self._ready)
+        return max(0, room)
 
     def learn_epoch(self, epoch: int, first_offset: int) -> None:
         """Records from `first_offset` on (not above `learned`) were appended under this leader
@@ -464,6 +461,11 @@ class QueueState(QueueTaker, QueueMover):
             )
         if self._delayed >= DELAYED_MAX:
             return f"{self._delayed} records are delayed, as many as may be: others wait for them."
+        if self._blocked >= BLOCKED_MAX:
+            return (
+                f"{self._blocked} records wait for earlier ones of their keys, as many as may be: "
+                "what comes after them waits, too."
+            )
         if len(self._blocks) >= BLOCKS_MAX:
             return (
                 f"Unsettled records lie scattered over {len(self._blocks)} blocks, as many as may "

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Found, Piece, QueueReads
+from rayq.actors.queues.retention import QueueRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
 from rayq.core.queue_cut import common_end
@@ -42,11 +43,16 @@ class Learner:
         self,
         state: QueueState,
         *,
+        was_kept: bool,
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
     ) -> None:
         self.state = state
+        self.was_kept = was_kept
+        """Whether the queue was there before this opening."""
+        self.retention: QueueRetention | None = None
+        """Of a queue that its topic's retention waits for."""
         self._replica_log = replica_log
         self._reads = reads
         self._clock = replica_log.environment.clock
@@ -71,6 +77,7 @@ class Learner:
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         state = QueueState.replay(config, records, now_s=now_s)
+        was_kept = state is not None
         if state is None:
             is_latest = config.start == "latest" and partition < queue.partitions
             start = replica_log.last_stable_offset if is_latest else log.start_offset
@@ -79,12 +86,32 @@ class Learner:
             _compare(state, queue, replica_log)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        learner = cls(state, replica_log=replica_log, reads=reads, clock_watch=clock_watch)
+        learner = cls(
+            state,
+            was_kept=was_kept,
+            replica_log=replica_log,
+            reads=reads,
+            clock_watch=clock_watch,
+        )
+        learner.configure(config)
         learner.learn_epoch()
         if config.ordered_by_key:
             for first, last in state.keys_wanted():
                 await learner._tell_keys(first, last)
         return learner
+
+    def configure(self, config: QueueConfig) -> None:
+        """Takes the queue's config."""
+        self.state.config = config
+        if config.retention == "topic":
+            self.retention = None
+        elif self.retention is None:
+            self.retention = QueueRetention(self, self._clock_watch, self._clock.monotonic())
+            self.was_kept = True  # Whoever begins later does not know what was learned before.
+
+    @property
+    def log_start(self) -> int:
+        return self._replica_log.log.start_offset
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:
@@ -98,12 +125,12 @@ class Learner:
 
     # --- learning -------------------------------------------------------------------------------
 
-    async def learn(self) -> bool:
-        """Goes on a bit. False: there is no more for now, or no room to know it."""
+    async def learn(self, *, is_listing: bool = False) -> bool:
+        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`)."""
         state, log = self.state, self._replica_log.log
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        room, offset = state.room(), state.learned
+        room, offset = state.room(is_listing=is_listing), state.learned
         if room <= 0 or offset >= self._replica_log.last_stable_offset:
             return False
         piece = await self._reads.piece(offset)
@@ -117,6 +144,8 @@ class Learner:
                 if found.first >= stop:
                     break
                 self._learn(found, stop, with_keys=with_keys)
+        if self.retention is not None:
+            self.retention.learned(piece, offset, limit)
         return True
 
     def learn_epoch(self) -> int | None:

@@ -63,6 +63,8 @@ class OpenQueue:
     ) -> None:
         self.state = state
         self.commits = QueueCommits(state, journal, on_kept=self.wake)
+        if learner.was_kept:
+            self.commits.kept_start = state.start_offset
         self._learner = learner
         self.journal = journal
         self.takes, self._holders = served.takes, served.holders
@@ -192,7 +194,7 @@ class OpenQueue:
     def reconfigure(self, queue: messages.QueueMetadata, config: QueueConfig) -> None:
         """Takes the queue's changed config."""
         self.queue = queue.name
-        self.state.config = config
+        self._learner.configure(config)
         self.wake()
 
     async def commit(self) -> None:
@@ -353,6 +355,14 @@ class OpenQueue:
         if self.journal.is_full:
             self.commits.ask_for_room()
 
+    @property
+    def retention_limit(self) -> int | None:
+        """The log start may go up to here. None: the queue does not mind."""
+        retention = self._learner.retention
+        if retention is None:
+            return None
+        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
             self._due_timer.cancel()
@@ -378,7 +388,7 @@ class OpenQueue:
         await self.commit()
         state = self.state
         while state.learned <= request.offset + request.records_max:
-            if not await self._learner.learn():
+            if not await self._learner.learn(is_listing=True):
                 break
         found, next_offset = state.unsettled(
             request.offset,
@@ -386,6 +396,9 @@ class OpenQueue:
             request.records_max,
             now_s=self._clock.monotonic(),
         )
+        is_all = state.learned >= self._replica_log.last_stable_offset
+        if next_offset is None and not is_all and state.room(is_listing=True):
+            next_offset = state.learned
         records = [
             messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
             for one in found
