@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from rayq.client.cluster import Cluster
 from rayq.client.queues import lane as lanes
 from rayq.client.queues.pace import Pace
+from rayq.client.queues.queue import Queue
 from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import runs_of
 from rayq.client.queues.task import QueueTask
@@ -28,10 +29,24 @@ from rayq.wire import messages as m
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]
+OpenQueue = Callable[..., Queue]
 PATIENCE_S = 30.0
 
 
-def take_all(queue: Any, count: int) -> list[QueueTask]:
+@pytest.fixture
+def open_queue(cluster: Cluster) -> Iterator[OpenQueue]:
+    made: list[Queue] = []
+
+    def make(name: str, **options: Any) -> Queue:
+        made.append(cluster.queue(name, **options))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        queue.close()
+
+
+def take_all(queue: Queue, count: int) -> list[QueueTask]:
     found: list[QueueTask] = []
     while len(found) < count:
         more = queue.take(count - len(found), PATIENCE_S)
@@ -40,10 +55,10 @@ def take_all(queue: Any, count: int) -> list[QueueTask]:
     return found
 
 
-def test_acks_return_at_once_and_go_together(fake: FakeCluster, cluster: Cluster) -> None:
+def test_acks_return_at_once_and_go_together(fake: FakeCluster, open_queue: OpenQueue) -> None:
     played = fake.queues.create("q")
     fake.write("q", [b"%d" % n for n in range(200)])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     for task in take_all(queue, 200):
         task.ack()
     queue.flush()
@@ -54,13 +69,13 @@ def test_acks_return_at_once_and_go_together(fake: FakeCluster, cluster: Cluster
 
 
 def test_a_consumer_takes_another_name_when_an_answer_was_lost(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
     """What the lost answer gave is freed under the old name, and comes again under the new one."""
     played = fake.queues.create("q")
     fake.write("q", [b"a", b"b"])
     fake.fault(m.Take, carry_out=True, error=NotLeaderError("The answer was lost."))
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     assert queue.take(1, 0.5) == []
     first = fake.asked(m.Take)[0].holder
     assert {holder for holder, _ in played.locks.values()} == {first}
@@ -70,12 +85,12 @@ def test_a_consumer_takes_another_name_when_an_answer_was_lost(
 
 
 def test_after_a_lost_connection_what_is_in_hand_is_named_again_at_once(
-    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
 ) -> None:
     """A leader frees within a second what a connection that has gone had held."""
     fake.queues.create("q")
     fake.write("q", [b"a"])
-    queue = cluster.queue("q", prefetch=1)
+    queue = open_queue("q", prefetch=1)
     [task] = queue.take(1, PATIENCE_S)
     holder = fake.asked(m.Take)[0].holder
     began_s = time.monotonic()
@@ -90,11 +105,11 @@ def test_after_a_lost_connection_what_is_in_hand_is_named_again_at_once(
 
 @pytest.mark.parametrize("carry_out", [False, True])
 def test_what_was_decided_is_told_until_the_leader_confirms_it(
-    fake: FakeCluster, cluster: Cluster, carry_out: bool
+    fake: FakeCluster, open_queue: OpenQueue, carry_out: bool
 ) -> None:
     played = fake.queues.create("q")
     fake.write("q", [b"a", b"b", b"c"])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     one, two, three = take_all(queue, 3)
     fake.fault(m.Settle, times=2, carry_out=carry_out, error=DisconnectedError("gone"))
     one.ack()
@@ -115,16 +130,16 @@ def test_another_leader_is_told(fake3: FakeCluster) -> None:
         [task] = queue.take(1, PATIENCE_S)
         fake3.move_leader("q", 0, 2)
         task.ack()
-        queue.flush()
+        queue.close()
     assert played.done == {(0, 0)}
 
 
 def test_an_ack_that_came_too_late_says_who_has_the_record(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
     played = fake.queues.create("q")
     fake.write("q", [b"a", b"b"])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     one, two = take_all(queue, 2)
     fake.queues.free(played)
     one.ack()
@@ -139,11 +154,11 @@ def test_an_ack_that_came_too_late_says_who_has_the_record(
 
 
 def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_back(
-    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
 ) -> None:
     played = fake.queues.create("q", visibility_timeout_s=1, max_handling_s=2)
     fake.write("q", [b"a", b"b"])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     began_s = time.monotonic()
     [task] = queue.take(1, PATIENCE_S)
     eventually(lambda: sum(bool(one.extends) for one in fake.asked(m.Settle)) >= 2)
@@ -161,11 +176,11 @@ def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_ba
 
 
 def test_of_one_key_nothing_is_handed_out_behind_a_record_that_failed(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
     played = fake.queues.create("q", ordered_by_key=True)
     fake.write("q", [b"1", b"2", b"3", b"4"], keys=[b"a", b"a", b"b", None])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     first = take_all(queue, 3)
     assert [task.value for task in first] == [b"1", b"3", b"4"]
     first[0].nack(0)  # Its leader frees both records of the key.
@@ -179,10 +194,10 @@ def test_of_one_key_nothing_is_handed_out_behind_a_record_that_failed(
 
 
 def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
     played = fake.queues.create("q", partitions=20)
-    queue = cluster.queue("q", prefetch=100)
+    queue = open_queue("q", prefetch=100)
     assert queue.take(1, 0.3) == []
     for partition in range(20):
         fake.write("q", [b"%d" % partition], partition)
@@ -230,13 +245,13 @@ def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_queue_that_is_gone_is_an_error_of_take(
-    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
     monkeypatch.setattr(lanes, "SETTLE_PATIENCE_S", 0.5)
     fake.queues.create("q")
     fake.write("q", [b"a"])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     [task] = queue.take(1, PATIENCE_S)
     fake.call(lambda: fake.queues.queues.pop("q"))
     with pytest.raises(UnknownQueueError, match="deleted"):
@@ -247,9 +262,9 @@ def test_a_queue_that_is_gone_is_an_error_of_take(
         queue.flush()
 
 
-def test_wrong_arguments_are_refused(fake: FakeCluster, cluster: Cluster) -> None:
+def test_wrong_arguments_are_refused(fake: FakeCluster, cluster: Cluster, open_queue: OpenQueue) -> None:
     fake.queues.create("q")
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     fake.write("q", [b"a"])
     [task] = queue.take(1, PATIENCE_S)
     refused: list[Callable[[], object]] = [
@@ -283,11 +298,11 @@ def test_wrong_arguments_are_refused(fake: FakeCluster, cluster: Cluster) -> Non
 
 
 def test_a_forked_child_can_not_use_the_queue_and_leaves_the_parents_alone(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
     played = fake.queues.create("q")
     fake.write("q", [b"a"])
-    queue = cluster.queue("q")
+    queue = open_queue("q")
     [task] = queue.take(1, PATIENCE_S)
     child = os.fork()
     if child == 0:
