@@ -9,6 +9,7 @@ from rayq.actors.queues import learning
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.learning import Learner
+from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
@@ -320,7 +321,7 @@ def moved_batch_not_recognised() -> list[Patch]:
         self._epoch += 1
         return encode(self, outcome, records, (number[0], self._epoch))
 
-    return [(QueueMoves, "_look", look), (QueueMoves, "_encode", mutated)]
+    return [(MoveTargets, "look", look), (QueueMoves, "_encode", mutated)]
 
 
 # --- the order of keys ----------------------------------------------------------------------------
