@@ -43,6 +43,7 @@ from rayq.records import Record, TopicPartition
 from rayq.storage.batch import due_header
 from rayq.testing.checker.recorder import as_text
 from rayq.wire.messages import (
+    AlterQueue,
     CreateQueue,
     DescribeQueue,
     DescribeQueueResponse,
@@ -146,6 +147,11 @@ class QueueWorkload(Workload):
                     ordered_by_key=plan.ordered,
                     is_own=plan.topic == LATER,
                 )
+                # In the end the dead letters are counted, also those that were redriven.
+                kept = AlterQueue(
+                    request_id="-", name=f"{plan.name}.dead", config={"retention": "topic"}
+                )
+                await client.change(kept, timeout_s=END_LIMIT_S)
             while len(self._queue_ids) < 2 * len(self.plans):
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
                 self._queue_ids = {one.name: one.queue_id for one in answer.queues}
