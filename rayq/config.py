@@ -327,6 +327,9 @@ class ClusterConfig:
     """Partitions of `__transaction_state`, fixed at the first transaction: each has a coordinator
     of its own."""
 
+    queue_state_partitions: Annotated[int, Bounds(1, 256)] = 4
+    """Partitions of `__queue_state`, fixed at the first queue: each has a keeper of its own."""
+
     offsets_retention_ms: Positive = 7 * DAY_MS
     """Positions of a group without members are forgotten after so long."""
 
@@ -829,9 +832,10 @@ def check_group_keys(config: ConsumerConfig) -> None:
             raise ConfigError(f"{name} is for members of a group: say group= too.")
 
 
-def as_dict(config: TopicConfig) -> dict[str, Any]:
+def as_dict(config: TopicConfig | QueueConfig) -> dict[str, Any]:
     """The whole config as plain values, defaults included; `parse` takes it back."""
-    return {name: getattr(config, name) for name in types_of(TopicConfig)}
+    kind: Any = type(config)
+    return {name: getattr(config, name) for name in types_of(kind)}
 
 
 def _title(kind: type) -> str:

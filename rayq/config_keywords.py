@@ -58,6 +58,7 @@ class ClusterKeywords(TypedDict, total=False):
     compaction_memory_bytes: int
     offsets_topic_partitions: int
     transaction_state_partitions: int
+    queue_state_partitions: int
     offsets_retention_ms: int
     group_disconnect_grace_ms: int
     group_assignors: dict[str, str] | None

@@ -634,6 +634,13 @@ class QueueLoadingError(InternalError):
     retriable = True
 
 
+class QueueFencedError(InternalError):
+    """Another leader of the data partition has taken a queue's state over, or the queue was
+    deleted: nothing was written, and no repetition will be."""
+
+    not_written = True
+
+
 class TransactionEndedError(InternalError):
     """The transaction that a batch, a position or a question names has ended."""
 

@@ -255,10 +255,13 @@ class QueueChanged(MetadataRecord, frozen=True):
     name: str
     topic_id: str
     config: Mapping[str, Any]
+    partitions: int
+    """How many the topic had when the queue was created."""
 
 
 class QueueDeleted(MetadataRecord, frozen=True):
     queue_id: str
+    topic_id: str
 
 
 class ProducerIdsAllocated(MetadataRecord, frozen=True):

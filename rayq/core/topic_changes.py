@@ -42,7 +42,9 @@ OFFSETS_TOPIC = "__consumer_offsets"
 """Rayq's own topic of what groups committed: clients may read it, not change it."""
 TRANSACTIONS_TOPIC = "__transaction_state"
 """Rayq's own topic of what transaction coordinators decided, likewise."""
-OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+QUEUES_TOPIC = "__queue_state"
+"""Rayq's own topic of what queues have settled, likewise."""
+OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC)
 OWN_TOPIC_OPTIONS = {
     "cleanup_policy": "compact",
     "segment_bytes": 16 * MIB,
@@ -61,18 +63,18 @@ OWN_TOPIC_FIXED = {
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def check_topic_name(name: str) -> None:
+def check_topic_name(name: str, what: str = "topic") -> None:
     """Checks a name. Raises InvalidTopicError. Names become directory names; a leading "__" is
-    reserved."""
+    reserved. `what` has the name, in messages."""
     if not name:
-        raise InvalidTopicError("A topic name cannot be empty.")
+        raise InvalidTopicError(f"A {what} name cannot be empty.")
     if len(name) > TOPIC_NAME_LENGTH_MAX:
         raise InvalidTopicError(
-            f"A topic name has at most {TOPIC_NAME_LENGTH_MAX} characters, not {len(name)}."
+            f"A {what} name has at most {TOPIC_NAME_LENGTH_MAX} characters, not {len(name)}."
         )
     if name in {".", ".."} or not _LEGAL_NAME.fullmatch(name):
         raise InvalidTopicError(
-            f"{name!r} is not a legal topic name: use letters, digits, '.', '_' and '-', "
+            f"{name!r} is not a legal {what} name: use letters, digits, '.', '_' and '-', "
             "and more than dots."
         )
     if name.startswith("__"):
@@ -128,7 +130,7 @@ def ensure_own_topic(
 def check_not_internal(name: str) -> None:
     """Raises InvalidTopicError for a topic that only rayq itself may change."""
     if name in OWN_TOPICS:
-        calls = "group" if name == OFFSETS_TOPIC else "transaction"
+        calls = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transaction"}.get(name, "queue")
         raise InvalidTopicError(
             f"{name!r} is rayq's own: it cannot be written to, grown, reconfigured or deleted by "
             f"clients. Use the {calls} calls of the admin instead."

@@ -14,18 +14,17 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.any_broker import Change, ChangeResponse
+from rayq.wire.messages.any_broker import Change
 from rayq.wire.messages.base import (
     Bytes,
-    Done,
     Epoch,
     Id,
     Milliseconds,
     Name,
     Offset,
     Partition,
+    Request,
     Response,
-    ToController,
     ToCoordinator,
     ToLeader,
 )
@@ -39,14 +38,18 @@ Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class CreateQueue(Change, frozen=True, kw_only=True):
-    """Creates a queue over an existing topic. Raises QueueExistsError, UnknownTopicError,
-    InvalidTopicError, ConfigError."""
+    """Creates a queue, the queue of its dead letters, and its topic where `partitions` is given:
+    all of it or nothing. Raises QueueExistsError, UnknownTopicError, ConfigError, and what
+    `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
     name: Name
-    queue_id: Id
     topic: Name
     config: dict[str, Any]
+    partitions: int | None = None
+    """None: the topic exists."""
+    replication_factor: int | None = None
+    topic_config: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class AlterQueue(Change, frozen=True, kw_only=True):
@@ -64,19 +67,45 @@ class DeleteQueue(Change, frozen=True, kw_only=True):
     name: Name
 
 
-class EnsureQueueStateTopic(ToController[ChangeResponse], frozen=True):
-    """Creates `__queue_state` unless it exists, at the first use of a queue."""
-
-    api: ClassVar[int] = 15
-
-
 class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
-    """A queue, as metadata answers and partition assignments name it."""
+    """A queue, as partition assignments name it, and brokers to clients."""
 
     queue_id: str
     name: str
     topic_id: str
+    topic: str
     config: dict[str, Any]
+    """The whole config, as `rayq.config.as_dict` gives it."""
+    partitions: int
+    """How many partitions the topic had when the queue was made: `start` is for these. Partitions
+    that came later are read from their beginning."""
+
+
+QUEUES_PAGE = 1_000
+"""The most queues of one answer."""
+
+
+class DescribeQueuesResponse(Response, frozen=True):
+    version: int
+    """As that of `MetadataResponse`."""
+    queues: list[QueueMetadata]
+    """Sorted by name."""
+    next_after: str | None = None
+    """Not None where one answer does not hold all queues: ask again with this as `after`."""
+
+
+class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
+    """The queues that this broker knows. It waits up to `wait_ms` for metadata of at least
+    `version_min`, then answers by what it has."""
+
+    api: ClassVar[int] = 137
+    ends_with_connection: ClassVar[bool] = True
+    names: Annotated[list[Name], msgspec.Meta(max_length=10_000)] | None = None
+    """None: all queues. A name that does not exist is missing in the answer."""
+    version_min: int = 0
+    wait_ms: Milliseconds = 0
+    after: str = ""
+    """Only queues with names after this one."""
 
 
 # --- clients to the leader of a data partition ---------------------------------------------------
@@ -226,38 +255,46 @@ class PurgeQueue(ToLeader[PurgeQueueResponse], frozen=True):
 
 
 # --- the keeper: leaders of data partitions to the leader of a partition of `__queue_state` -------
+# Each raises QueueFencedError: a later opening took the state over, or the queue was deleted.
 
 
 class OpenQueueStateResponse(Response, frozen=True):
-    """The payload: the kept records of this queue's partition, as `core.queue_records` encodes
-    them."""
+    """The payload: the kept records of this queue's partition, as `core.kept_queues.pack` made
+    it."""
 
     fence: int
-    """Names this opening: writes with another one are refused."""
-    next_key: bytes | None = None
+    """Names this opening: writes with another one are refused. Each opening has a higher one."""
+    next_after: bytes | None = None
     """Not None where there is more: ask again with this as `after`."""
 
 
 class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
-    """The leader of a data partition takes the state over. The keeper refuses lower leader epochs
-    (FencedEpochError), and from now on all writes of earlier openings."""
+    """The leader of a data partition takes the state over: from now on writes of earlier openings
+    are refused, and so are openings of lower leader epochs. A repetition by the same opener
+    changes nothing."""
 
     api: ClassVar[int] = 58
     queue_id: Id
-    data_topic_id: Id
     data_partition: Partition
     data_leader_epoch: Epoch
-    fence: int | None = None
-    """None: a new opening. Else the next page of that one."""
-    after: bytes | None = None
+    opener: Id
+    """A random id, for this opening alone."""
+    after: bytes = b""
 
 
-class WriteQueueState(ToCoordinator[Done], frozen=True):
-    """Writes kept records (the payload), all or none, durably before the answer. One write of an
-    opening is under way at a time. Raises FencedEpochError where another opening came later."""
+class WriteQueueStateResponse(Response, frozen=True):
+    is_full: bool
+    """The keeper holds so much that no more records should be given out for now."""
+
+
+class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
+    """Writes kept records (the payload, made by `core.kept_queues.pack`), all or none, durably
+    before the answer. Raises QueueLimitError also where the keeper is far over its limit."""
 
     api: ClassVar[int] = 59
     queue_id: Id
-    data_topic_id: Id
     data_partition: Partition
     fence: int
+    sequence: int
+    """The number of the write, of which one is under way at a time. A repetition has the same; a
+    lower one than the last is a write that was held back, and is refused."""
