@@ -432,6 +432,28 @@ class CorruptBatchError(RayqError):
     """Whether the bytes are as they were written: then no other copy of them is better."""
 
 
+class LargeValueError(CorruptBatchError):
+    """A large value cannot be put together: a chunk of it is missing or of another value, the
+    object that has it is gone, or size or checksum of the whole are wrong. Nothing of it is handed
+    out; reading goes on behind it as behind other records that cannot be read."""
+
+    retriable = False
+    crc_matches = True
+
+
+class LargeValueRefusedError(RayqError):
+    """This reader does not read a large value, although it may be all right: it is larger than
+    `large_value_max_bytes`, or in an object that the reader's `large_values` does not name.
+
+    The reader stays at the record: the one of `topic_partition` at `offset`.
+    `seek(error.topic_partition, error.next_offset)` goes on without it.
+    """
+
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None
+    next_offset: int | None = None
+
+
 class DeserializationError(RayqError):
     """A consumer's deserializer raised; what it raised is the error's cause.
 

@@ -240,7 +240,6 @@ class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
     to_topic: str | None
     """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
-    reason: Reason
 
 
 class PurgeQueueResponse(Response, frozen=True):
