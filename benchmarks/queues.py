@@ -51,9 +51,7 @@ SPAWN: SpawnContext = multiprocessing.get_context("spawn")
 # --- consumers ------------------------------------------------------------------------------------
 
 
-def drain(
-    cluster: rayq.Cluster, queue: str, at_once: int, pipe: Connection, done: Any
-) -> None:
+def drain(cluster: rayq.Cluster, queue: str, at_once: int, pipe: Connection, done: Any) -> None:
     """A consumer's process. For each number that comes through the pipe it takes and acknowledges,
     until all consumers together have had so many records; answers when its last acknowledgement was
     durable, and None at first."""
@@ -80,7 +78,8 @@ def drain(
 def started(
     work: Callable[..., None], count: int, *arguments: Any, last: tuple[Any, ...] = ()
 ) -> Iterator[list[Connection]]:
-    """Processes that run `work(*arguments, pipe, *last)`, and have sent something: they are ready."""
+    """Processes that run `work(*arguments, pipe, *last)`, and have said that they are ready. At the
+    end of the block they get None."""
     pipes, processes = [], list[SpawnProcess]()
     try:
         for _ in range(count):
@@ -111,7 +110,13 @@ def fill(cluster: rayq.Cluster, topic: str, records: int) -> None:
 
 
 def rates(
-    cluster: rayq.Cluster, queue: str, *, partitions: int, consumers: int, at_once: int, records: int
+    cluster: rayq.Cluster,
+    queue: str,
+    *,
+    partitions: int,
+    consumers: int,
+    at_once: int,
+    records: int,
 ) -> list[float]:
     """Records a second, taken and durably acknowledged, of each round but the first."""
     cluster.create_queue(queue, partitions=partitions, replication_factor=BROKERS)
@@ -298,8 +303,13 @@ def work(cluster: rayq.Cluster, queue: str, pipe: Connection) -> None:
         def add(x: int, y: int) -> int:
             return x + y
 
+        def stop() -> None:
+            pipe.recv()
+            os.kill(os.getpid(), signal.SIGTERM)
+
         pipe.send(None)
         pipe.recv()
+        threading.Thread(target=stop, daemon=True).start()
         q.work()
 
 
@@ -327,7 +337,6 @@ def tasks_of_rayq(cluster: rayq.Cluster, tasks: int) -> tuple[float, float]:
         ):
             time.sleep(0.01)
         handled_s = time.perf_counter() - began_s
-        yield_to_the_end(pipes)
     return tasks / put_s, tasks / handled_s
 
 

@@ -2,10 +2,10 @@
 
     python examples/queue_resize_images.py        # needs Pillow
 
-The pictures are PNG files of 1600 x 1200 pixels, parts of the Mandelbrot set that Pillow draws: real
-files, so that a worker has real work. Each is a task. What the killed workers had in hand comes to
-the others about a second later, as delivery number 2, and in the end each picture has its thumbnail.
-A thumbnail is written beside its place and renamed, so that doing a task twice does no harm.
+The pictures are generated: PNG files of 1600 x 1200 pixels, each another part of the Mandelbrot
+set, which Pillow draws. Each is a task. What the killed workers had in hand comes to the others
+about a second later, as delivery number 2, and in the end each picture has its thumbnail. A
+thumbnail is written beside its place and renamed, so that doing a task twice does no harm.
 """
 
 from __future__ import annotations
