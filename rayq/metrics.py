@@ -253,6 +253,14 @@ _METRICS = (
         "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
         "then on all readers see how it ended.",
     ),
+    # Queues, from their keepers.
+    Metric(
+        "rayq_queue_state_bytes",
+        "gauge",
+        ("cluster", "partition"),
+        "What the keeper that leads this partition of __queue_state holds of its queues; above 64 "
+        "MiB they give out no more records until some are settled.",
+    ),
     # Remote storage. Of a partition with any of it, from the leader.
     Metric(
         "rayq_remote_size_bytes",

@@ -183,10 +183,16 @@ class KeptQueues:
         self.held_bytes += _size(record.key, record.value)
 
     def open_state(
-        self, state_key: StateKey, *, data_leader_epoch: int, opener: str
+        self,
+        state_key: StateKey,
+        *,
+        data_leader_epoch: int,
+        opener: str,
+        is_first_page: bool = True,
     ) -> tuple[int, list[Record]]:
         """The fence of an opening, and what makes it the one that may write: nothing, where it is
-        already. Raises QueueFencedError where a later leader has opened the state."""
+        already, as it has to be from the second page on. Raises QueueFencedError where a later
+        leader has opened the state."""
         before = self._opening_of(state_key)
         if before is not None:
             if data_leader_epoch < before.data_leader_epoch:
@@ -196,6 +202,11 @@ class KeptQueues:
                 )
             if (data_leader_epoch, opener) == (before.data_leader_epoch, before.opener):
                 return before.fence, []
+        if not is_first_page:
+            raise QueueFencedError(
+                f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened by "
+                "another leader while this one read its state, or the queue was deleted."
+            )
         fence = 1 if before is None else before.fence + 1
         opening = Opening(VERSION, data_leader_epoch, fence, opener)
         return fence, [Record(state_key, OPENING, _encoder.encode(opening))]

@@ -536,6 +536,8 @@ class Broker:
             names = set(state.queue_ids)
             if request.names is not None:
                 names.intersection_update(request.names)
+                found = (state.queues.get(queue_id) for queue_id in request.queue_ids)
+                names.update(queue.name for queue in found if queue is not None)
             left = sorted(name for name in names if name > request.after)
             page = left[: messages.QUEUES_PAGE]
             queues = [state.queues[state.queue_ids[name]] for name in page]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rayq.actors.transactions.links import Build, Links
 from rayq.core.kept_queues import KeptRecord, pack, unpack
 from rayq.environment import Environment
-from rayq.errors import QueueFencedError, QueueLimitError, RayqError, UnknownTopicError
+from rayq.errors import QueueLimitError, RayqError, UnknownTopicError
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,6 @@ class Journal:
         after: bytes | None = b""
         while after is not None:
             answer, payload = await self._ask(self._page(after))
-            if self.fence not in (0, answer.fence):
-                raise QueueFencedError(
-                    f"Partition {self._data_partition} of queue {self._queue_id} was opened by "
-                    "another leader while this one read its state."
-                )
             records += unpack(payload)
             self.fence, after = answer.fence, answer.next_after
         return records

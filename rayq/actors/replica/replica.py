@@ -14,6 +14,7 @@ from typing import TypeVar
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.adoption import Adoption, must_adopt
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
@@ -26,7 +27,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -42,7 +43,7 @@ from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
-CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator)
+CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator, QueueKeeper)
 
 
 class Replica:
@@ -95,7 +96,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | Adoption | None = None
-        self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
+        self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
@@ -204,6 +205,10 @@ class Replica:
                     ask_broker=self._ask_broker,
                     links=self._links,
                     clock_watch=self._clock_watch,
+                )
+            elif assignment.topic == QUEUES_TOPIC and self._coordinator is None:
+                self._coordinator = QueueKeeper(
+                    self._replica_log, leader, assignment, ask_broker=self._ask_broker
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(

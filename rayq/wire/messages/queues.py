@@ -106,6 +106,10 @@ class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
     wait_ms: Milliseconds = 0
     after: str = ""
     """Only queues with names after this one."""
+    queue_ids: Annotated[list[Id], msgspec.Meta(max_length=QUEUES_PAGE)] = msgspec.field(
+        default_factory=list
+    )
+    """The queues with these ids, too."""
 
 
 # --- clients to the leader of a data partition ---------------------------------------------------
