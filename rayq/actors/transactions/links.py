@@ -186,6 +186,21 @@ class Links:
                 del self._leaders[topic_id]
             raise
 
+    async def find_topic(self, name: str) -> tuple[str, int]:
+        """The id of a topic, and how many partitions it has. Raises UnknownTopicError."""
+        answer = await self._once(
+            ("topic", name), lambda: self._ask_broker(messages.Metadata([name]))
+        )
+        if answer.controller is None:
+            raise ControllerUnavailableError("The broker's metadata may be old: it has just begun.")
+        for topic in answer.topics:
+            return topic.topic_id, len(topic.partitions)
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+
+    async def new_producer_id(self) -> int:
+        """A producer id that nobody had before, and nobody else gets."""
+        return (await self._ask_broker(messages.AllocateProducerId())).producer_id
+
     def is_gone(self, topic_id: str) -> bool:
         """Whether the topic was deleted: the metadata lacked it whenever it was asked for within
         the last `TOPIC_GONE_S`."""
