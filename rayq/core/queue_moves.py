@@ -2,32 +2,39 @@
 
 A *dying* record failed for good. It stays in the queue until its copy is in the target's log. The
 copy gets there by a numbered *move*: what is to be appended, and its number, is kept before it is
-appended, so that a leader that comes later can find it there, or append the same once more (rule 8).
+appended. So a leader that comes later finds it there, or appends the same once more (rule 8).
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
-Reason = Literal["deliveries", "rejected"]
+import msgspec
+
+DELIVERIES = "deliveries"
+REJECTED = "rejected"
+ERROR_LENGTH_MAX = 4096
+
 Outcome = Literal["dead", "done"]
 
 
-class Dying(NamedTuple):
+class Dying(msgspec.Struct, array_like=True, frozen=True):
     """A record that failed for good: after the most deliveries, or since it was rejected."""
 
     offset: int
     count: int
     reason: str
+    """`DELIVERIES`, `REJECTED`, or an operator's."""
     error: str
-    """What the consumer said. At most 4096 characters."""
+    """What the consumer said. At most `ERROR_LENGTH_MAX` characters."""
 
 
-class Move(NamedTuple):
+class Move(msgspec.Struct, array_like=True, frozen=True):
     """One batch to append to one partition of a target.
 
     `producer_id` and `producer_epoch` number it (the sequence is 0), `scan_from` is the end of the
     target before, `crc` that of the batch's body, `time_ms` its timestamp. `records` are ascending.
+    Moved records are dead letters by their `outcome`, or just done.
     """
 
     move_id: int
