@@ -61,7 +61,8 @@ class AlterQueue(Change, frozen=True, kw_only=True):
 
 
 class DeleteQueue(Change, frozen=True, kw_only=True):
-    """Forgets a queue and what it has settled; its topic stays. Raises UnknownQueueError."""
+    """Forgets a queue and what it has settled; its topic stays, and its dead letters. Raises
+    UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
     name: Name
