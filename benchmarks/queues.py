@@ -167,7 +167,7 @@ def one_by_one(cluster: rayq.Cluster, share: float) -> list[Row]:
     cluster.create_topic("written", replication_factor=BROKERS)
     cluster.create_queue("one", partitions=1, replication_factor=BROKERS)
     fill(cluster, "one", max(count, AT_ONCE))
-    with cluster.producer() as producer, cluster.queue("one", prefetch=1) as q:
+    with cluster.producer() as producer, cluster.queue("one", prefetch=0) as q:
         for _ in range(count):
             began_s = time.perf_counter()
             producer.send_and_wait("written", VALUE)
@@ -299,7 +299,7 @@ def work(cluster: rayq.Cluster, queue: str, pipe: Connection) -> None:
     """A worker's process, with a task that does next to nothing."""
     with cluster.queue(queue) as q:
 
-        @q.task
+        @q.task(name="add")
         def add(x: int, y: int) -> int:
             return x + y
 
@@ -317,7 +317,7 @@ def tasks_of_rayq(cluster: rayq.Cluster, tasks: int) -> tuple[float, float]:
     """Calls of `delay` a second, and tasks handled a second, as `celery_side` counts them."""
     q = cluster.create_queue("calls", partitions=6, replication_factor=BROKERS)
 
-    @q.task
+    @q.task(name="add")
     def add(x: int, y: int) -> int:
         return x + y
 
