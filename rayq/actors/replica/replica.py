@@ -14,6 +14,7 @@ from typing import TypeVar
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.adoption import Adoption, must_adopt
 from rayq.actors.remote.object_link import ObjectLink
@@ -27,7 +28,12 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.topic_changes import (
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    QUEUES_TOPIC,
+    TRANSACTIONS_TOPIC,
+)
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -97,6 +103,8 @@ class Replica:
         self.where = self._replica_log.where
         self._role: Leader | Follower | Adoption | None = None
         self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
+        self._queues: LeaderQueues | None = None
+        """Beside the leader of a data partition."""
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
@@ -187,6 +195,7 @@ class Replica:
             leader = self._lead(assignment)
             if leader is None:
                 return
+            self._lead_queues(leader, assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
                 self._coordinator = GroupCoordinator(
                     self._replica_log,
@@ -250,6 +259,22 @@ class Replica:
         assert isinstance(self._role, Adoption)
         self._role = leader = self._leader_of(self.assignment, self._role.remote_log)
         leader.committed(self.assignment)
+        self._lead_queues(leader, self.assignment)
+
+    def _lead_queues(self, leader: Leader, assignment: messages.PartitionAssignment) -> None:
+        """Has the queues led that read this partition."""
+        if assignment.topic in OWN_TOPICS:
+            return
+        if self._queues is None:
+            self._queues = LeaderQueues(
+                self._replica_log,
+                leader,
+                assignment,
+                links=self._links,
+                clock_watch=self._clock_watch,
+            )
+        else:
+            self._queues.committed(assignment)
 
     def _leader_of(
         self, assignment: messages.PartitionAssignment, remote_log: RemoteLog | None
@@ -284,6 +309,9 @@ class Replica:
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
             coordinator.end(reason)
+        queues, self._queues = self._queues, None
+        if queues is not None:
+            queues.end(reason)
         role, self._role = self._role, None
         if role is not None:
             role.end(reason)
@@ -324,6 +352,14 @@ class Replica:
                 f"{kind.topic}."
             )
         return self._coordinator
+
+    def queues(self, leader_epoch: int) -> LeaderQueues:
+        """The queues beside the leader, for a request in that epoch. Raises what `leader` raises,
+        and InvalidRequestError for a topic that no queue can read."""
+        self.leader(leader_epoch)
+        if self._queues is None:
+            raise InvalidRequestError(f"{self.where} is rayq's own: it has no queues.")
+        return self._queues
 
     # --- what any replica answers -----------------------------------------------------------
 
@@ -411,6 +447,8 @@ class Replica:
         role = self._role
         if isinstance(role, Leader):
             role.expire_waiters(now_s)
+        if self._queues is not None:
+            self._queues.tick()
         if now_s < self._look_s or not self._replica_log.is_open:
             return
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000

@@ -328,6 +328,16 @@ class ReplicaHost:
                 return self._writable(request).produce(request, payload)
             case messages.Fetch():
                 return self._leader(request).reads.fetch(request, peer.room)
+            case (
+                messages.Take()
+                | messages.Settle()
+                | messages.DescribeQueue()
+                | messages.ListQueueRecords()
+                | messages.MoveQueueRecords()
+                | messages.PurgeQueue()
+            ):
+                replica = self._replica(request.topic_id, request.partition)
+                return replica.queues(request.leader_epoch).handle(peer, request)
             case messages.ReplicaFetch():
                 return self._leader(request).replica_fetch(request)
             case messages.ReplicaFlushed():

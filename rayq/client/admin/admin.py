@@ -172,12 +172,18 @@ class AsyncAdmin:
 
     @takes_timeout
     async def create_partitions(
-        self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+        self,
+        name: str,
+        total: int,
+        *,
+        force: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
         """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
-        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError."""
+        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError, also where
+        a queue handles the records of each key in their order, unless `force` is True."""
         total = whole_number("total", total)
-        request = CreatePartitions(name=topic_name(name), total=total)
+        request = CreatePartitions(name=topic_name(name), total=total, force=force)
         await self._client.change(request, timeout_s=timeout_s)
         await until_ready(self._client, name, total, timeout_s=timeout_s)
 

@@ -1,0 +1,423 @@
+"""A queue in one partition, from an opening of its state on: it gives records out and settles them.
+
+`QueueState` decides, `QueueCommits` makes the decisions durable, and no answer leaves before what
+it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.queues.commits import QueueCommits, as_error
+from rayq.actors.queues.holders import Holders
+from rayq.actors.queues.journal import Journal
+from rayq.actors.queues.learning import Learner
+from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.reads import QueueReads
+from rayq.actors.queues.takes import WaitingTake, WaitingTakes
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
+from rayq.config import QueueConfig
+from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
+from rayq.environment import Buffer
+from rayq.errors import RayqError
+from rayq.wire import messages
+
+SWEEP_MS_MIN = 100
+SWEEPS_PER_S = 20
+"""So many takes of consumers that look around a partition sees each second."""
+Settled = asyncio.Future[messages.SettleResponse]
+
+
+class Served(Protocol):
+    """The leader of the queue, which outlives an opening."""
+
+    queue: messages.QueueMetadata
+    config: QueueConfig
+    takes: WaitingTakes
+    holders: Holders
+
+
+class OpenQueue:
+    """See the module. `begin`, then `serve`, which raises what ends the opening; `end` is final."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        learner: Learner,
+        served: Served,
+        journal: Journal,
+        *,
+        partition: int,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        reads: QueueReads,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self.state = state
+        self.commits = QueueCommits(state, journal, on_kept=self.wake)
+        self._learner = learner
+        self._journal = journal
+        self._takes, self._holders = served.takes, served.holders
+        self._replica_log = replica_log
+        self._leader = leader
+        self._reads = reads
+        self._clock = replica_log.environment.clock
+        self._tasks = replica_log.environment.tasks
+        self._clock_watch = clock_watch
+        self._loop = asyncio.get_running_loop()
+        self._is_woken = False
+        self._waker: asyncio.Future[None] | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
+        self._settled: tuple[asyncio.Future[None], Settled] | None = None
+        self._ended: RayqError | None = None
+        self.queue = served.queue.name
+        self.topic = served.queue.topic
+        self.topic_id = served.queue.topic_id
+        self.partition = partition
+        self._writing: asyncio.Task[None] | None = None
+        self.moves = QueueMoves(state, self, links, replica_log.environment)
+
+    @classmethod
+    async def open(
+        cls,
+        records: Iterable[KeptRecord],
+        served: Served,
+        journal: Journal,
+        *,
+        partition: int,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        reads: QueueReads,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> OpenQueue:
+        """Takes up what was kept of a queue. Raises what reads raise."""
+        learner = await Learner.open(
+            records,
+            served.config,
+            served.queue,
+            partition,
+            replica_log=replica_log,
+            reads=reads,
+            clock_watch=clock_watch,
+        )
+        return cls(
+            learner.state,
+            learner,
+            served,
+            journal,
+            partition=partition,
+            replica_log=replica_log,
+            leader=leader,
+            reads=reads,
+            links=links,
+            clock_watch=clock_watch,
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Returns when what the opening changed is kept: where a queue begins must not move."""
+        self._writing = self._tasks.spawn(self.commits.run(), f"keeps {self.queue}")
+        kept = self.commits.kept()
+        if kept is not None:
+            await asyncio.wait((kept, self._writing), return_when=asyncio.FIRST_COMPLETED)
+        if self._writing.done():
+            self._writing.result()
+
+    async def serve(self) -> None:
+        """Gives out and settles, up to an error, which it raises."""
+        assert self._writing is not None
+        self.moves.start()
+        serving = self._tasks.spawn(self._serve(), f"serves {self.queue}")
+        try:
+            await asyncio.wait((self._writing, serving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+        for task in (self._writing, serving):
+            if task.done() and not task.cancelled():
+                task.result()
+
+    def end(self, error: RayqError) -> None:
+        """What was decided and is not kept is void: all that wait for it get the error."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        self.moves.stop()
+        if self._writing is not None:
+            self._writing.cancel()
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self.commits.end(error)
+
+    def reconfigure(self, queue: messages.QueueMetadata, config: QueueConfig) -> None:
+        """Takes the queue's changed config."""
+        self.queue = queue.name
+        self.state.config = config
+        self.wake()
+
+    async def commit(self) -> None:
+        """See `MoveSource`."""
+        if self._ended is not None:
+            raise self._ended
+        await self.commits.until_kept()
+
+    # --- giving out -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to give out, or somebody who wants it."""
+        self._is_woken = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def _serve(self) -> None:
+        while True:
+            self._is_woken = False
+            await self._give_out()
+            self._arm_due_timer()
+            if not self._is_woken:
+                self._waker = self._loop.create_future()
+                await self._waker
+
+    async def _give_out(self) -> None:
+        """Gives to those that wait, first come first served, until there is nothing to give."""
+        while (take := self._takes.next()) is not None:
+            try:
+                given = None
+                if not self._journal.is_full:
+                    wanted = min(take.records_max, self._takes.share(self.available()))
+                    given = await self._learner.take(
+                        take.holder, wanted, take.bytes_max, is_gone=take.connection.done
+                    )
+            except RayqError as error:
+                take.finish(error)
+                continue
+            except BaseException:
+                take.drop()
+                raise
+            if given is None or not given.locks:
+                self._takes.back(take)
+                return
+            self._answer(take, given.locks, given.parts)
+
+    def _answer(self, take: WaitingTake, locks: list[Lock], parts: list[Buffer]) -> None:
+        """Answers a take once its locks are kept."""
+        answer = self.response(locks), parts
+        kept = self.commits.kept()
+        if kept is None:
+            take.finish(answer)
+            return
+
+        def done(kept: asyncio.Future[None]) -> None:
+            error = kept.exception()
+            take.finish(answer if error is None else as_error(error))
+
+        kept.add_done_callback(done)
+
+    def available(self) -> int:
+        """How many records could be taken now, as far as is known."""
+        unlearned = self._replica_log.last_stable_offset - self.state.learned
+        return self.state.counts().ready + max(unlearned, 0)
+
+    def response(self, locks: list[Lock]) -> messages.TakeResponse:
+        return messages.TakeResponse(
+            self.state.state_epoch,
+            locks,
+            self.available(),
+            self.due_in_ms(),
+            sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
+        )
+
+    def due_in_ms(self) -> int | None:
+        next_due_ms = self.state.next_due_ms
+        if next_due_ms is None:
+            return None
+        return max(next_due_ms - self._clock_watch.now_ms(), 0)
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
+        """See `messages.Settle`."""
+        state, holder, epoch = self.state, request.holder, request.state_epoch
+        lost: list[Lost] = []
+        if request.acks:
+            lost += state.ack(holder, epoch, request.acks)
+        if request.nacks:
+            now_ms = self._clock_watch.now_ms()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+        if request.rejects:
+            lost += state.reject(holder, epoch, request.rejects)
+        if request.extends:
+            now_s = self._clock.monotonic()
+            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        if request.nacks or request.rejects:
+            self.moves.wake()
+            self.wake()
+        elif len(self._takes):
+            self.wake()
+        kept = self.commits.kept()
+        if kept is None:
+            return messages.SettleResponse(lost)
+        if lost:
+            return _after(kept, messages.SettleResponse(lost))
+        # Nearly all settle without a loss, many at a time: they share one future.
+        if self._settled is None or self._settled[0] is not kept:
+            self._settled = kept, _after(kept, messages.SettleResponse([]))
+        return self._settled[1]
+
+    def free_holder(self, holder: str) -> None:
+        """Nobody has heard of this holder for a while: its records are for others."""
+        if self.state.free_holder(holder):
+            self._decided()
+
+    def _decided(self) -> None:
+        """Time made a decision: it is kept, and there may be something to give or to move."""
+        self.commits.kept()
+        self.moves.wake()
+        self.wake()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, prolong_s: float, *, can_hear: bool) -> None:
+        """What is due by time. In `prolong_s` of it nobody could be heard."""
+        if self._ended is not None:
+            return
+        state, now_s = self.state, self._clock.monotonic()
+        if prolong_s > 0:
+            state.prolong(prolong_s)
+        log_start = self._replica_log.log.start_offset
+        if log_start > state.start_offset:
+            state.advance_start(log_start)
+        next_expiry_s = state.next_expiry_s
+        if can_hear and next_expiry_s is not None and next_expiry_s <= now_s:
+            state.expire(now_s)
+        next_due_ms = state.next_due_ms
+        if next_due_ms is not None:
+            state.due(self._clock_watch.now_ms())
+        if state.is_changed:
+            self._decided()
+
+    def _arm_due_timer(self) -> None:
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+            self._due_timer = None
+        due_in_ms = self.due_in_ms()
+        if due_in_ms is not None:
+            self._due_timer = self._loop.call_later(max(due_in_ms, 1) / 1000, self._due)
+
+    def _due(self) -> None:
+        self._due_timer = None
+        if self._ended is None:
+            self.state.due(self._clock_watch.now_ms())
+            self._decided()
+
+    # --- for operators --------------------------------------------------------------------------
+
+    async def describe(self) -> messages.DescribeQueueResponse:
+        """See `messages.DescribeQueue`."""
+        await self.commit()
+        state, counts = self.state, self.state.counts()
+        oldest_ms = await self._oldest_ready_ms()
+        return messages.DescribeQueueResponse(
+            start_offset=state.start_offset,
+            end_offset=self._replica_log.last_stable_offset,
+            ready=self.available() + counts.blocked,
+            locked=counts.locked,
+            delayed=counts.delayed,
+            moving=counts.moving,
+            done=counts.done,
+            dead=state.dead,
+            expired=state.expired,
+            oldest_ready_ms=oldest_ms,
+            next_due_ms=self.due_in_ms(),
+            waiting_takes=len(self._takes),
+            trouble=self.trouble,
+        )
+
+    async def _oldest_ready_ms(self) -> int | None:
+        """How old the oldest record is that nobody has."""
+        offset = self.state.first_unsettled_ready()
+        if offset is None:
+            offset = self.state.learned
+        asked = messages.DescribeOffset(
+            self.topic_id, self.partition, self._leader.leader_epoch, offset
+        )
+        return (await self._leader.reads.describe_offset(asked)).age_ms
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps records from being given out or moved. None: nothing does."""
+        return (
+            self._journal.trouble
+            or self.commits.trouble
+            or self.state.trouble
+            or ("The keeper of this queue is full." if self._journal.is_full else None)
+            or self.moves.trouble
+        )
+
+    async def list_records(
+        self, request: messages.ListQueueRecords
+    ) -> messages.ListQueueRecordsResponse:
+        """See `messages.ListQueueRecords`."""
+        await self.commit()
+        state = self.state
+        while state.learned <= request.offset + request.records_max:
+            if not await self._learner.learn():
+                break
+        found, next_offset = state.unsettled(
+            request.offset,
+            request.states,
+            request.records_max,
+            now_s=self._clock.monotonic(),
+        )
+        records = [
+            messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
+            for one in found
+        ]
+        return messages.ListQueueRecordsResponse(records, next_offset)
+
+    async def purge(self) -> messages.PurgeQueueResponse:
+        """See `messages.PurgeQueue`."""
+        end, purged = self._replica_log.last_stable_offset, 0
+        while True:
+            # Each leader epoch that is passed over is told of.
+            epoch_end = self._learner.learn_epoch() or end
+            purged += self.state.purge(min(epoch_end, end))
+            if epoch_end >= end:
+                break
+        await self.commit()
+        self.wake()
+        return messages.PurgeQueueResponse(purged)
+
+    async def read_records(self, offsets: Sequence[int]) -> dict[int, MovedRecord]:
+        """See `MoveSource`."""
+        found: dict[int, MovedRecord] = {}
+        for offset in offsets:
+            if offset < self._replica_log.log.start_offset:
+                continue
+            piece = await self._reads.piece(offset)
+            record = piece.record(offset)
+            if record is not None:
+                found[offset] = MovedRecord(*record)
+        return found
+
+
+def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:
+    """The answer, once that is kept on which it rests."""
+    answered: Settled = asyncio.get_running_loop().create_future()
+
+    def done(kept: asyncio.Future[None]) -> None:
+        error = kept.exception()
+        if error is None:
+            answered.set_result(answer)
+        else:
+            answered.set_exception(as_error(error))
+
+    kept.add_done_callback(done)
+    return answered
