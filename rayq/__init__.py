@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.client.producing.transaction import AsyncTransaction, Transaction
+    from rayq.client.queues.functions import TaskFunction
+    from rayq.client.queues.queue import AsyncQueue, Queue
+    from rayq.client.queues.task import QueueTask
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
@@ -37,9 +40,11 @@ if TYPE_CHECKING:
         DeliveryError,
         DeliveryTimeoutError,
         DeserializationError,
+        LockLostError,
         OffsetOutOfRangeError,
         OutcomeUnknownError,
         ProducerFencedError,
+        QueueExistsError,
         RayqError,
         RecordTooLargeError,
         SerializationError,
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
         TopicExistsError,
         TransactionAbortedError,
         TransactionOutcomeUnknownError,
+        UnknownQueueError,
         UnknownTopicError,
     )
     from rayq.metrics import Sample
@@ -101,6 +107,9 @@ _HOMES = {
     "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
     "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
     "rayq.client.producing.transaction": ("AsyncTransaction", "Transaction"),
+    "rayq.client.queues.functions": ("TaskFunction",),
+    "rayq.client.queues.queue": ("AsyncQueue", "Queue"),
+    "rayq.client.queues.task": ("QueueTask",),
     "rayq.config_reference": (
         "ClusterConfig",
         "ConsumerConfig",
@@ -147,6 +156,7 @@ __all__ = [
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncQueue",
     "AsyncTransaction",
     "AuthenticationError",
     "BrokerInfo",
@@ -171,6 +181,7 @@ __all__ = [
     "GroupMembership",
     "GroupOffset",
     "HangingTransaction",
+    "LockLostError",
     "ManyDeliveryFuture",
     "MovedRecords",
     "ObjectStoreInfo",
@@ -186,10 +197,13 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerFencedError",
+    "Queue",
     "QueueConfig",
+    "QueueExistsError",
     "QueueInfo",
     "QueuePartitionInfo",
     "QueueRecordInfo",
+    "QueueTask",
     "RayqError",
     "Reassignment",
     "Record",
@@ -202,6 +216,7 @@ __all__ = [
     "Sample",
     "SerializationError",
     "SnapshotPin",
+    "TaskFunction",
     "TimeoutError",
     "TopicConfig",
     "TopicExistsError",
@@ -213,6 +228,7 @@ __all__ = [
     "TransactionListing",
     "TransactionOutcomeUnknownError",
     "TransactionParticipant",
+    "UnknownQueueError",
     "UnknownTopicError",
     "__version__",
     "connect",

@@ -27,6 +27,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -515,6 +516,13 @@ class ProducerConfig:
     key_serializer: Serializer | None = None
     """The same for keys. A partitioner gets the bytes."""
 
+    large_values: str | None = None
+    """What `send` does with a record above the topic's `max_message_bytes`. None: it raises.
+    "chunks": the value goes into the log in pieces, which readers put together (at least acks=1;
+    not into compacted topics). A URL (`s3://bucket/prefix`, `file:///directory`, any that fsspec
+    knows): the value becomes an object there, and the record names it; `send` waits for the store,
+    and readers need the same URL as their `large_values`. See docs/large-values.md."""
+
     transactional_id: str | None = None
     """Writes in transactions, under a name that stays over restarts: a producer that starts with it
     fences the one before. 1 to 256 characters. Needs acks="all" and enable_idempotence."""
@@ -548,6 +556,12 @@ class ProducerConfig:
             'transactional_id needs enable_idempotence and acks="all": a transaction that may lose '
             "records is none.",
         )
+        _require(
+            self.large_values != "chunks" or self.acks != 0,
+            'large_values="chunks" needs acks="all" or 1: a value is complete once the leader has '
+            "acknowledged each chunk.",
+        )
+        _check_values_url(self.large_values, "chunks")
         _plain_functions(self, "value_serializer", "key_serializer")
 
     @property
@@ -637,6 +651,15 @@ class ConsumerConfig:
     tells of it by a `CorruptBatchError` that has its offset and the next one, and stays there until
     a `seek`; "skip" goes on after it, with a warning in the log."""
 
+    large_value_max_bytes: PositiveBytes = 256 * MIB
+    """The largest value that is put together of chunks, or read from an object. A larger one is a
+    `LargeValueRefusedError`."""
+
+    large_values: str | None = None
+    """Below which URL large values are read from objects (producers' `large_values`), by this
+    process's credentials. None: a value in an object is a `LargeValueRefusedError`. Values in
+    chunks need no permission."""
+
     check_crcs: bool = True
     """Check each batch's CRC before its records are handed out."""
 
@@ -664,7 +687,20 @@ class ConsumerConfig:
             or self.auto_offset_reset >= timedelta(0),
             "auto_offset_reset cannot be a negative duration.",
         )
+        _check_values_url(self.large_values)
         _plain_functions(self, "value_deserializer", "key_deserializer")
+
+
+def _check_values_url(url: str | None, *others: str) -> None:
+    """Where large values are objects."""
+    parts = urlsplit(url or "")
+    _require(
+        url is None
+        or url in others
+        or (bool(parts.scheme and (parts.netloc or parts.path.strip("/"))) and "@" not in url),
+        f"large_values is {''.join(f'{one!r}, ' for one in others)}a URL such as "
+        f"s3://bucket/prefix or file:///directory (without credentials), or None, not {url!r}.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

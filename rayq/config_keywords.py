@@ -99,6 +99,7 @@ class ProducerKeywords(TypedDict, total=False):
     buffer_memory: int
     max_block_ms: int
     partitioner: Partitioner | None
+    large_values: str | None
     transactional_id: str | None
     transaction_timeout_ms: int
     commit_wait_ms: int
@@ -124,6 +125,8 @@ class ConsumerKeywords(TypedDict, total=False):
     default_api_timeout_ms: int
     retry_backoff_ms: int
     on_corrupt: Literal["raise", "skip"]
+    large_value_max_bytes: int
+    large_values: str | None
     check_crcs: bool
 
 

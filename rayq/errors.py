@@ -361,6 +361,11 @@ class LockLostError(RayqError):
     says who has it. It may be handled a second time."""
 
 
+class TaskArgumentsError(RayqError, ValueError):
+    """A record of a queue holds no arguments that its function takes. It goes to the dead letters
+    at once: another try would not mend it."""
+
+
 class QueueLimitError(RayqError):
     """A queue's partition holds as much as it may: settle some of it first."""
 

@@ -9,10 +9,12 @@ import typer
 from rayq.cli import (
     bench,
     cluster,
+    dead_letters,
     groups,
     log,
     moves,
     operations,
+    queues,
     servers,
     storage,
     topics,
@@ -51,6 +53,8 @@ cluster.app.command("replace-disk")(operations.replace_disk)
 cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(queues.app, name="queue")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(storage.app, name="storage")
 app.add_typer(cluster.app, name="cluster")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
@@ -36,10 +36,19 @@ from rayq.client.group_positions import check_group
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
+from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX, names_and_weights, whole_between
+from rayq.client.queues.queue import AsyncQueue, Queue
+from rayq.client.queues.queue_core import QueueCore
 from rayq.client.shared_clients import acquire
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
-from rayq.config_keywords import ConsumerKeywords, PoolKeywords, ProducerKeywords, TopicKeywords
+from rayq.config_keywords import (
+    ConsumerKeywords,
+    PoolKeywords,
+    ProducerKeywords,
+    QueueKeywords,
+    TopicKeywords,
+)
 from rayq.environment import Address
 from rayq.errors import (
     ClosedError,
@@ -140,7 +149,9 @@ class Cluster:
         self._lifecycle = lifecycle
         self._config = config or ClusterConfig()
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
-        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any]] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
+            weakref.WeakSet()
+        )
         self._is_closed = False
         self.admin = Admin(self.shared_client)
 
@@ -472,6 +483,99 @@ class Cluster:
             consumer.seek_to_last(count)
             return newest(consumer.until_end(timeout_s), count)
 
+    # --- queues ---------------------------------------------------------------------------------
+
+    @takes_timeout
+    def create_queue(
+        self,
+        name: str,
+        *,
+        topic: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        exist_ok: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Unpack[QueueKeywords],
+    ) -> Queue:
+        """Creates a queue, and a topic of its own unless it reads `topic`, as `admin.create_queue`
+        does; returns it as `queue` does."""
+        self.admin.create_queue(
+            name,
+            topic=topic,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            exist_ok=exist_ok,
+            timeout_s=timeout_s,
+            **config,
+        )
+        return self.queue(name)
+
+    def queue(
+        self,
+        names: str | Sequence[str],
+        *,
+        weights: Sequence[int] | None = None,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
+    ) -> Queue:
+        """A queue for threads, to put records into and to take them out. Several `names`: it takes
+        from all of them, by `weights` (1 to 1,000 each, 1 by default): where each has a backlog,
+        of any 2 x sum(weights) records each gets its share.
+
+        Up to `prefetch` records (at most 10,000) are locked ahead while others are handled, but no
+        more than are handled in half a second: what takes long is left to other consumers. 0: none.
+
+        A value above `max_message_bytes` is put in chunks, or as an object below the URL
+        `large_values`, and arrives whole; see docs/large-values.md. Raises UnknownQueueError,
+        InvalidRequestError, ConfigError (large_values is no URL)."""
+        checked, each = names_and_weights(names, weights)
+        whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
+        _, background = self.shared_client()
+
+        async def make() -> QueueCore:
+            client, release = self._acquire()
+            core = QueueCore(client, checked, each, prefetch, release, large_values)
+            try:
+                await core.open()
+            except BaseException:
+                await core.close()
+                raise
+            return core
+
+        core = background.run(make())
+        queue = Queue(
+            core, background, lambda: self.producer(large_values=large_values or "chunks")
+        )
+        watch(queue, core, f"A queue of {', '.join(map(repr, checked))}")
+        self._made.add(queue)
+        return queue
+
+    def async_queue(
+        self,
+        names: str | Sequence[str],
+        *,
+        weights: Sequence[int] | None = None,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
+    ) -> AsyncQueue:
+        """As `queue`, for the running event loop: its methods are coroutines. Locks are extended on
+        the same loop: do not block it. The queues are looked up at its first use."""
+        checked, each = names_and_weights(names, weights)
+        whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
+        self._check_async("async_queue")
+        client, release = self._acquire()
+
+        def ended() -> None:
+            unwatch(core)
+            release()
+
+        core = QueueCore(client, checked, each, prefetch, ended, large_values)
+        queue = AsyncQueue(
+            core, lambda: self.async_producer(large_values=large_values or "chunks")
+        )
+        watch_loop(queue, core, f"An async queue of {', '.join(map(repr, checked))}")
+        return queue
+
     # --- consumer pools -------------------------------------------------------------------------
 
     def consumer_pool(
@@ -604,9 +708,9 @@ class Cluster:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the consumers made by this object, then its producers (delivering what they hold),
-        all at once, and its connections. Idempotent. Raises the first DeliveryError, when all are
-        closed."""
+        """Closes the consumers and queues made by this object, then its producers (delivering what
+        they hold), all at once, and its connections. Idempotent. Raises the first DeliveryError,
+        when all are closed."""
         if self._is_closed:
             return
         background = background_loop()
@@ -627,8 +731,8 @@ class Cluster:
             raise first_error
 
     def _close_made(self) -> RayqError | None:
-        """Closes all consumers, then all producers: what a consumer calls at its end may send.
-        Returns the first error."""
+        """Closes all consumers and queues, then all producers: what a consumer calls at its end may
+        send. Returns the first error."""
         first_error: RayqError | None = None
         made = list(self._made)
         for consumer in (one for one in made if isinstance(one, Consumer)):
@@ -637,6 +741,11 @@ class Cluster:
                     consumer.close()
                 except ConcurrentUseError:  # Another thread polls it.
                     consumer.abandon()
+            except RayqError as error:
+                first_error = first_error or error
+        for queue in (one for one in made if isinstance(one, Queue)):
+            try:
+                queue.close()
             except RayqError as error:
                 first_error = first_error or error
         # Side by side: each takes as long as its records may, where no broker answers.

@@ -3,7 +3,7 @@
 The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
 ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
 *opening*: which leader of the data partition may write, in which epoch. Its value is the msgpack
-array `[version, data leader epoch, fence, opener]`. All other keys and values are of the queue's
+array `[version, data leader epoch, fence, opener, keeper's leader epoch]`. All other keys and values are of the queue's
 leader (`core.queue_records`), and mean nothing here.
 
 The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
@@ -79,6 +79,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
     data_leader_epoch: int
     fence: int
     opener: str
+    keeper_epoch: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -142,9 +143,13 @@ class _State:
 
 
 class KeptQueues:
-    """See the module. Only `replay` changes it."""
+    """See the module. Only `replay` changes it. After an unclean election of `unclean_epoch` a
+    leader that opened its state before may rest on records that are lost here: it has to open it
+    anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeper_epoch: int = 0, unclean_epoch: int = 0) -> None:
+        self._keeper_epoch = keeper_epoch
+        self._unclean_epoch = unclean_epoch
         self._states: dict[StateKey, _State] = {}
         self.held_bytes = 0
 
@@ -200,7 +205,8 @@ class KeptQueues:
                     f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened"
                     f" in leader epoch {before.data_leader_epoch}: {data_leader_epoch} is over."
                 )
-            if (data_leader_epoch, opener) == (before.data_leader_epoch, before.opener):
+            is_known = (data_leader_epoch, opener) == (before.data_leader_epoch, before.opener)
+            if is_known and before.keeper_epoch >= self._unclean_epoch:
                 return before.fence, []
         if not is_first_page:
             raise QueueFencedError(
@@ -208,7 +214,7 @@ class KeptQueues:
                 "another leader while this one read its state, or the queue was deleted."
             )
         fence = 1 if before is None else before.fence + 1
-        opening = Opening(VERSION, data_leader_epoch, fence, opener)
+        opening = Opening(VERSION, data_leader_epoch, fence, opener, self._keeper_epoch)
         return fence, [Record(state_key, OPENING, _encoder.encode(opening))]
 
     def read(self, state_key: StateKey, after: bytes) -> tuple[list[KeptRecord], bytes | None]:
@@ -236,6 +242,11 @@ class KeptQueues:
                 f"Partition {state_key.data_partition} of queue {state_key.queue_id} is open under "
                 f"fence {None if opening is None else opening.fence}, not {fence}: another leader "
                 "has taken it over, or the queue was deleted."
+            )
+        if opening.keeper_epoch < self._unclean_epoch:
+            raise QueueFencedError(
+                f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened "
+                "before an unclean election of its keeper, which lost records: open it anew."
             )
         state = self._states[state_key]
         grown_bytes = 0

@@ -14,8 +14,8 @@ def common_end(
 ) -> int:
     """Up to where the log is the one that was `known` up to `learned`: `learned`, unless it was
     cut. What lies below `log_start` is gone, and nothing to compare."""
-    ends = [first for _, first in known[1:]] + [learned]
-    for (epoch, first), end in zip(known, ends, strict=True):
+    for number, (epoch, first) in enumerate(known):
+        end = known[number + 1][1] if number + 1 < len(known) else learned
         if end <= log_start:
             continue
         begin, stop = _place(epoch, log, log_end)
@@ -24,7 +24,7 @@ def common_end(
             return max(min(first, stop), log_start)
         if stop < end:
             return max(stop, log_start)
-    return learned
+    return min(learned, max(log_end, log_start))
 
 
 def _place(epoch: int, log: Epochs, log_end: int) -> tuple[int | None, int]:

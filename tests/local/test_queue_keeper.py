@@ -22,10 +22,13 @@ from rayq.testing import LocalCluster
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
+from tests.local.queue_support import Raw, running
 from tests.local.support import FAST, leader_of, wait_in_sync
 
 KEEPERS = "__queue_state"
 PATIENCE_S = 60.0
+PARTITION = 100
+"""A data partition that the topic of a queue does not have: only the test leads it."""
 _numbers = itertools.count(1)
 
 
@@ -75,7 +78,7 @@ class Leaders:
         assert answer.version >= version
         return answer.queues[0] if answer.queues else None
 
-    def journal(self, *, epoch: int = 1, partition: int = 0) -> Journal:
+    def journal(self, *, epoch: int = 1, partition: int = PARTITION) -> Journal:
         return Journal(
             self.environment,
             self.links,
@@ -124,7 +127,7 @@ def test_what_is_written_is_there_for_the_next_leader_in_pages(
         await first.write([(b"block-000", b"another"), (b"block-001", None)])
         expected = [(b"block-000", b"another"), *records[2:]]
         assert await leaders.kept(epoch=2) == expected
-        assert await leaders.journal(partition=1).open() == []
+        assert await leaders.journal(partition=PARTITION + 1).open() == []
 
     run(servers, story)
 
@@ -161,7 +164,7 @@ def test_a_write_that_was_held_back_undoes_nothing(servers: LocalCluster) -> Non
             await leaders.links.ask_keeper(
                 leaders.queue_id,
                 lambda *at: messages.WriteQueueState(
-                    *at, leaders.queue_id, 0, journal.fence, sequence
+                    *at, leaders.queue_id, PARTITION, journal.fence, sequence
                 ),
                 kept_queues.pack([(b"head", value)]),
             )
@@ -192,7 +195,7 @@ def test_a_leader_does_not_notice_that_its_keeper_was_killed(servers: LocalClust
 @pytest.mark.parametrize("what", ["queue", "topic"])
 def test_a_deleted_queue_leaves_nothing(servers: LocalCluster, what: str) -> None:
     async def story(leaders: Leaders) -> None:
-        journal, sister = leaders.journal(), leaders.journal(partition=1)
+        journal, sister = leaders.journal(), leaders.journal(partition=PARTITION + 1)
         for one in journal, sister:
             await one.open()
             await one.write([(b"head", b"v")])
@@ -241,7 +244,7 @@ def test_a_keeper_refuses_what_no_leader_sends(servers: LocalCluster) -> None:
         async def write(payload: bytes) -> None:
             await leaders.links.ask_keeper(
                 leaders.queue_id,
-                lambda *at: messages.WriteQueueState(*at, leaders.queue_id, 0, journal.fence, 1),
+                lambda *at: messages.WriteQueueState(*at, leaders.queue_id, PARTITION, journal.fence, 1),
                 payload,
             )
 
@@ -251,3 +254,28 @@ def test_a_keeper_refuses_what_no_leader_sends(servers: LocalCluster) -> None:
         assert await leaders.kept(epoch=1) == []
 
     run(servers, story)
+
+
+def test_nothing_is_given_out_while_the_keeper_is_full(
+    servers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"queue-{next(_numbers)}"
+    servers.admin.create_queue(name)
+    with servers.producer() as producer:
+        for number in range(10):
+            producer.send(name, b"%d" % number)
+    consumer = Raw(servers, name)
+
+    async def story() -> None:
+        first = await consumer.take(1)
+        with monkeypatch.context() as full:
+            full.setattr(kept_queues, "HELD_BYTES_MAX", 0)
+            full.setattr(kept_queues, "RESERVE_BYTES", 0)
+            assert await consumer.settle(first, acks=first.locks) == []  # Smaller than before.
+            while "full" not in ((await consumer.describe()).trouble or ""):
+                await consumer.take(1, wait_ms=10)
+            assert (await consumer.take(1, wait_ms=100)).offsets == []
+        assert (await consumer.take(1, wait_ms=30_000)).offsets
+        consumer.close()
+
+    running(story)

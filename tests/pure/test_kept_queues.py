@@ -59,6 +59,23 @@ def test_the_newest_opening_is_the_one_that_writes() -> None:
         kept.write(StateKey("unknown", 0), 1, [])
 
 
+def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper() -> None:
+    before = KeptQueues(keeper_epoch=3)
+    fence, opened = before.open_state(KEY, data_leader_epoch=5, opener="a")
+    take(before, opened)
+    clean = KeptQueues(keeper_epoch=4, unclean_epoch=2)
+    unclean = KeptQueues(keeper_epoch=6, unclean_epoch=6)
+    for kept in (clean, unclean):
+        take(kept, opened)
+    take(clean, clean.write(KEY, fence, [(b"k", b"1")]))
+    with pytest.raises(QueueFencedError, match="unclean election"):
+        unclean.write(KEY, fence, [(b"k", b"1")])
+    with pytest.raises(QueueFencedError, match="while this one read"):
+        unclean.open_state(KEY, data_leader_epoch=5, opener="a", is_first_page=False)
+    assert open_state(unclean, 5, "a") == fence + 1
+    take(unclean, unclean.write(KEY, fence + 1, [(b"k", b"1")]))
+
+
 def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 1000)
     monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 1000)
@@ -141,7 +158,7 @@ def test_what_is_sent_is_read_and_no_other_bytes_are() -> None:
     with pytest.raises(CorruptBatchError):
         kept.replay(Record(KEY, b"", b"\x01"))
     with pytest.raises(UnsupportedFormatError, match="newer"):
-        kept.replay(Record(KEY, b"", b"\x94\x02\x01\x01\xa1a"))
+        kept.replay(Record(KEY, b"", b"\x95\x02\x01\x01\xa1a\x01"))
 
 
 def test_queues_are_spread_over_the_keepers() -> None:

@@ -45,8 +45,14 @@ class QueueCommits:
             raise self._error
         if self._next is not None:
             return self._next
-        if not self._state.is_changed:
-            return self._current
+        return self._write_soon() if self._state.is_changed else self._current
+
+    def ask_for_room(self) -> None:
+        """Asks a keeper that was full once more, also where there is nothing to write."""
+        if self._error is None and self._next is None:
+            self._write_soon()
+
+    def _write_soon(self) -> Kept:
         self._next = self._loop.create_future()
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
@@ -68,13 +74,16 @@ class QueueCommits:
                 await asyncio.sleep(0)
             self._current, self._next = self._next, None
             assert self._current is not None
-            start_offset, records = self._state.start_offset, self._state.changes()
-            while records:
+            start_offset, records = self._state.start_offset, dict(self._state.changes())
+            while records or self._journal.is_full:
                 try:
-                    await self._journal.write(records)
+                    await self._journal.write(list(records.items()))
                 except QueueLimitError as error:
                     self.trouble = str(error)
                     await asyncio.sleep(FULL_RETRY_S)
+                    # What was settled meanwhile may make it small enough.
+                    start_offset = self._state.start_offset
+                    records.update(self._state.changes())
                     continue
                 break
             self.trouble, self.kept_start = None, start_offset

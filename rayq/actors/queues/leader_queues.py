@@ -14,6 +14,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.errors import NotLeaderError, UnknownQueueError
+from rayq.metrics import Sample
 from rayq.wire import messages
 from rayq.wire.server import Peer, Result
 
@@ -122,3 +123,11 @@ class LeaderQueues:
         for queue in self._queues.values():
             queue.tick()
 
+    def measure(self) -> list[Sample]:
+        """The figures of all queues that are open."""
+        return [
+            sample
+            for queue in self._queues.values()
+            if queue.open is not None
+            for sample in queue.open.figures.measure()
+        ]

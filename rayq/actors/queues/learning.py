@@ -76,6 +76,7 @@ class Learner:
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
         learner = cls(state, replica_log=replica_log, reads=reads, clock_watch=clock_watch)
+        learner.learn_epoch()
         if config.ordered_by_key:
             for first, last in state.keys_wanted():
                 await learner._tell_keys(first, last)

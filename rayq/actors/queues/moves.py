@@ -17,6 +17,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from rayq.actors.queues.move_targets import MoveTargets, Target
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
@@ -34,13 +35,11 @@ from rayq.core.topic_changes import check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     InvalidRequestError,
-    OffsetOutOfRangeError,
-    ProducerFencedError,
     RayqError,
     UnknownTopicError,
 )
 from rayq.records import Headers
-from rayq.storage.batch import BatchHeader, encode_batch, read_header, split_batches
+from rayq.storage.batch import encode_batch, read_header
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -49,8 +48,6 @@ RECORDS_MAX = 500
 """How many records one batch moves."""
 BATCH_BYTES = MIB // 2
 """A batch takes no more records once they have so many bytes."""
-SCAN_BYTES = 4 * MIB
-PRODUCE_TIMEOUT_MS = 5_000
 RETRY_S, RETRY_MAX_S = 0.1, 10.0
 HELD_S = 15.0
 """A dead letter that its target refuses is tried again after so long: somebody may have raised
@@ -89,10 +86,9 @@ class MoveSource(Protocol):
         ended: nothing that it decides counts from then on."""
         ...
 
-
-class _Target(NamedTuple):
-    topic_id: str
-    partition: int
+    def wake(self) -> None:
+        """Records can be given out again."""
+        ...
 
 
 _Records = list[tuple[Dying, MovedRecord]]
@@ -110,6 +106,7 @@ class QueueMoves:
         self._state = state
         self._source = source
         self._links = links
+        self._targets = MoveTargets(links)
         self._environment = environment
         self._changed = Signal()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +117,7 @@ class QueueMoves:
         self._held: dict[int, float] = {}
         """Dead letters that were refused, and when each is tried again."""
         self._troubles: dict[object, str] = {}
-        self._locks: dict[_Target, asyncio.Lock] = {}
+        self._locks: dict[Target, asyncio.Lock] = {}
         """One batch of a producer id is under way per target partition."""
         self._producer_id: int | None = None
         self._epoch = 0
@@ -199,11 +196,11 @@ class QueueMoves:
         except RayqError as error:
             self._hold(dying, str(error))
             return
-        target = _Target(topic_id, target_partition(self._source.partition, partitions))
+        target = Target(topic_id, target_partition(self._source.partition, partitions))
         for records in _batches(await self._read(dying)):
             await self._write(target, records)
 
-    async def _write(self, target: _Target, records: _Records) -> None:
+    async def _write(self, target: Target, records: _Records) -> None:
         refusal = await self._move(target, "dead", records)
         if refusal is not None and len(records) == 1:
             dying = records[0][0]
@@ -270,7 +267,7 @@ class QueueMoves:
         unsent = set(claimed)
         try:
             found = await self._source.read_records(claimed)
-            targets = await self._targets(found, to_topic, ends)
+            targets = await self._by_target(found, to_topic, ends)
             for target, records in targets.items():
                 for some in _batches(records):
                     unsent.difference_update(one.offset for one, _ in some)
@@ -283,11 +280,12 @@ class QueueMoves:
             ends |= dict.fromkeys(unsent, f"it cannot be moved now: {error}")
         finally:
             self._state.unclaim(unsent)
+            self._source.wake()
             for offset, end in ends.items():
                 self._end(offset, end)
 
     async def _send_singly(
-        self, target: _Target, records: _Records, ends: dict[int, str | None]
+        self, target: Target, records: _Records, ends: dict[int, str | None]
     ) -> None:
         """Perhaps only one of them is refused. Between, others may take them."""
         for one, record in records:
@@ -297,12 +295,12 @@ class QueueMoves:
             else:
                 ends[one.offset] = None if settled else refused[0][1]
 
-    async def _targets(
+    async def _by_target(
         self, found: dict[int, MovedRecord], to_topic: str, ends: dict[int, str | None]
-    ) -> dict[_Target, _Records]:
+    ) -> dict[Target, _Records]:
         """Where each of these records goes. What cannot go anywhere has its reason in `ends`."""
         topics: dict[str, tuple[str, int] | str] = {}
-        by_target: dict[_Target, _Records] = {}
+        by_target: dict[Target, _Records] = {}
         for offset, record in sorted(found.items()):
             source = source_of(record.headers)
             if not to_topic and source is None:
@@ -316,7 +314,7 @@ class QueueMoves:
             if isinstance(place, str):
                 ends[offset] = place
                 continue
-            target = _Target(place[0], target_partition(partition, place[1]))
+            target = Target(place[0], target_partition(partition, place[1]))
             by_target.setdefault(target, []).append((Dying(offset, 0, "", ""), record))
         return by_target
 
@@ -330,7 +328,7 @@ class QueueMoves:
 
     # --- one batch ------------------------------------------------------------------------------
 
-    async def _move(self, target: _Target, outcome: Outcome, records: _Records) -> str | None:
+    async def _move(self, target: Target, outcome: Outcome, records: _Records) -> str | None:
         """Moves dying or claimed records as one batch. Returns once it is in the target: None; or
         once it is certain that it never gets there: why. Then they are what they were. Raises where
         the opening ended."""
@@ -358,14 +356,14 @@ class QueueMoves:
             await self._source.commit()
             return await self._carry_out(move, payload, is_new=True)
 
-    async def _number(self, target: _Target) -> tuple[tuple[int, int], int | None]:
+    async def _number(self, target: Target) -> tuple[tuple[int, int], int | None]:
         """The number of the next batch, and where its target ends now; None: it was deleted."""
         retry_s = RETRY_S
         while True:
             try:
                 if self._producer_id is None or self._epoch >= EPOCHS:
                     self._producer_id, self._epoch = await self._links.new_producer_id(), 0
-                end = await self._offset(target, messages.LATEST)
+                end = await self._targets.end_of(target)
                 break
             except RayqError as error:
                 if self._links.is_gone(target.topic_id):
@@ -439,13 +437,13 @@ class QueueMoves:
         while True:
             try:
                 if looks:
-                    is_there, looked_to = await self._look(move, looked_to)
+                    is_there, looked_to = await self._targets.look(move, looked_to)
                     if is_there:
                         break
                 if payload is None:
                     refusal = "records of it are gone"
                 else:
-                    refusal = await self._append(move, payload)
+                    refusal = await self._targets.append(move, payload)
                 break
             except RayqError as error:
                 if self._links.is_gone(move.topic_id):
@@ -469,83 +467,6 @@ class QueueMoves:
         await self._source.commit()
         return refusal
 
-    async def _append(self, move: Move, payload: bytearray) -> str | None:
-        """Returns None once the batch is in the target's log; or why it never gets there."""
-        try:
-            answer, _ = await self._links.exchange(
-                move.topic_id,
-                move.partition,
-                lambda topic_id, partition, epoch: messages.Produce(
-                    topic_id, partition, epoch, acks=-1, timeout_ms=PRODUCE_TIMEOUT_MS
-                ),
-                bytes(payload),
-            )
-        except RayqError as error:
-            if not (error.breaks_sequence or isinstance(error, ProducerFencedError)):
-                raise
-            # The leader knows this producer id in a later epoch, or with other sequences.
-            is_there, _ = await self._look(move, move.scan_from)
-            return None if is_there else f"its number was used by another producer: {error}"
-        if answer.is_repeat and not await self._is_ours(move, answer.base_offset):
-            return "its number was used by another producer"
-        return None
-
-    async def _look(self, move: Move, offset: int) -> tuple[bool, int]:
-        """Whether the target's log has the batch, among what is committed from `offset` on; and
-        where to look on if not."""
-        while True:
-            try:
-                headers, next_offset = await self._fetch(move, offset)
-            except OffsetOutOfRangeError:
-                target = _Target(move.topic_id, move.partition)
-                start = await self._offset(target, messages.EARLIEST)
-                if start <= offset:  # An unclean election cut the log below.
-                    return False, offset
-                offset = start
-                continue
-            if any(_is_of(header, move) for header in headers):
-                return True, next_offset
-            if next_offset <= offset:
-                return False, offset
-            offset = next_offset
-
-    async def _is_ours(self, move: Move, offset: int) -> bool:
-        """Whether the batch at this offset, which has the move's number, is the move's."""
-        try:
-            headers, _ = await self._fetch(move, offset)
-        except OffsetOutOfRangeError:  # It expired meanwhile.
-            return True
-        found = [header for header in headers if header.base_offset == offset]
-        return not found or _is_of(found[0], move)
-
-    async def _fetch(self, move: Move, offset: int) -> tuple[list[BatchHeader], int]:
-        """The headers of committed batches of the target, and where to go on."""
-        answer, payload = await self._links.exchange(
-            move.topic_id,
-            move.partition,
-            lambda topic_id, partition, epoch: messages.Fetch(
-                topic_id,
-                partition,
-                epoch,
-                offset=offset,
-                last_epoch=None,
-                bytes_max=SCAN_BYTES,
-                wait_ms=0,
-                isolation=messages.READ_UNCOMMITTED,
-            ),
-        )
-        return [header for _, header in split_batches(payload)], answer.next_offset
-
-    async def _offset(self, target: _Target, which: int) -> int:
-        answer = await self._links.ask_leader(
-            *target,
-            lambda topic_id, partition, epoch: messages.ListOffsets(
-                topic_id, partition, epoch, which
-            ),
-        )
-        assert answer.offset is not None, "only times can be missed"
-        return answer.offset
-
     # --- who waits ------------------------------------------------------------------------------
 
     def _expect(self, offset: int) -> asyncio.Future[str | None]:
@@ -556,14 +477,6 @@ class QueueMoves:
         end = self._under_way.pop(offset, None)
         if end is not None and not end.done():
             end.set_result(refusal)
-
-
-def _is_of(header: BatchHeader, move: Move) -> bool:
-    """Whether a batch in the target's log is that of a move."""
-    if (header.producer_id, header.producer_epoch) != (move.producer_id, move.producer_epoch):
-        return False
-    is_whole = header.record_count == header.last_offset_delta + 1
-    return header.base_sequence == 0 and (header.body_crc == move.crc or not is_whole)
 
 
 def _batches(records: _Records) -> Iterator[_Records]:

@@ -7,8 +7,9 @@ it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.commits import QueueCommits, as_error
@@ -16,6 +17,7 @@ from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.queue_figures import QueueFigures
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import WaitingTake, WaitingTakes
 from rayq.actors.replica.leader import Leader
@@ -62,8 +64,8 @@ class OpenQueue:
         self.state = state
         self.commits = QueueCommits(state, journal, on_kept=self.wake)
         self._learner = learner
-        self._journal = journal
-        self._takes, self._holders = served.takes, served.holders
+        self.journal = journal
+        self.takes, self._holders = served.takes, served.holders
         self._replica_log = replica_log
         self._leader = leader
         self._reads = reads
@@ -76,12 +78,16 @@ class OpenQueue:
         self._due_timer: asyncio.TimerHandle | None = None
         self._settled: tuple[asyncio.Future[None], Settled] | None = None
         self._ended: RayqError | None = None
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        """Fails with what ended the opening."""
         self.queue = served.queue.name
         self.topic = served.queue.topic
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
+        """Ends by itself only where it failed."""
         self.moves = QueueMoves(state, self, links, replica_log.environment)
+        self.figures = QueueFigures(self, replica_log, leader)
 
     @classmethod
     async def open(
@@ -124,31 +130,56 @@ class OpenQueue:
 
     async def begin(self) -> None:
         """Returns when what the opening changed is kept: where a queue begins must not move."""
-        self._writing = self._tasks.spawn(self.commits.run(), f"keeps {self.queue}")
+        self._writing = self._spawn(self.commits.run(), f"keeps {self.queue}")
         kept = self.commits.kept()
         if kept is not None:
             await asyncio.wait((kept, self._writing), return_when=asyncio.FIRST_COMPLETED)
-        if self._writing.done():
-            self._writing.result()
+        if self._broken.done():
+            self._broken.result()
 
     async def serve(self) -> None:
         """Gives out and settles, up to an error, which it raises."""
         assert self._writing is not None
         self.moves.start()
-        serving = self._tasks.spawn(self._serve(), f"serves {self.queue}")
+        serving = self._spawn(self._serve(), f"serves {self.queue}")
         try:
-            await asyncio.wait((self._writing, serving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.shield(self._broken)
         finally:
             serving.cancel()
-        for task in (self._writing, serving):
-            if task.done() and not task.cancelled():
-                task.result()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs a task that ends only with an error, and the opening with it. That another leader
+        fenced this opening is ordinary: it is no failure of a task for the log."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:
+                if not self._broken.done():
+                    self._broken.set_exception(error)
+
+        return self._tasks.spawn(run(), name)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """A decision that fails half-way leaves a state that is not to be trusted: it is taken up
+        anew from what is kept."""
+        try:
+            yield
+        except RayqError:
+            raise
+        except Exception as error:
+            if not self._broken.done():
+                self._broken.set_exception(error)
+            raise
 
     def end(self, error: RayqError) -> None:
         """What was decided and is not kept is void: all that wait for it get the error."""
         if self._ended is not None:
             return
         self._ended = error
+        if not self._broken.cancel():
+            self._broken.exception()  # Whoever waited for it may be gone.
         self.moves.stop()
         if self._writing is not None:
             self._writing.cancel()
@@ -180,6 +211,7 @@ class OpenQueue:
         while True:
             self._is_woken = False
             await self._give_out()
+            await self.figures.look()
             self._arm_due_timer()
             if not self._is_woken:
                 self._waker = self._loop.create_future()
@@ -187,11 +219,11 @@ class OpenQueue:
 
     async def _give_out(self) -> None:
         """Gives to those that wait, first come first served, until there is nothing to give."""
-        while (take := self._takes.next()) is not None:
+        while (take := self.takes.next()) is not None:
             try:
                 given = None
-                if not self._journal.is_full:
-                    wanted = min(take.records_max, self._takes.share(self.available()))
+                if not self.journal.is_full:
+                    wanted = min(take.records_max, self.takes.share(self.available()))
                     given = await self._learner.take(
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
@@ -202,7 +234,7 @@ class OpenQueue:
                 take.drop()
                 raise
             if given is None or not given.locks:
-                self._takes.back(take)
+                self.takes.back(take)
                 return
             self._answer(take, given.locks, given.parts)
 
@@ -223,7 +255,7 @@ class OpenQueue:
     def available(self) -> int:
         """How many records could be taken now, as far as is known."""
         unlearned = self._replica_log.last_stable_offset - self.state.learned
-        return self.state.counts().ready + max(unlearned, 0)
+        return self.state.ready + max(unlearned, 0)
 
     def response(self, locks: list[Lock]) -> messages.TakeResponse:
         return messages.TakeResponse(
@@ -253,13 +285,15 @@ class OpenQueue:
             lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
         if request.rejects:
             lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
         if request.extends:
             now_s = self._clock.monotonic()
             lost += state.extend(holder, epoch, request.extends, now_s=now_s)
-        if request.nacks or request.rejects:
+        if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
-        elif len(self._takes):
+        elif len(self.takes):
             self.wake()
         kept = self.commits.kept()
         if kept is None:
@@ -302,6 +336,10 @@ class OpenQueue:
             state.due(self._clock_watch.now_ms())
         if state.is_changed:
             self._decided()
+        elif self.figures.is_due:
+            self.wake()
+        if self.journal.is_full:
+            self.commits.ask_for_room()
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
@@ -313,53 +351,13 @@ class OpenQueue:
 
     def _due(self) -> None:
         self._due_timer = None
-        if self._ended is None:
+        if self._ended is not None:
+            return
+        with self.guard():
             self.state.due(self._clock_watch.now_ms())
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
-
-    async def describe(self) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`."""
-        await self.commit()
-        state, counts = self.state, self.state.counts()
-        oldest_ms = await self._oldest_ready_ms()
-        return messages.DescribeQueueResponse(
-            start_offset=state.start_offset,
-            end_offset=self._replica_log.last_stable_offset,
-            ready=self.available() + counts.blocked,
-            locked=counts.locked,
-            delayed=counts.delayed,
-            moving=counts.moving,
-            done=counts.done,
-            dead=state.dead,
-            expired=state.expired,
-            oldest_ready_ms=oldest_ms,
-            next_due_ms=self.due_in_ms(),
-            waiting_takes=len(self._takes),
-            trouble=self.trouble,
-        )
-
-    async def _oldest_ready_ms(self) -> int | None:
-        """How old the oldest record is that nobody has."""
-        offset = self.state.first_unsettled_ready()
-        if offset is None:
-            offset = self.state.learned
-        asked = messages.DescribeOffset(
-            self.topic_id, self.partition, self._leader.leader_epoch, offset
-        )
-        return (await self._leader.reads.describe_offset(asked)).age_ms
-
-    @property
-    def trouble(self) -> str | None:
-        """What keeps records from being given out or moved. None: nothing does."""
-        return (
-            self._journal.trouble
-            or self.commits.trouble
-            or self.state.trouble
-            or ("The keeper of this queue is full." if self._journal.is_full else None)
-            or self.moves.trouble
-        )
 
     async def list_records(
         self, request: messages.ListQueueRecords

@@ -54,12 +54,17 @@ class QueueKeeper(Coordinator[Record]):
         """`ask_broker` asks the broker of this node."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
-        self.state = KeptQueues()
+        self._leader_epoch = assignment.leader_epoch
+        self._unclean_epoch = assignment.last_unclean_epoch or 0
+        self.state = self._empty()
         """What is decided, committed or not."""
         self._sequences: dict[StateKey, tuple[int, int]] = {}
         """Fence and sequence of the last write, for the life of this keeper. A later keeper needs
         none of this: what was sent to this one names its leader epoch, and is refused there."""
         self._forget_source = self._environment.metrics.add_source(self._measure)
+
+    def _empty(self) -> KeptQueues:
+        return KeptQueues(keeper_epoch=self._leader_epoch, unclean_epoch=self._unclean_epoch)
 
     def _measure(self) -> list[Sample]:
         return [
@@ -137,7 +142,7 @@ class QueueKeeper(Coordinator[Record]):
     # --- beginning anew ---------------------------------------------------------------------
 
     async def _load(self) -> None:
-        state = KeptQueues()
+        state = self._empty()
         count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
         self.state = state
         self._loaded()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from contextlib import suppress
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.holders import Holders
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOADING_WAIT_S = 0.5
 """How long a request waits for the queue to begin before it is told to try again."""
 RETRY_S = 0.1
+FAILURE_PAUSE_S = 1.0
 
 QueueRequest = (
     messages.Take
@@ -74,9 +76,7 @@ class QueueLeader:
         self.takes = WaitingTakes(self._make_empty)
         self.holders = Holders(on_gone=self._holder_gone, on_closed=self.takes.closed)
         self._lock_clock = LockClock(self._environment.clock, self._can_hear)
-        self._task = self._environment.tasks.spawn(
-            replica_log.guard(self._run), f"leads {self.where}"
-        )
+        self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
 
     def reconfigure(self, queue: messages.QueueMetadata) -> None:
         """Takes the queue's changed config."""
@@ -104,14 +104,20 @@ class QueueLeader:
 
     async def _run(self) -> None:
         while True:
+            pause_s = RETRY_S
             try:
                 await self._open_and_serve()
             except RayqError as error:
                 # A later opening fenced this one, or nothing can be read just now.
-                logger.info("%s begins anew: %s", self.where, error)
+                if self._failure != str(error):
+                    logger.info("%s begins anew: %s", self.where, error)
                 self._failure = str(error)
+            except Exception as error:
+                # The records have other readers: this ends no replica.
+                logger.exception("%s failed", self.where)
+                self._failure, pause_s = f"{type(error).__name__}: {error}", FAILURE_PAUSE_S
             self._close(self._loading())
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
 
     async def _open_and_serve(self) -> None:
         journal = Journal(
@@ -183,7 +189,8 @@ class QueueLeader:
             return self._handle_later(peer, request)
         if isinstance(request, messages.Settle):
             self.holders.heard(request.holder, peer)
-            return opened.settle(request)
+            with opened.guard():
+                return opened.settle(request)
         return _answer(opened, request)
 
     async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:
@@ -202,7 +209,8 @@ class QueueLeader:
 
     def _holder_gone(self, holder: str) -> None:
         if self.open is not None:
-            self.open.free_holder(holder)
+            with self.open.guard():
+                self.open.free_holder(holder)
 
     def wake(self) -> None:
         """There may be something to give out, or somebody who wants it."""
@@ -213,13 +221,15 @@ class QueueLeader:
         """What is due by time; to be called a few times a second."""
         prolong_s = self._lock_clock.look()
         if self.open is not None:
-            self.open.tick(prolong_s, can_hear=self._can_hear())
+            with suppress(Exception), self.open.guard():
+                self.open.tick(prolong_s, can_hear=self._can_hear())
 
 
 async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
     match request:
         case messages.DescribeQueue():
-            return await opened.describe()
+            await opened.commit()
+            return await opened.figures.describe()
         case messages.ListQueueRecords():
             return await opened.list_records(request)
         case messages.MoveQueueRecords():

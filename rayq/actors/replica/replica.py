@@ -419,6 +419,8 @@ class Replica:
             ]
             if self._role.remote is not None:
                 samples += self._role.remote.measure(at)
+            if self._queues is not None:
+                samples += self._queues.measure()
         return samples
 
     def remote_backlog_bytes(self) -> int:

@@ -620,11 +620,13 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[QueueKeywords],
     ) -> None:
-        """Creates a queue. `topic` None: over a topic of its own of the same name, which is made
-        with `partitions` and `replication_factor` as in `create_topic`, and of which retention
-        removes only what is settled (`retention="hold"` is the default then). Else over that topic,
-        which stays as it is. With `dead_letters="keep"` there is a queue `<name>.dead` too, over a
-        topic of that name.
+        """Creates a queue; returns when the leader of each partition has begun with it.
+
+        `topic` None: over a topic of its own of the same name, which is made with `partitions` and
+        `replication_factor` as in `create_topic`, and of which retention removes only what is
+        settled (`retention="hold"` is the default then). Else over that topic, which stays as it
+        is. With `dead_letters="keep"` there is a queue `<name>.dead` too, over a topic of that
+        name.
 
         `config` is as in `QueueConfig`. With `exist_ok` a queue that is there already is left as it
         is; one over another topic, or that differs in what is given here, is a QueueExistsError.
@@ -644,9 +646,14 @@ class AsyncAdmin:
             if replication_factor is None
             else whole_number("replication_factor", replication_factor),
         )
+        deadline = self._client.now + timeout_s
         is_new = await QueueAdmin(self._client, timeout_s).create(request, exist_ok=exist_ok)
         if is_new and is_own:
             await until_ready(self._client, name, partitions, timeout_s=timeout_s)
+            deadline = self._client.now + timeout_s
+        if is_new:
+            left_s = max(deadline - self._client.now, 0.0)
+            await QueueAdmin(self._client, left_s).until_open(name)
 
     @takes_timeout
     async def alter_queue(

@@ -104,6 +104,24 @@ class QueueAdmin:
             _check_as_asked(found, request)
             return False
 
+    async def until_open(self, name: str) -> None:
+        """Returns once the leader of each partition has begun with the queue: where `start` is
+        "latest", that is where it begins."""
+        queue = await self.find(name)
+        topic = await self._client.topic(queue.topic, timeout_s=self._left_s)
+        numbers = range(len(topic.partitions))
+        await asyncio.gather(*(self._until_open(queue, number) for number in numbers))
+
+    async def _until_open(self, queue: QueueMetadata, number: int) -> None:
+        while True:
+            try:
+                await self._ask_to_describe(queue, number, self._left_s)
+                return
+            except UnknownQueueError:  # The leader's process has not heard of it yet.
+                if self._client.now + RETRY_S > self._deadline:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
     async def alter(self, name: str, changes: Mapping[str, Any]) -> None:
         await self._client.change(
             AlterQueue(name=name, config=dict(changes)), timeout_s=self._left_s
@@ -174,14 +192,8 @@ class QueueAdmin:
 
     async def _describe_partition(self, queue: QueueMetadata, number: int) -> QueuePartitionInfo:
         try:
-            answer: DescribeQueueResponse = await self._client.ask_leader(
-                queue.topic,
-                number,
-                lambda topic_id, leader: DescribeQueue(
-                    topic_id, number, leader.epoch, queue.queue_id
-                ),
-                timeout_s=min(self._left_s, DESCRIBE_TIMEOUT_S),
-                attempt_timeout_s=DESCRIBE_TIMEOUT_S,
+            answer = await self._ask_to_describe(
+                queue, number, min(self._left_s, DESCRIBE_TIMEOUT_S)
             )
         except RayqError as error:
             if not (error.retriable or isinstance(error, UnknownTopicError | UnknownQueueError)):
@@ -201,6 +213,19 @@ class QueueAdmin:
             oldest_ready_ms=answer.oldest_ready_ms,
             next_due_ms=answer.next_due_ms,
             waiting_takes=answer.waiting_takes,
+        )
+
+    async def _ask_to_describe(
+        self, queue: QueueMetadata, number: int, timeout_s: float
+    ) -> DescribeQueueResponse:
+        return await self._client.ask_leader(
+            queue.topic,
+            number,
+            lambda topic_id, leader: DescribeQueue(
+                topic_id, number, leader.epoch, queue.queue_id
+            ),
+            timeout_s=timeout_s,
+            attempt_timeout_s=DESCRIBE_TIMEOUT_S,
         )
 
     async def records(

@@ -69,10 +69,12 @@ class _Record:
     key: str | None
     locks: list[_Lock] = field(default_factory=list)
     last: _Lock | None = None
+    given_up: bool = False
+    """Whether its holder has asked to settle it."""
     ends_s: float = 0.0
     """The time until which the last lock holds at least."""
-    asked: bool = False
-    """Whether any consumer has asked to acknowledge it."""
+    asks: int = 0
+    """How often a consumer has asked to acknowledge it, and was not told that its lock had gone."""
     rejected: bool = False
     """Whether any consumer has asked to reject it."""
     not_before_s: float = 0.0
@@ -82,8 +84,8 @@ class _Record:
     acked: tuple[int | None, int] | None = None
     """The state epoch and count of the lock under which it was acknowledged, for sure."""
     acked_in_time: bool = False
-    """Whether that was heard while the lock held. Who acknowledges later is told so too where the
-    record is done with by then, perhaps as a dead letter."""
+    """Whether that was heard while the lock held for sure. Who acknowledges later is told so too
+    where the record is done with by then, perhaps as a dead letter."""
 
 
 def check_queues(facts: Facts) -> Iterator[Fault]:
@@ -185,7 +187,7 @@ class _Queue:
                 yield Fault(EARLY, f"{self._name(spot)} {value!r}: {early_s:.3f} s too early.")
             known.locks.append(lock)
             if known.last is None or lock.is_after(known.last.name):
-                known.last = lock
+                known.last, known.given_up = lock, False
                 known.ends_s = event.asked_s + self.opened.timeout_s
                 self._held.setdefault(event.consumer, set()).add(spot)
         if self.opened.ordered_by_key:
@@ -212,7 +214,7 @@ class _Queue:
         last = known.last
         if last is None or self.opened.ordered_by_key:
             return  # Where keys are in order, the end of one lock ends others.
-        is_held = spot in self._held.get(last.consumer, ())
+        is_held = self._is_held(spot, last.consumer) and not known.given_up
         if lock.at_s < known.ends_s and is_held and lock.is_after(last.name):
             yield Fault(
                 STOLEN,
@@ -231,7 +233,7 @@ class _Queue:
         for earlier in self._of_key[event.partition, key]:
             spot = event.partition, earlier
             known = self._records[spot]
-            if earlier >= offset or known.asked or known.rejected or self.dead[known.value]:
+            if earlier >= offset or known.asks or known.rejected or self.dead[known.value]:
                 continue
             before = [one for one in known.locks if one.at_s <= event.asked_s]
             is_held = any(
@@ -258,11 +260,14 @@ class _Queue:
             if known is None:
                 continue
             if event.what == "ack":
-                known.asked = True
+                known.asks += 1
             if event.what == "reject":
                 known.rejected = True
-            if event.what != "extend":
-                self._held.get(event.consumer, set()).discard((event.partition, offset))
+            if event.what != "extend" and known.last is not None:
+                known.given_up |= known.last.consumer == event.consumer
+
+    def _is_held(self, spot: _Spot, consumer: str) -> bool:
+        return spot in self._held.get(consumer, ())
 
     def disturb(self, consumer: str | None) -> None:
         """None: of all consumers."""
@@ -280,21 +285,26 @@ class _Queue:
             spot = asked.partition, offset
             known = self._records.get(spot)
             if known is None or offset in lost:
+                if known is not None and asked.what == "ack":
+                    known.asks -= 1
                 continue
+            is_in_time = (
+                known.last is not None
+                and known.last.number == count
+                and event.at_s < known.ends_s
+                and self._is_held(spot, asked.consumer)
+            )
             if asked.what == "ack":
-                last = known.last
-                if last is not None and last.number == count and event.at_s < known.ends_s:
-                    known.acked_in_time = True
+                known.acked_in_time |= is_in_time
                 if known.acked is None:
                     known.acked = (asked.state_epoch, count)
                 yield from self._judge_handled(asked, offset, known)
             elif asked.what == "extend":
-                last = known.last
-                if asked.seconds is not None and last is not None and last.number == count:
+                if asked.seconds is not None and is_in_time:
                     known.ends_s = max(known.ends_s, asked.at_s + asked.seconds)
             else:
                 known.nacked.add(asked.consumer)
-                if asked.what == "nack" and asked.seconds is not None:
+                if asked.what == "nack" and asked.seconds is not None and is_in_time:
                     known.not_before_s = asked.at_s + asked.seconds
 
     def _judge_handled(self, asked: Settling, offset: int, known: _Record) -> Iterator[Fault]:
@@ -304,7 +314,7 @@ class _Queue:
         for earlier in self._of_key[asked.partition, known.key]:
             other = self._records[asked.partition, earlier]
             if earlier < offset and not (
-                other.asked or other.rejected or self.dead[other.value]
+                other.asks or other.rejected or self.dead[other.value]
             ):
                 yield Fault(
                     OUT_OF_ORDER,
@@ -335,7 +345,7 @@ class _Queue:
         known = [self._records.get(spot) for spot in spots]
         dead = self.dead[value]
         where = f"{self.opened.queue!r}: {value!r} at {_spots(spots)}"
-        unasked = sum(one is None or not one.asked for one in known)
+        unasked = sum(one is None or not one.asks for one in known)
         acked = sum(one is not None and one.acked_in_time for one in known)
         if unasked > dead and self.opened.dead_letters is not None:
             yield Fault(LEFT_OUT, f"{where} was never acknowledged; {dead} dead letters of it.")

@@ -173,6 +173,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(first, last, count, timeout_ms from now)`."""
     ages_ms: int = 0
     """How long ago the consumer decided the oldest of it."""
+    releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`: given back without having been handled. They are available at once,
+    and none goes to the dead letters by it."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
