@@ -119,7 +119,7 @@ def rates(
     records: int,
 ) -> list[float]:
     """Records a second, taken and durably acknowledged, of each round but the first."""
-    cluster.create_queue(queue, partitions=partitions, replication_factor=BROKERS)
+    cluster.admin.create_queue(queue, partitions=partitions, replication_factor=BROKERS)
     records -= records % AT_ONCE
     done = SPAWN.Value("q", 0)
     found = []
@@ -165,7 +165,7 @@ def one_by_one(cluster: rayq.Cluster, share: float) -> list[Row]:
     count = max(int(ONE_BY_ONE * share), 30)
     write_ms, take_ms, both_s = list[float](), list[float](), list[float]()
     cluster.create_topic("written", replication_factor=BROKERS)
-    cluster.create_queue("one", partitions=1, replication_factor=BROKERS)
+    cluster.admin.create_queue("one", partitions=1, replication_factor=BROKERS)
     fill(cluster, "one", max(count, AT_ONCE))
     with cluster.producer() as producer, cluster.queue("one", prefetch=0) as q:
         for _ in range(count):
@@ -221,7 +221,7 @@ def stamped() -> bytes:
 
 
 def put_to_handler(cluster: rayq.Cluster, share: float) -> list[Row]:
-    cluster.create_queue("paced", partitions=6, replication_factor=BROKERS)
+    cluster.admin.create_queue("paced", partitions=6, replication_factor=BROKERS)
     count = max(int(PUTS * share), 500)
     ages_ms: list[float] = []
     with (
@@ -254,7 +254,7 @@ def failover(cluster: rayq.Cluster, share: float) -> list[Row]:
     """From the SIGKILL of the process that leads the partition to the first task that was put after
     it and is handled; beside it the same for the acknowledgement of that put."""
     del share
-    cluster.create_queue("killed", partitions=1, replication_factor=BROKERS)
+    cluster.admin.create_queue("killed", partitions=1, replication_factor=BROKERS)
     writes_s, takes_s = list[float](), list[float]()
     with (
         started(handle, 1, cluster, "killed") as (pipe,),
@@ -315,13 +315,12 @@ def work(cluster: rayq.Cluster, queue: str, pipe: Connection) -> None:
 
 def tasks_of_rayq(cluster: rayq.Cluster, tasks: int) -> tuple[float, float]:
     """Calls of `delay` a second, and tasks handled a second, as `celery_side` counts them."""
-    q = cluster.create_queue("calls", partitions=6, replication_factor=BROKERS)
+    with cluster.create_queue("calls", partitions=6, replication_factor=BROKERS) as q:
 
-    @q.task(name="add")
-    def add(x: int, y: int) -> int:
-        return x + y
+        @q.task(name="add")
+        def add(x: int, y: int) -> int:
+            return x + y
 
-    with q:
         began_s = time.perf_counter()
         for number in range(tasks):
             add.delay(number, 1)

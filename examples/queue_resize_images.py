@@ -63,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, LocalCluster(brokers=3) as cluster:
         out = Path(directory, "out")
         out.mkdir()
-        q = cluster.create_queue("pictures", partitions=4, replication_factor=3)
+        cluster.admin.create_queue("pictures", partitions=4, replication_factor=3)
         command = [sys.executable, __file__, "work", cluster.addresses[0], str(out)]
         environment = {**os.environ, "RAYQ_TOKEN": cluster.token}
         workers = [
@@ -74,7 +74,8 @@ def main() -> None:
             pictures = draw(Path(directory))
             for worker in workers:
                 wait_for(worker, "ready")
-            q.put_many([str(path).encode() for path in pictures])
+            with cluster.queue("pictures") as q:
+                q.put_many([str(path).encode() for path in pictures])
             for worker in workers[:KILLED]:
                 wait_for(worker, "delivery 1")
                 worker.kill()  # SIGKILL, in the middle of its first picture
