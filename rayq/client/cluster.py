@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
+from rayq.client.admin.queues import queue_name
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
@@ -41,7 +42,14 @@ from rayq.client.queues.queue import AsyncQueue, Queue
 from rayq.client.queues.queue_core import QueueCore
 from rayq.client.shared_clients import acquire
 from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
+from rayq.config import (
+    ClusterConfig,
+    ConsumerConfig,
+    PoolConfig,
+    ProducerConfig,
+    QueueConfig,
+    parse,
+)
 from rayq.config_keywords import (
     ConsumerKeywords,
     PoolKeywords,
@@ -72,6 +80,8 @@ if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type chec
 
 RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
+QUEUE_POOL_MAX = 16
+"""Default of `queue_pool(max_consumers=...)`."""
 POOL_CHECK_TIMEOUT_S = 30.0
 """How long a pool's topics are looked up before it starts."""
 
@@ -624,6 +634,51 @@ class Cluster:
                 f"dead_letter_topic cannot be {topic!r} itself: what fails would come again for "
                 "ever."
             )
+        return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
+
+    def queue_pool(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        name: str | None = None,
+        min_consumers: int = 0,
+        max_consumers: int = QUEUE_POOL_MAX,
+        target_lag_s: float = 10.0,
+        cool_down_s: float = 30.0,
+        resources: dict[str, float | int] | None = None,
+        drain_timeout_s: float = 60.0,
+    ) -> ConsumerPool:
+        """Runs `handler(task)` on every record of a queue, by as many consumers as it takes.
+
+        The consumers are started and stopped by how many records wait, and how old the oldest is,
+        down to none; there may be more of them than partitions. What the handler returns from is
+        acknowledged; what it raises on is given back, and goes to the dead letters with its error
+        after the queue's `max_deliveries`. Handlers, keywords (as in `rayq.config.PoolConfig`) and
+        where it runs are as of `consumer_pool`; `name` is the queue's by default. A handler that
+        takes more than the queue's `max_handling_s` is killed with its consumer.
+
+        Raises ConfigError, HandlerError, UnknownQueueError, PoolExistsError, InvalidRequestError
+        (no Ray: the cluster was connected to by its address)."""
+        pool_name = check_group(queue_name(queue) if name is None else name)
+        check_handler(handler)
+        runtime = self._pool_runtime()
+        found = self.admin.describe_queue(queue, timeout_s=POOL_CHECK_TIMEOUT_S)
+        config = parse(
+            PoolConfig,
+            {
+                "min_consumers": min_consumers,
+                "max_consumers": max_consumers,
+                "target_lag_s": target_lag_s,
+                "cool_down_s": cool_down_s,
+                "resources": resources,
+                "drain_timeout_s": drain_timeout_s,
+                "max_poll_interval_ms": round(
+                    parse(QueueConfig, found.config).max_handling_s * 1000
+                ),
+            },
+        )
+        spec = PoolSpec(pool_name, found.topic, queue, config, queue)
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:

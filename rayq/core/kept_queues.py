@@ -3,8 +3,8 @@
 The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
 ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
 *opening*: which leader of the data partition may write, in which epoch. Its value is the msgpack
-array `[version, data leader epoch, fence, opener, keeper's leader epoch]`. All other keys and values are of the queue's
-leader (`core.queue_records`), and mean nothing here.
+array `[version, data leader epoch, fence, opener, keeper's leader epoch]`. All other keys and
+values are of the queue's leader (`core.queue_records`), and mean nothing here.
 
 The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
 `replay` then takes.

@@ -37,6 +37,8 @@ def bits_of(mask: int) -> Iterator[int]:
 
 def lowest(mask: int, count: int) -> int:
     """The lowest `count` bits of it."""
+    if count == 1:
+        return mask & -mask
     if mask.bit_count() <= count:
         return mask
     found = 0
@@ -53,7 +55,7 @@ def raise_counts(counts: dict[int, int], mask: int) -> list[tuple[int, int]]:
     `(new count, bits)`."""
     raised = []
     fresh = mask
-    if counts:
+    if any(bits & mask for bits in counts.values()):
         for count in sorted(counts, reverse=True):
             again = counts[count] & fresh
             if again:

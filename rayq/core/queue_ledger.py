@@ -7,14 +7,15 @@ changed since it was kept last.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rayq.config import QueueConfig
 from rayq.core.kept_queues import KeptRecord
 from rayq.core.key_order import KeyOrder
-from rayq.core.lock_times import LockTimes
+from rayq.core.lock_times import TICKS_A_SECOND, LockTimes
 from rayq.core.number_runs import NumberRuns
 from rayq.core.queue_block import (
     ALL,
@@ -71,7 +72,7 @@ class QueueLedger:
         """Offsets below are known; the leader goes on to learn here. Kept."""
         self.epochs: list[tuple[int, int]] = []
         """`(leader epoch, its first offset)` of the log in [start, learned), ascending; the first
-        may begin below the start. Kept, so that the next leader sees what the log lost (rule 5)."""
+        may begin below the start. Kept: the next leader sees by it what the log lost (rule 51)."""
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""
         self.expired = 0
@@ -87,6 +88,7 @@ class QueueLedger:
         self._keys = KeyOrder() if config.ordered_by_key else None
         self._keys_wanted = NumberRuns()
         self._times = LockTimes()
+        self._timer_of_tick: tuple[int, int] | None = None
         self._delays: list[tuple[int, int]] = []
         """A heap of `(due time, offset)`; some are not delayed any more."""
         self._dying: dict[int, Dying] = {}
@@ -182,8 +184,13 @@ class QueueLedger:
         self._list(number, block)
 
     def _timer(self, now_s: float) -> tuple[int, int]:
-        end = self._times.tick_after(now_s, self.config.visibility_timeout_s)
-        return end, self._times.tick(now_s)
+        """Of a lock that is taken now. All of one tick have the same one."""
+        tick = self._times.tick(now_s)
+        timer = self._timer_of_tick
+        if timer is None or timer[1] != tick:
+            timeout = math.ceil(self.config.visibility_timeout_s * TICKS_A_SECOND)
+            timer = self._timer_of_tick = tick + 1 + timeout, tick
+        return timer
 
     # --- from state to state ---------------------------------------------------------------------
     # The bits of `mask` are in no state before `_free_bits` and `_finish`.
@@ -231,8 +238,10 @@ class QueueLedger:
             base = number << BLOCK_BITS
             for index in bits_of(mask):
                 self._unblock(self._keys.remove(base + index))
-        if number == self.start_offset >> BLOCK_BITS:
-            self._advance()
+        start = self.start_offset
+        if number == start >> BLOCK_BITS:
+            if block.done >> (start & LAST_INDEX) & 1:
+                self._advance()
         elif block.done == ALL:
             del self._blocks[number]
             self._done_blocks.add(number, number)
@@ -320,6 +329,7 @@ class QueueLedger:
             self._locked -= (block.locked & gone).bit_count()
             block.forget(gone)
             self._finish(number, block, gone)
+        self._keys_wanted.remove_below(offset)
         if offset > self.start_offset:
             for number in [one for one in self._blocks if one < offset >> BLOCK_BITS]:
                 del self._blocks[number]
@@ -360,41 +370,42 @@ class QueueLedger:
         self.start_offset = min(self.start_offset, offset)
         self.epochs = [one for one in self.epochs if one[1] < offset]
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[int, Block, int]]:
+    def _parts(self, first: int, last: int) -> Sequence[tuple[int, Block, int]]:
         """`(number, block, bits)` of the known offsets of [first, last] that lie in blocks with
         unsettled ones."""
         first, last = max(first, self.start_offset), min(last, self.learned - 1)
         if first > last:
-            return
+            return ()
         low, high = first >> BLOCK_BITS, last >> BLOCK_BITS
         if low == high:
             block = self._blocks.get(low)
-            if block is not None:
-                yield low, block, (2 << (last & LAST_INDEX)) - (1 << (first & LAST_INDEX))
-            return
+            if block is None:
+                return ()
+            return ((low, block, (2 << (last & LAST_INDEX)) - (1 << (first & LAST_INDEX))),)
         numbers: Iterable[int] = range(low, high + 1)
         if high - low > len(self._blocks):
             numbers = sorted(one for one in self._blocks if low <= one <= high)
+        parts = []
         for number in numbers:
             block = self._blocks.get(number)
             if block is not None:
                 base = number << BLOCK_BITS
-                yield number, block, mask_of(max(0, first - base), min(LAST_INDEX, last - base))
+                mask = mask_of(max(0, first - base), min(LAST_INDEX, last - base))
+                parts.append((number, block, mask))
+        return parts
 
-    def _listed_from(self, offset: int) -> Iterator[tuple[int, Block]]:
-        """The blocks with ready offsets, ascending, from that of `offset` on."""
+    def _next_listed(self, number: int) -> tuple[int, Block] | None:
+        """The first block from `number` on that has ready offsets."""
         listed = self._listed
-        at = bisect_left(listed, offset >> BLOCK_BITS)
+        at = bisect_left(listed, number)
         while at < len(listed):
             block = self._blocks.get(listed[at])
-            if block is None:
-                del listed[at]
-            elif not block.ready:
+            if block is not None:
+                if block.ready:
+                    return listed[at], block
                 block.is_listed = False
-                del listed[at]
-            else:
-                yield listed[at], block
-                at += 1
+            del listed[at]
+        return None
 
     # --- looking and keeping ---------------------------------------------------------------------
 
@@ -402,6 +413,11 @@ class QueueLedger:
     def ready(self) -> int:
         """`counts().ready`, at no cost."""
         return self._ready
+
+    @property
+    def blocked(self) -> int:
+        """`counts().blocked`, at no cost."""
+        return self._blocked
 
     def counts(self) -> Counts:
         done = self._done_blocks.count() << BLOCK_BITS

@@ -2,7 +2,7 @@
 
 A *dying* record failed for good. It stays in the queue until its copy is in the target's log. The
 copy gets there by a numbered *move*: what is to be appended, and its number, is kept before it is
-appended. So a leader that comes later finds it there, or appends the same once more (rule 8).
+appended. So a leader that comes later finds it there, or appends the same once more (rule 54).
 """
 
 from __future__ import annotations

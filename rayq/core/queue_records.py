@@ -7,7 +7,7 @@ older rayq must not misread raises the version, and a higher one than this rayq'
 
 A block whose offsets are all ready, for the first time, is not kept; nor is one whose offsets are
 all done: the head has the start, and the runs of such blocks above it. So the head is kept no later
-than the end of a block's record (rule 6).
+than the end of a block's record (rule 52).
 """
 
 from __future__ import annotations

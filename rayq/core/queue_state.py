@@ -42,7 +42,8 @@ Lost = tuple[int, int, str]
 DELAYED_MAX = 100_000
 READY_MAX = 20_000
 """With so many ready records no more are learned: twice what one take can ask for."""
-BLOCKED_MAX = 100_000
+BLOCKED_MAX = 20_000
+"""So many records may wait for earlier ones of their keys. Each costs some 400 bytes."""
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 
@@ -111,19 +112,15 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- learning --------------------------------------------------------------------------------
 
-    def room(self) -> int:
+    def room(self, *, is_listing: bool = False) -> int:
         """How many more offsets the leader may learn now: 0 where enough are ready, or at a
-        bound (`trouble`)."""
+        bound (`trouble`). An operator who lists records may look further than takes do."""
         if self._keys_wanted or self._delayed >= DELAYED_MAX:
             return 0
-        return max(
-            0,
-            min(
-                READY_MAX - self._ready,
-                BLOCKED_MAX - self._blocked,
-                (BLOCKS_MAX - len(self._blocks)) * BLOCK_OFFSETS,
-            ),
-        )
+        room = min(BLOCKED_MAX - self._blocked, (BLOCKS_MAX - len(self._blocks)) * BLOCK_OFFSETS)
+        if not is_listing:
+            room = min(room, READY_MAX - self._ready)
+        return max(0, room)
 
     def learn_epoch(self, epoch: int, first_offset: int) -> None:
         """Records from `first_offset` on (not above `learned`) were appended under this leader
@@ -161,7 +158,7 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- settling --------------------------------------------------------------------------------
     # Each names locks by state epoch, offsets and count, and returns those that are lost. What is
-    # settled already, or below the start, is success (rule 7). `holder` makes it fast, and is not
+    # settled already, or below the start, is success (rule 53). `holder` makes it fast, and is not
     # what is checked: no two deliveries have the same count.
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
@@ -177,7 +174,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~block.done
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def nack(
@@ -202,7 +200,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def release(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
@@ -219,7 +218,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def reject(
@@ -236,7 +236,8 @@ class QueueState(QueueTaker, QueueMover):
                     self._die(number, block, offset & LAST_INDEX, count, REJECTED, error)
                 elif not bit & (block.done | (block.moving & named)):
                     self._tell_lost(number, block, bit, lost)
-            self._tell_unknown(offset, offset, lost)
+            if offset >= self.learned:
+                self._tell_unknown(offset, offset, lost)
         return lost
 
     def extend(
@@ -266,7 +267,8 @@ class QueueState(QueueTaker, QueueMover):
                 gone = mask & ~(block.done | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
-            self._tell_unknown(first, last, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
         return lost
 
     def free_holder(self, holder: str) -> int:
@@ -357,7 +359,7 @@ class QueueState(QueueTaker, QueueMover):
 
     def _free_later(self, offset: int) -> None:
         """`offset` was freed, so its key's later records are, too: they would be handled before it
-        (rule 11). It is not they that failed."""
+        (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -397,7 +399,7 @@ class QueueState(QueueTaker, QueueMover):
             lost.append((base + first, base + last, "nobody has it"))
 
     def _tell_unknown(self, first: int, last: int, lost: list[Lost]) -> None:
-        if last >= self.learned and first <= last:
+        if first <= last:
             lost.append((max(first, self.learned), last, "nobody has it"))
 
     # --- time ------------------------------------------------------------------------------------
@@ -451,7 +453,7 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def trouble(self) -> str | None:
-        """Which bound keeps `take` or `learn` from going on (rule 9)."""
+        """Which bound keeps `take` or `learn` from going on (rule 55)."""
         if self._locked >= LOCKS_MAX:
             return (
                 f"{self._locked} records are locked, as many as may be: consumers take records "
@@ -459,6 +461,11 @@ class QueueState(QueueTaker, QueueMover):
             )
         if self._delayed >= DELAYED_MAX:
             return f"{self._delayed} records are delayed, as many as may be: others wait for them."
+        if self._blocked >= BLOCKED_MAX:
+            return (
+                f"{self._blocked} records wait for earlier ones of their keys, as many as may be: "
+                "what comes after them waits, too."
+            )
         if len(self._blocks) >= BLOCKS_MAX:
             return (
                 f"Unsettled records lie scattered over {len(self._blocks)} blocks, as many as may "

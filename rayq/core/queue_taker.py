@@ -20,13 +20,16 @@ class QueueTaker(QueueLedger):
         give nothing."""
         if self._keys_wanted or self._locked >= LOCKS_MAX:
             return None
-        for number, block in self._listed_from(from_offset):
+        listed = self._next_listed(from_offset >> BLOCK_BITS)
+        while listed is not None:
+            number, block = listed
             base = number << BLOCK_BITS
             ready = block.ready
             if base < from_offset:
                 ready = ready >> (from_offset - base) << (from_offset - base)
             if ready:
                 return base + (ready & -ready).bit_length() - 1
+            listed = self._next_listed(number + 1)
         return None
 
     def take(
@@ -49,7 +52,9 @@ class QueueTaker(QueueLedger):
         given: list[Lock] = []
         following: list[int] = []
         """Blocked ones (a heap) that may follow what this take has of their keys."""
-        for number, block in self._listed_from(from_offset):
+        listed = self._next_listed(from_offset >> BLOCK_BITS)
+        while listed is not None:
+            number, block = listed
             base = number << BLOCK_BITS
             while following and following[0] < base and left:
                 left -= self._follow(heapq.heappop(following), holder, timer, given, following, end)
@@ -68,6 +73,7 @@ class QueueTaker(QueueLedger):
                 mask = lowest(ready, left)
                 left -= mask.bit_count()
                 self._lock(number, block, mask, holder, timer, given)
+            listed = self._next_listed(number + 1) if left else None
         while following and left:
             left -= self._follow(heapq.heappop(following), holder, timer, given, following, end)
         return given
@@ -139,21 +145,31 @@ class QueueTaker(QueueLedger):
         given: list[Lock],
     ) -> None:
         """Locks ready (or blocked) offsets."""
-        of_blocked = (block.blocked & mask).bit_count()
         many = mask.bit_count()
-        block.ready &= ~mask
-        block.blocked &= ~mask
-        self._ready -= many - of_blocked
-        self._blocked -= of_blocked
         self._locked += many
-        raised = block.lock(mask, holder, timer)
-        self._times.watch(timer[0], number)
+        self._ready -= many
+        if block.blocked & mask:
+            of_blocked = (block.blocked & mask).bit_count()
+            self._ready += of_blocked
+            self._blocked -= of_blocked
+            block.blocked &= ~mask
+        block.ready &= ~mask
+        if timer not in block.timers:
+            self._times.watch(timer[0], number)
         self._changed.add(number)
         self._is_decided = True
         base = number << BLOCK_BITS
-        parts = [(first, last, count) for count, bits in raised for first, last in runs_of(bits)]
-        if len(parts) > 1:
-            parts.sort()
+        raised = block.lock(mask, holder, timer)
+        if many == 1:
+            index = mask.bit_length() - 1
+            parts = [(index, index, raised[0][0])]
+        elif len(raised) == 1:
+            count, bits = raised[0]
+            parts = [(first, last, count) for first, last in runs_of(bits)]
+        else:
+            parts = sorted(
+                (first, last, count) for count, bits in raised for first, last in runs_of(bits)
+            )
         for first, last, count in parts:
             if given and given[-1][1] == base + first - 1 and given[-1][2] == count:
                 given[-1] = (given[-1][0], base + last, count)

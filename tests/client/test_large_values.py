@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +13,10 @@ from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.large import reader as reader_module
-from rayq.client.large.objects import is_below, list_objects, prefix_of
 from rayq.config import KIB, MIB
 from rayq.core.large_values import (
-    chunk_headers,
     crc_of,
     manifest_of_chunks,
-    manifest_of_object,
     pinned,
 )
 from rayq.errors import (
@@ -34,22 +28,21 @@ from rayq.errors import (
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
-    RemoteStorageError,
 )
 from rayq.records import TopicPartition
-from rayq.storage.batch import HEADER_BYTES, decode_columns
+from rayq.storage.batch import HEADER_BYTES
 from rayq.wire.messages import CheckRange, Fetch, Produce
 from tests.client.fake_broker import FakeCluster
-
-T0 = TopicPartition("t", 0)
-LIMIT = 4 * KIB
-ID = b"i" * 16
-OTHER_ID = b"o" * 16
-
-
-def bytes_of(size_bytes: int, seed: int = 0) -> bytes:
-    """That many bytes, which do not compress."""
-    return random.Random(seed).randbytes(size_bytes)
+from tests.client.large_values import (
+    ID,
+    LIMIT,
+    OTHER_ID,
+    T0,
+    bytes_of,
+    read,
+    write_chunks,
+    write_manifest,
+)
 
 
 @pytest.fixture
@@ -63,31 +56,6 @@ def consumer(cluster: Cluster, topic: str) -> Iterator[Consumer]:
     with cluster.consumer(auto_offset_reset="earliest") as made:
         made.assign([T0])
         yield made
-
-
-def read(consumer: Consumer) -> list[tuple[int, bytes | None]]:
-    return [(one.offset, one.value) for one in consumer.until_end()]
-
-
-def write_chunks(
-    fake: FakeCluster, value: bytes, count: int, value_id: bytes = ID, **columns: Any
-) -> list[int]:
-    """Appends a value in so many chunks, without its record. Their offsets."""
-    step = -(-len(value) // count)
-    return [
-        fake.write(
-            "t",
-            [value[index * step : (index + 1) * step]],
-            headers=[chunk_headers(value_id, index)],
-            is_chunk=True,
-            **columns,
-        )
-        for index in range(count)
-    ]
-
-
-def write_manifest(fake: FakeCluster, manifest: bytes | None, **columns: Any) -> int:
-    return fake.write("t", [manifest], is_large=True, **columns)  # type: ignore[list-item]
 
 
 # --- sending and reading --------------------------------------------------------------------------
@@ -435,108 +403,3 @@ def test_a_copy_in_another_topic_reads_the_chunks_where_they_are(
         other.seek_to_beginning()
         with pytest.raises(LargeValueError, match="have expired there"):
             other.poll(timeout_s=30)
-
-
-# --- objects --------------------------------------------------------------------------------------
-
-
-def test_a_value_is_an_object_that_only_readers_who_say_so_read(
-    fake: FakeCluster, cluster: Cluster, consumer: Consumer, tmp_path: Path
-) -> None:
-    url = f"file://{tmp_path}/values"
-    large = bytes_of(3 * LIMIT)
-    with cluster.producer(large_values=url) as producer:
-        producer.send("t", b"small").result(30)
-        offset = producer.send("t", large, key=b"k").result(30).offset
-        producer.send("t", b"after").result(30)
-    assert offset == 1 and not any(header.is_chunk for header in fake.headers("t"))
-    with cluster.consumer(auto_offset_reset="earliest", large_values=url) as reader:
-        reader.assign([T0])
-        assert [value for _, value in read(reader)] == [b"small", large, b"after"]
-    assert cluster.cluster_id is not None
-    (stored,) = list_objects(prefix_of(url, cluster.cluster_id))
-    assert stored.size_bytes == len(large) and "/t/" in stored.uri
-    with pytest.raises(LargeValueRefusedError, match="reads no objects"):
-        read(consumer)
-    with (
-        cluster.consumer(auto_offset_reset="earliest", large_values=f"{url}/other") as elsewhere,
-        pytest.raises(LargeValueRefusedError, match="below"),
-    ):
-        elsewhere.assign([T0])
-        read(elsewhere)
-    split = Split("t", fake.topics["t"].topic_id, 0, 0, 3)
-    (batch,) = read_range(cluster, split, large_values=url)
-    assert batch.column("value").to_pylist() == [b"small", large, b"after"]
-    with pytest.raises(LargeValueRefusedError):
-        list(read_range(cluster, split))
-
-
-def test_an_object_that_is_gone_or_another_is_an_error(
-    fake: FakeCluster, cluster: Cluster, topic: str, tmp_path: Path
-) -> None:
-    url = f"file://{tmp_path}"
-    value = bytes_of(300)
-    path = tmp_path / "v.value"
-    write_manifest(fake, manifest_of_object(300, crc_of(value), ID, f"{url}/v.value"))
-    with cluster.consumer(auto_offset_reset="earliest", large_values=url) as consumer:
-        consumer.assign([T0])
-        for content, told in (
-            (None, "gone"),
-            (value[:-1] + b"x", "CRC32C"),
-            (value + b"x", "301 bytes"),
-            (b"", "0 bytes"),
-        ):
-            if content is not None:
-                path.write_bytes(content)
-            consumer.seek(T0, 0)
-            with pytest.raises(LargeValueError, match=told):
-                consumer.poll(timeout_s=30)
-        path.write_bytes(value)
-        consumer.seek(T0, 0)
-        assert read(consumer) == [(0, value)]
-
-
-def test_a_store_that_fails_is_an_error_of_send(
-    fake: FakeCluster, cluster: Cluster, topic: str, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with cluster.producer(large_values=f"file://{tmp_path}/file/values") as producer:
-        with pytest.raises(RemoteStorageError):
-            producer.send("t", bytes_of(2 * LIMIT))
-        producer.send("t", b"small").result(30)
-    assert fake.values("t") == [b"small"]
-
-
-def test_a_record_cannot_name_what_is_not_below_the_readers_url() -> None:
-    url = "s3://bucket/values"
-    assert is_below("s3://bucket/values/c/t/1.value", url)
-    for uri in (
-        "s3://bucket/valuesx/1",
-        "s3://bucket/values/../secret",
-        "s3://bucket/values/%2e%2e/secret",
-        "s3://bucket/values//secret",
-        "s3://bucket/values/",
-        "s3://bucket/values/a?versionId=1",
-        "s3://bucket/values/x::file:///etc/passwd",
-        "file:///etc/passwd",
-        "S3://bucket/values/1",
-    ):
-        assert not is_below(uri, url), uri
-
-
-def test_any_store_that_fsspec_knows_will_do(
-    fake: FakeCluster, cluster: Cluster, topic: str
-) -> None:
-    url = f"memory://{os.getpid()}/values"
-    large = bytes_of(3 * LIMIT)
-    with cluster.producer(large_values=url) as producer:
-        producer.send("t", large).result(30)
-    with cluster.consumer(auto_offset_reset="earliest", large_values=url) as consumer:
-        consumer.assign([T0])
-        assert read(consumer) == [(0, large)]
-    assert cluster.cluster_id is not None
-    (stored,) = list_objects(prefix_of(url, cluster.cluster_id))
-    assert stored.size_bytes == len(large)
-    columns = fake.call(lambda: decode_columns(fake.topics["t"].partitions[0].batches[0][1], 0,
-                                               fake.topics["t"].partitions[0].batches[0][0]))
-    assert stored.uri.encode() in (columns.values[0] or b"")

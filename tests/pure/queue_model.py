@@ -87,8 +87,8 @@ class QueueModel:
         return [(offset, self.records[offset].count) for offset in taken]
 
     def set_times(self, record: Record, now_s: float) -> None:
-        record.end_tick = math.ceil((now_s + self.config.visibility_timeout_s) * 10)
         record.taken_tick = math.floor(now_s * 10)
+        record.end_tick = record.taken_tick + math.ceil(self.config.visibility_timeout_s * 10) + 1
 
     def _named(self, offset: int, state_epoch: int, count: int) -> bool:
         record = self.records.get(offset)

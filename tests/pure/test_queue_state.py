@@ -443,6 +443,21 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
 
 
+def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:
+    state, keeper = opened(ready=600, ordered_by_key=True)
+    state.take("a", 2, now_s=0)
+    state = again(state, keeper)
+    assert state.keys_wanted() == [(0, 599)]
+    assert state.advance_start(300) == 300
+    assert state.keys_wanted() == [(300, 599)]
+    assert state.room() == 0 and state.first_ready() is None
+    state.tell_keys(302, [b"k"] * 100)
+    state.tell_keys(600, [])
+    assert not state.keys_wanted() and state.room()
+    assert state.counts().blocked == 99
+    assert state.take("b", 600, now_s=0, below_offset=304) == [(300, 303, 1)]
+
+
 def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
     state, keeper = opened(ready=300)
     state.take("a", 300, now_s=0)
@@ -456,9 +471,36 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
     state = again(head, keeper)
     assert (state.start_offset, state.learned, state.state_epoch) == (270, 270, 1)
     state.learn(299)
-    assert state.counts().ready == 30 and not state.to_move(1)
+    assert sum(state.counts()) == state.counts().ready == 30 and not state.to_move(1)
     assert len(again(state, keeper).to_move(1)) == 0
     assert len(keeper.records) == 2
+
+
+def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
+    state, keeper = opened(ready=3000)
+    state.take("a", 3000, now_s=0)
+    state.ack("a", 0, [(1, 2999, 1)])
+    state = again(state, keeper)
+    state.cut(1500)
+    assert (state.start_offset, state.learned, state.state_epoch) == (0, 1500, 1)
+    assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "nobody has it")]
+    assert not state.ack("a", 0, [(1, 1499, 1)])
+    state = again(state, keeper)
+    state.learn(2999)
+    assert state.take("b", 3000, now_s=0) == [(0, 0, 2), (1500, 2999, 1)]
+    assert not state.ack("b", 1, [(0, 0, 2)])
+    assert state.start_offset == 1500
+
+
+def test_a_claimed_record_waits_beyond_its_due_time() -> None:
+    state, _keeper = opened(ready=2)
+    state.take("a", 1, now_s=0)
+    state.nack("a", 0, [(0, 0, 1, 5000)], now_ms=0)
+    assert state.claim([0, 1]) == ([0, 1], [], [])
+    assert not state.due(6000) and state.first_ready() is None
+    state.unclaim([0, 1])
+    assert state.first_ready() == 1
+    assert state.due(6000) == 1 and state.first_ready() == 0
 
 
 def test_takes_wait_at_the_bounds_and_settling_does_not() -> None:
@@ -478,8 +520,8 @@ def test_time_in_which_nobody_is_heard_counts_for_no_lock() -> None:
     state.take("a", 1, now_s=100)
     state.prolong(50)
     assert not state.expire(159.8)
-    assert state.next_expiry_s == 160
-    assert state.expire(160) == 1
+    assert state.next_expiry_s == 160.1
+    assert state.expire(160.2) == 1
     assert state.take("b", 1, now_s=160) == [(0, 0, 2)]
     assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "consumer b has it")]
 

@@ -16,6 +16,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Build, Links
 from rayq.config import ClusterConfig, QueueConfig, as_dict
 from rayq.core.kept_queues import KeptQueues, StateKey, pack, unpack
+from rayq.core.large_values import chunk_headers
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
@@ -163,9 +164,14 @@ class QueueStage:
     async def put(
         self, *values: bytes, keys: list[bytes | None] | None = None,
         headers: list[Headers | None] | None = None, is_committed: bool = True,
+        is_chunk: bool = False, is_large: bool = False,
     ) -> None:
         """One batch of these records."""
-        batch = encode_batch(list(values), keys, headers, timestamps_ms=1)
+        if is_chunk:
+            headers = [chunk_headers(bytes(16), 0)]
+        batch = encode_batch(
+            list(values), keys, headers, timestamps_ms=1, is_chunk=is_chunk, is_large=is_large
+        )
         self.leader.produce(messages.Produce("id", 0, self.epoch, -1, 30_000), memoryview(batch))
         if is_committed:
             await self.copied()

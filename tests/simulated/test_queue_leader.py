@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
     NotLeaderError,
     QueueLoadingError,
@@ -321,6 +322,19 @@ def test_order_by_key_outlives_a_leader() -> None:
     staged(work, ordered_by_key=True)
 
 
+def test_the_records_of_a_key_come_together_also_from_many_batches() -> None:
+    async def work(stage: QueueStage) -> None:
+        for number in range(60):
+            await stage.put(b"%d" % number, keys=[b"%d" % (number % 3)])
+        taken = await stage.take(50)
+        assert taken.offsets == [*range(50)]
+        assert (await stage.take(50, holder="two")).locks == []
+        await stage.ack(taken)
+        assert len((await stage.take(50, holder="two")).offsets) == 10
+
+    staged(work, ordered_by_key=True)
+
+
 # --- queues and errors --------------------------------------------------------------------------
 
 
@@ -381,6 +395,49 @@ def test_what_retention_took_is_counted() -> None:
         assert (await stage.take()).values == [b"c"]
 
     staged(work)
+
+
+def test_retention_waits_for_what_is_settled_durably() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b", b"c")
+        taken = await stage.take()
+        assert stage.log.held_offset == 0
+        stage.keeper.open.clear()
+        acking = asyncio.ensure_future(stage.settle(taken, acks=[(0, 1, 1)]))
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 0
+        stage.keeper.open.set()
+        await acking
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 2
+        # A new leader does not know which chunks of large values were passed over.
+        await stage.lead()
+        await stage.ack(taken)
+        await asyncio.sleep(1800)
+        assert stage.log.held_offset == 0
+        await asyncio.sleep(1900)
+        assert stage.log.held_offset == 3
+
+    staged(work, retention="hold")
+
+
+def test_the_chunks_of_an_unsettled_value_stay() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        manifest = manifest_of_chunks(5, 1, bytes(16), [1])
+        await stage.put(b"b")
+        await stage.put(manifest, is_large=True)
+        taken = await stage.take()
+        assert taken.offsets == [0, 2, 3]
+        await stage.settle(taken, acks=[(0, 0, 1), (2, 2, 1)])
+        await asyncio.sleep(4000)
+        assert stage.log.held_offset == 1
+        await stage.settle(taken, acks=[(3, 3, 1)])
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 4
+
+    staged(work, retention="delete_done", visibility_timeout_s=10_000, max_handling_s=20_000)
 
 
 def test_purge_settles_all_that_nobody_has() -> None:

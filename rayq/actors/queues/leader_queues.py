@@ -70,6 +70,7 @@ class LeaderQueues:
             self._watching = self._environment.tasks.spawn(
                 self._watch(), f"new records for the queues of {self._replica_log.where}"
             )
+        self._hold()
         self._changed.notify()
 
     async def _watch(self) -> None:
@@ -89,6 +90,7 @@ class LeaderQueues:
             self._watching.cancel()
         for queue in self._queues.values():
             queue.end(self._ended)
+        self._replica_log.held_offset = None
         self._changed.notify()
 
     def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
@@ -122,6 +124,24 @@ class LeaderQueues:
         self._reads.drop_unused()
         for queue in self._queues.values():
             queue.tick()
+        self._hold()
+
+    def _hold(self) -> None:
+        """Retention waits for the queues that own the topic."""
+        held: int | None = None
+        for queue in self._queues.values():
+            if queue.config.retention == "topic":
+                continue
+            limit = None if queue.open is None else queue.open.retention_limit
+            if limit is None:
+                limit = self._replica_log.log.start_offset
+            held = limit if held is None else min(held, limit)
+        self._replica_log.held_offset = held
+
+    @property
+    def deletes_what_is_done(self) -> bool:
+        """Whether the log start follows what a queue has settled (`held_offset`)."""
+        return any(one.config.retention == "delete_done" for one in self._queues.values())
 
     def measure(self) -> list[Sample]:
         """The figures of all queues that are open."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.reads import Found, QueueReads
+from rayq.actors.queues.reads import Found, Piece, QueueReads
+from rayq.actors.queues.retention import QueueRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
 from rayq.core.queue_cut import common_end
@@ -22,6 +23,10 @@ from rayq.logs import log_event
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
+
+
+PIECES_AHEAD_MAX = 16
+"""So many pieces of the log one take of an ordered queue looks through."""
 
 
 class Given(NamedTuple):
@@ -38,11 +43,16 @@ class Learner:
         self,
         state: QueueState,
         *,
+        was_kept: bool,
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
     ) -> None:
         self.state = state
+        self.was_kept = was_kept
+        """Whether the queue was there before this opening."""
+        self.retention: QueueRetention | None = None
+        """Of a queue that its topic's retention waits for."""
         self._replica_log = replica_log
         self._reads = reads
         self._clock = replica_log.environment.clock
@@ -67,6 +77,7 @@ class Learner:
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         state = QueueState.replay(config, records, now_s=now_s)
+        was_kept = state is not None
         if state is None:
             is_latest = config.start == "latest" and partition < queue.partitions
             start = replica_log.last_stable_offset if is_latest else log.start_offset
@@ -75,12 +86,32 @@ class Learner:
             _compare(state, queue, replica_log)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        learner = cls(state, replica_log=replica_log, reads=reads, clock_watch=clock_watch)
+        learner = cls(
+            state,
+            was_kept=was_kept,
+            replica_log=replica_log,
+            reads=reads,
+            clock_watch=clock_watch,
+        )
+        learner.configure(config)
         learner.learn_epoch()
         if config.ordered_by_key:
             for first, last in state.keys_wanted():
                 await learner._tell_keys(first, last)
         return learner
+
+    def configure(self, config: QueueConfig) -> None:
+        """Takes the queue's config."""
+        self.state.config = config
+        if config.retention == "topic":
+            self.retention = None
+        elif self.retention is None:
+            self.retention = QueueRetention(self, self._clock_watch, self._clock.monotonic())
+            self.was_kept = True  # Whoever begins later does not know what was learned before.
+
+    @property
+    def log_start(self) -> int:
+        return self._replica_log.log.start_offset
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:
@@ -89,15 +120,17 @@ class Learner:
                 if not found.is_gap and found.first <= last:
                     self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
             offset = piece.next_offset
+        # What compaction took out since has none.
+        self.state.tell_keys(last + 1, [])
 
     # --- learning -------------------------------------------------------------------------------
 
-    async def learn(self) -> bool:
-        """Goes on a bit. False: there is no more for now, or no room to know it."""
+    async def learn(self, *, is_listing: bool = False) -> bool:
+        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`)."""
         state, log = self.state, self._replica_log.log
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        room, offset = state.room(), state.learned
+        room, offset = state.room(is_listing=is_listing), state.learned
         if room <= 0 or offset >= self._replica_log.last_stable_offset:
             return False
         piece = await self._reads.piece(offset)
@@ -111,6 +144,8 @@ class Learner:
                 if found.first >= stop:
                     break
                 self._learn(found, stop, with_keys=with_keys)
+        if self.retention is not None:
+            self.retention.learned(piece, offset, limit)
         return True
 
     def learn_epoch(self) -> int | None:
@@ -157,18 +192,23 @@ class Learner:
                         continue
                     break
                 piece = await self._reads.piece(first)
+                end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
+                if end <= first:
+                    break
+                pieces = [piece]
+                if self.state.config.ordered_by_key:
+                    end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
             except OffsetOutOfRangeError:
-                if self._replica_log.log.start_offset <= self.state.start_offset:
+                log_start = self._replica_log.log.start_offset
+                if log_start <= self.state.start_offset:
                     raise
-                continue  # Retention was faster; `learn` takes note of it.
+                self.state.advance_start(log_start)  # Retention was faster.
+                continue
             except RayqError:
                 if given.locks:
                     break
                 raise
             if is_gone():
-                break
-            end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
-            if end <= first:
                 break
             locks = self.state.take(
                 holder,
@@ -177,14 +217,38 @@ class Learner:
                 from_offset=first,
                 below_offset=end,
             )
-            if locks:
-                parts = piece.cut(locks)
-                given.locks.extend(locks)
-                given.parts.extend(parts)
-                count_max -= sum(last - first + 1 for first, last, _ in locks)
-                bytes_max -= sum(len(part) for part in parts)
+            for piece in pieces:
+                runs = [one for one in locks if piece.has_some(*one[:2])]
+                if runs:
+                    parts = piece.cut(runs)
+                    given.parts.extend(parts)
+                    bytes_max -= sum(len(part) for part in parts)
+            given.locks.extend(locks)
+            count_max -= sum(last - first + 1 for first, last, _ in locks)
             from_offset = end
         return given
+
+    async def _look_ahead(
+        self, pieces: list[Piece], first: int, end: int, count_max: int, bytes_max: int
+    ) -> int:
+        """Reads on from `end`, and returns where it came to: the later records of a key go to a
+        consumer only in the same take as its first."""
+        bytes_max -= pieces[0].bytes_between(first, end)
+        while bytes_max > 0 and len(pieces) < PIECES_AHEAD_MAX:
+            if self.state.learned <= end and (
+                end - first >= count_max or not await self.learn()
+            ):
+                break
+            if end < pieces[-1].next_offset:
+                break  # The bytes are spent.
+            piece = await self._reads.piece(end)
+            stop = piece.end_of(end, bytes_max, at_least_one=False)
+            if stop <= end:
+                break
+            bytes_max -= piece.bytes_between(end, stop)
+            pieces.append(piece)
+            end = stop
+        return end
 
 
 def _compare(

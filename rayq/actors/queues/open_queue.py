@@ -63,6 +63,8 @@ class OpenQueue:
     ) -> None:
         self.state = state
         self.commits = QueueCommits(state, journal, on_kept=self.wake)
+        if learner.was_kept:
+            self.commits.kept_start = state.start_offset
         self._learner = learner
         self.journal = journal
         self.takes, self._holders = served.takes, served.holders
@@ -153,8 +155,9 @@ class OpenQueue:
 
         async def run() -> None:
             try:
-                await work
-            except Exception as error:
+                with self.guard():
+                    await work
+            except RayqError as error:
                 if not self._broken.done():
                     self._broken.set_exception(error)
 
@@ -166,12 +169,13 @@ class OpenQueue:
         anew from what is kept."""
         try:
             yield
-        except RayqError:
-            raise
         except Exception as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._break(error)
             raise
+
+    def _break(self, error: Exception) -> None:
+        if not isinstance(error, RayqError) and not self._broken.done():
+            self._broken.set_exception(error)
 
     def end(self, error: RayqError) -> None:
         """What was decided and is not kept is void: all that wait for it get the error."""
@@ -190,7 +194,7 @@ class OpenQueue:
     def reconfigure(self, queue: messages.QueueMetadata, config: QueueConfig) -> None:
         """Takes the queue's changed config."""
         self.queue = queue.name
-        self.state.config = config
+        self._learner.configure(config)
         self.wake()
 
     async def commit(self) -> None:
@@ -223,7 +227,9 @@ class OpenQueue:
             try:
                 given = None
                 if not self.journal.is_full:
-                    wanted = min(take.records_max, self.takes.share(self.available()))
+                    # A take may have blocked records, together with those that block them.
+                    ready = self.available() + self.state.blocked
+                    wanted = min(take.records_max, self.takes.share(ready))
                     given = await self._learner.take(
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
@@ -276,20 +282,11 @@ class OpenQueue:
 
     def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
         """See `messages.Settle`."""
-        state, holder, epoch = self.state, request.holder, request.state_epoch
-        lost: list[Lost] = []
-        if request.acks:
-            lost += state.ack(holder, epoch, request.acks)
-        if request.nacks:
-            now_ms = self._clock_watch.now_ms()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
-        if request.rejects:
-            lost += state.reject(holder, epoch, request.rejects)
-        if request.releases:
-            lost += state.release(holder, epoch, request.releases)
-        if request.extends:
-            now_s = self._clock.monotonic()
-            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        try:
+            lost = self._settle(request)
+        except Exception as error:
+            self._break(error)
+            raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
@@ -304,6 +301,23 @@ class OpenQueue:
         if self._settled is None or self._settled[0] is not kept:
             self._settled = kept, _after(kept, messages.SettleResponse([]))
         return self._settled[1]
+
+    def _settle(self, request: messages.Settle) -> list[Lost]:
+        state, holder, epoch = self.state, request.holder, request.state_epoch
+        lost: list[Lost] = []
+        if request.acks:
+            lost += state.ack(holder, epoch, request.acks)
+        if request.nacks:
+            now_ms = self._clock_watch.now_ms()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+        if request.rejects:
+            lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
+        if request.extends:
+            now_s = self._clock.monotonic()
+            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        return lost
 
     def free_holder(self, holder: str) -> None:
         """Nobody has heard of this holder for a while: its records are for others."""
@@ -341,6 +355,14 @@ class OpenQueue:
         if self.journal.is_full:
             self.commits.ask_for_room()
 
+    @property
+    def retention_limit(self) -> int | None:
+        """The log start may go up to here. None: the queue does not mind."""
+        retention = self._learner.retention
+        if retention is None:
+            return None
+        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
             self._due_timer.cancel()
@@ -366,7 +388,7 @@ class OpenQueue:
         await self.commit()
         state = self.state
         while state.learned <= request.offset + request.records_max:
-            if not await self._learner.learn():
+            if not await self._learner.learn(is_listing=True):
                 break
         found, next_offset = state.unsettled(
             request.offset,
@@ -374,6 +396,9 @@ class OpenQueue:
             request.records_max,
             now_s=self._clock.monotonic(),
         )
+        is_all = state.learned >= self._replica_log.last_stable_offset
+        if next_offset is None and not is_all and state.room(is_listing=True):
+            next_offset = state.learned
         records = [
             messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
             for one in found

@@ -189,8 +189,7 @@ class QueueLeader:
             return self._handle_later(peer, request)
         if isinstance(request, messages.Settle):
             self.holders.heard(request.holder, peer)
-            with opened.guard():
-                return opened.settle(request)
+            return opened.settle(request)
         return _answer(opened, request)
 
     async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from rayq.actors.replica.leader import Leader
 from rayq.config import MIB
+from rayq.core.large_values import read_manifest
 from rayq.environment import Clock
-from rayq.errors import OffsetOutOfRangeError
+from rayq.errors import LargeValueError, OffsetOutOfRangeError
 from rayq.records import Headers
 from rayq.storage.batch import (
     BatchHeader,
@@ -130,6 +131,25 @@ class Piece:
         if behind < header.next_offset:
             yield Found(behind, header.next_offset, True)
 
+    def large(self, first: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+        """`(offset, append time, first chunk)` of what belongs to large values in [first, end):
+        for a chunk the last is None; for a record whose chunks are not in this partition -1."""
+        for place in range(bisect_left(self._last_offsets, first), len(self._headers)):
+            header = self._headers[place]
+            if header.base_offset >= end:
+                return
+            if header.is_chunk:
+                yield header.base_offset, header.append_time_ms, None
+            elif header.is_large:
+                yield header.base_offset, header.append_time_ms, self._first_chunk(place)
+
+    def _first_chunk(self, place: int) -> int:
+        try:
+            manifest = read_manifest(self._columns(place).values[0])
+        except (LargeValueError, IndexError):
+            return -1  # Its consumer is told of that.
+        return min(manifest.offsets, default=-1) if manifest.place is None else -1
+
     def _is_aborted(self, header: BatchHeader) -> bool:
         if not self._aborted or not header.is_transactional or header.producer_id is None:
             return False
@@ -154,6 +174,18 @@ class Piece:
         if at_least_one:
             behind = max(behind, place + 1)
         return offset if behind <= place else self._last_offsets[behind - 1] + 1
+
+    def has_some(self, first: int, last: int) -> bool:
+        """Whether some offset of [first, last] lies in this piece."""
+        return last >= self.first and first < self.next_offset
+
+    def bytes_between(self, offset: int, end: int) -> int:
+        """How many bytes the batches have from the one of `offset` on that begin below `end`."""
+        begin = bisect_left(self._last_offsets, offset)
+        behind = bisect_left(self._last_offsets, end)
+        if begin >= behind:
+            return 0
+        return self._ends[behind - 1] - self._positions[begin]
 
     def cut(self, runs: Runs) -> list[memoryview | bytearray]:
         """The batches that have records of these runs, which lie in this piece. A large batch of

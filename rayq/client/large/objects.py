@@ -21,6 +21,8 @@ from rayq.errors import (
 )
 
 VALUE_SUFFIX = ".value"
+TEMPORARY_SUFFIX = ".tmp"
+"""Of a file that is being written."""
 
 
 class StoredObject(NamedTuple):
@@ -88,8 +90,8 @@ def read_object(uri: str, size_bytes: int) -> bytes:
 
 
 def list_objects(prefix: str) -> Iterator[StoredObject]:
-    """All values below a prefix, which ends with `/`. Raises as `read_object` does; of a prefix
-    that is not there nothing."""
+    """All values below a prefix, which ends with `/`, and what a crash left of some. Raises as
+    `read_object` does; of a prefix that is not there nothing."""
     path = _local_path(prefix)
     try:
         if path is not None:
@@ -138,7 +140,7 @@ def _local_path(uri: str) -> str | None:
 def _write_file(path: str, value: bytes) -> None:
     """A crash leaves a temporary file, or the whole one."""
     directory = os.path.dirname(path)
-    temporary = f"{path}.tmp"
+    temporary = path + TEMPORARY_SUFFIX
     try:
         os.makedirs(directory, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -164,7 +166,7 @@ def _sync_directory(path: str) -> None:
 def _listed_files(prefix: str, root: str) -> Iterator[StoredObject]:
     for directory, _, names in sorted(os.walk(root)):
         for name in sorted(names):
-            if name.endswith(VALUE_SUFFIX):
+            if name.endswith((VALUE_SUFFIX, VALUE_SUFFIX + TEMPORARY_SUFFIX)):
                 path = os.path.join(directory, name)
                 status = os.stat(path)
                 rest = os.path.relpath(path, root)

@@ -9,6 +9,8 @@ connection or its locks have ended, and never mixes the two.
 from __future__ import annotations
 
 import asyncio
+import builtins
+import contextlib
 import logging
 from typing import Protocol
 
@@ -44,6 +46,8 @@ LARGE_PAUSE_S = 0.2
 """How long nothing is taken once that is reached."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
+SETTLE_LINGER_S = 0.005
+"""How long what was decided waits for company."""
 SETTLE_PATIENCE_S = 60.0
 """How long what was decided is tried to be told to the leader."""
 
@@ -109,6 +113,9 @@ class Lane:
         self._next = Round()
         self._current: Round | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._is_waited_for = asyncio.Event()
+        self.is_flushing = 0
+        """How many wait until what was decided is durable."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -388,14 +395,19 @@ class Lane:
     async def flush(self) -> None:
         """Waits until all that was decided before is durable, or given up."""
         waited_for = [self._current, self._next if self._next.settlements else None]
-        for one in waited_for:
-            if one is not None:
-                await one.wait()
+        self.is_flushing += 1
+        self._is_waited_for.set()
+        try:
+            for one in waited_for:
+                if one is not None:
+                    await one.wait()
+        finally:
+            self.is_flushing -= 1
 
     async def _settle(self) -> None:
-        await asyncio.sleep(0)  # What the same moment decides goes along.
         try:
             while self._next.settlements:
+                await self._linger()
                 current = self._current = self._next
                 self._next = Round()
                 try:
@@ -407,6 +419,14 @@ class Lane:
                     current.done()
         finally:
             self._settling = None
+
+    async def _linger(self) -> None:
+        """What is decided within the next moment goes along, unless somebody waits for it."""
+        self._is_waited_for.clear()
+        if not self.is_flushing:
+            with contextlib.suppress(builtins.TimeoutError):
+                async with asyncio.timeout(SETTLE_LINGER_S):
+                    await self._is_waited_for.wait()
 
     async def _send(self, settlement: Settlement) -> None:
         began_s = self._owner.now_s

@@ -42,8 +42,10 @@ class Pace:
         if is_idle:
             self._since_s = None
 
-    def ahead(self, most: int, at_first: int) -> int:
-        """How many to take ahead, at most `most`; before anything was measured `at_first`."""
-        if self.per_s is None:
-            return min(most, at_first)
-        return min(most, int(self.per_s * AHEAD_S))
+    def ahead(self, most: int, at_first: int, now_s: float) -> int:
+        """How many to take ahead, at most `most`; before anything was measured `at_first`. What has
+        been in hand for long tells as much as what was settled."""
+        count = at_first if self.per_s is None else int(self.per_s * AHEAD_S)
+        if self._since_s is not None and now_s > self._since_s:
+            count = min(count, int((self._count + 1) / (now_s - self._since_s) * AHEAD_S))
+        return min(most, count)

@@ -17,7 +17,7 @@ from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues.lane import Lane
 from rayq.client.queues.pace import Pace
-from rayq.client.queues.source import TAKE_WAIT_MS, WAITING_LANES_MAX, Source
+from rayq.client.queues.source import COMING_S, TAKE_WAIT_MS, WAITING_LANES_MAX, Source
 from rayq.client.queues.taken import Taken
 from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.weights import Rounds
@@ -248,7 +248,10 @@ class QueueCore:
                     return handed
                 self._ask()
                 has_asked = True
-                await self._news(max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001))
+                patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
+                if len(self.sources) > 1:
+                    patience_s = min(patience_s, COMING_S)
+                await self._news(patience_s)
         finally:
             self._demand -= count
             self._ask()
@@ -260,9 +263,9 @@ class QueueCore:
             self._hand_out_of(self.sources[0], count, tasks, leases)
         else:
             waiting = [source.waiting for source in self.sources]
-            backlog = [source.has_backlog for source in self.sources]
+            coming = [source.is_coming(self.now_s) for source in self.sources]
             while len(tasks) < count:
-                turn = self._rounds.next(waiting, backlog)
+                turn = self._rounds.next(waiting, coming)
                 if turn is None:
                     break
                 before = len(tasks)
@@ -329,10 +332,11 @@ class QueueCore:
             self._demand_until_s = 0.0
         most = max(self._prefetch, self._largest) if self._prefetch else 0
         for source, weight in zip(self.sources, self._weights, strict=True):
-            ahead = self._pace.ahead(most, min(len(source.lanes), WAITING_LANES_MAX))
-            if len(self.sources) > 1 and most:
+            at_first = min(len(source.lanes), WAITING_LANES_MAX)
+            ahead = self._pace.ahead(most, at_first, now_s)
+            if len(self.sources) > 1:
                 ahead = max(ahead, 2 * weight)
-            source.ask(self._demand + ahead, now_s, wait_ms)
+            source.ask(self._demand, ahead, now_s, wait_ms)
 
     # --- the loop: what lanes tell --------------------------------------------------------------
 

@@ -15,6 +15,8 @@ TAKE_WAIT_MS = 500
 TURN_WAIT_MS = 50
 """The same where fewer takes may be under way than there are partitions."""
 TAKE_RECORDS_MAX = 10_000
+COMING_S = 0.2
+"""How long other queues wait for records that were asked for."""
 
 
 class Source:
@@ -75,18 +77,22 @@ class Source:
     def is_asking(self) -> bool:
         return any(lane.asked for lane in self.lanes)
 
-    @property
-    def has_backlog(self) -> bool:
-        """Whether its leaders had more, as far as they have said."""
-        return any(lane.ready for lane in self.lanes)
+    def is_coming(self, now_s: float) -> bool:
+        """Whether records that are known to be there were just asked for."""
+        return any(
+            lane.asked and lane.ready and now_s - lane.asked_at_s < COMING_S for lane in self.lanes
+        )
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def ask(self, wanted: int, now_s: float, wait_ms: int) -> None:
-        """Has takes under way for `wanted` records in all, those that wait here included. At first
-        where more is known to be, then evenly."""
-        budget = wanted - self.waiting - sum(lane.asked for lane in self.lanes)
-        if budget <= 0 or self.failure is not None:
+    def ask(self, demand: int, ahead: int, now_s: float, wait_ms: int) -> None:
+        """Has takes under way for the records that users wait for, and for so many ahead, those
+        that wait here included. At first where more is known to be, then evenly. Each take costs
+        its leader two writes: what is ahead is filled up once half of it is gone."""
+        waiting = self.waiting
+        budget = demand + ahead - waiting - sum(lane.asked for lane in self.lanes)
+        is_enough = waiting >= demand and 2 * budget < ahead
+        if budget <= 0 or is_enough or self.failure is not None:
             return
         free = sorted(
             (lane for lane in self.lanes if lane.may_ask(now_s)), key=lambda lane: lane.asked_at_s

@@ -113,6 +113,11 @@ class QueueTask:
         return self._outcome is not None
 
     @property
+    def was_rejected(self) -> bool:
+        """Whether it was sent to the dead letters here."""
+        return self._outcome == REJECT
+
+    @property
     def lost(self) -> LockLostError | None:
         """Why the record is not this consumer's any more, as far as that is known here. It may
         become known after `ack`: `queue.flush()` raises it then."""
