@@ -521,7 +521,7 @@ class ProducerConfig:
     "chunks": the value goes into the log in pieces, which readers put together (at least acks=1;
     not into compacted topics). A URL (`s3://bucket/prefix`, `file:///directory`, any that fsspec
     knows): the value becomes an object there, and the record names it; `send` waits for the store,
-    and readers need the same URL as their `large_values`. See docs/large-values.md."""
+    and readers need the same URL as their `large_values`. See docs/how-to/large-values.md."""
 
     transactional_id: str | None = None
     """Writes in transactions, under a name that stays over restarts: a producer that starts with it

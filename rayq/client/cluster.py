@@ -536,8 +536,8 @@ class Cluster:
         more than are handled in half a second: what takes long is left to other consumers. 0: none.
 
         A value above `max_message_bytes` is put in chunks, or as an object below the URL
-        `large_values`, and arrives whole; see docs/large-values.md. Raises UnknownQueueError,
-        InvalidRequestError, ConfigError (large_values is no URL)."""
+        `large_values`, and arrives whole; see docs/how-to/large-values.md. Raises
+        UnknownQueueError, InvalidRequestError, ConfigError (large_values is no URL)."""
         checked, each = names_and_weights(names, weights)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         _, background = self.shared_client()

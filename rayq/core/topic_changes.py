@@ -50,6 +50,9 @@ OWN_TOPIC_OPTIONS = {
     "segment_bytes": 16 * MIB,
     "max_message_bytes": 64 * MIB,
 }
+QUEUES_TOPIC_OPTIONS = {**OWN_TOPIC_OPTIONS, "delete_retention_ms": 600_000}
+"""Each 256 records that are settled leave a tombstone: a day's would be gigabytes. Only followers
+read them, and one that was away for longer copies the log from its beginning."""
 OWN_TOPIC_FIXED = {
     "cleanup_policy",
     "flush",
@@ -122,8 +125,9 @@ def ensure_own_topic(
     too few brokers live, ReplicaLimitError."""
     if name in state.topic_ids:
         return []
+    options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
     return _create(
-        state, topic_id, name, OWN_TOPIC_OPTIONS, partitions=partitions, replication_factor=None
+        state, topic_id, name, options, partitions=partitions, replication_factor=None
     )
 
 

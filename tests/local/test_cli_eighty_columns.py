@@ -32,6 +32,7 @@ storage status TOPIC
 storage verify-remote TOPIC
 storage pins
 storage unpin PIN -y
+values collect VALUES --dry-run
 group list
 group describe GROUP
 group seek GROUP --to beginning --dry-run
@@ -104,6 +105,7 @@ def test_no_line_is_longer_than_the_terminal(
     rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n" * 50)
     rayq_command.well("topic", "consume", topic, "-g", group, "-e", "-n", "3")
     names = {"TOPIC": topic, "NEW": topic + "-new", "GROUP": group, "DATA": cluster.data_dir}
+    names["VALUES"] = f"file://{cluster.data_dir}/values"
     names["QUEUE"] = "a-queue-whose-name-is-longer"
     names["ID"] = "a-transactional-id-whose-name-is-longer"
     producer = cluster.producer(transactional_id=names["ID"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from rayq.errors import InvalidRequestError, LargeValueRefusedError
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from rayq.wire.messages import Produce
+from tests.local.cli_support import Command
 from tests.local.support import read_all
 
 NewTopic = Callable[..., str]
@@ -166,3 +170,27 @@ def test_a_queue_gives_out_whole_values_also_as_dead_letters_and_redriven(
             assert task.value == stored
             task.ack()
             other.flush()
+
+
+def test_the_command_sends_reads_and_collects_values_in_objects(
+    cluster: LocalCluster, rayq_command: Command, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic(max_message_bytes=16_384)
+    url = f"file://{tmp_path}/values"
+    large = base64.b64encode(bytes_of(60_000))
+    for way in (url, "chunks"):
+        rayq_command.well("topic", "produce", topic, "-X", f"large_values={way}", stdin=large)
+    ran = rayq_command.well("topic", "consume", topic, "-e", "-X", f"large_values={url}")
+    assert ran.out.split() == [large.decode()] * 2
+    # An object whose producer died before it sent the record.
+    (stored,) = (tmp_path / "values").rglob("*.value")
+    left = stored.with_name(f"{'0' * 32}.value")
+    left.write_bytes(large)
+    then_s = time.time() - 7 * 86_400
+    for path in (stored, left):
+        os.utime(path, (then_s, then_s))
+    shown = rayq_command.well("values", "collect", url, "--dry-run")
+    assert "1 object" in shown.out and "1 in use" in shown.out and left.exists()
+    found = rayq_command.well("values", "collect", url, "-y", "--json").json
+    assert [one["uri"] for one in found["objects"]] == [f"file://{left}"]
+    assert stored.exists() and not left.exists()

@@ -68,7 +68,7 @@ def test_what_was_taken_and_settled_outlives_the_leader(
         described = await back.describe()
         assert (described.start_offset, described.ready) == (100, 0)
         back.close()
-        await asyncio.to_thread(servers.start_broker, dead)
+        await asyncio.to_thread(servers.restart_broker, dead)
 
     running(work)
 

@@ -245,7 +245,7 @@ class Lane:
     async def _read_large(self, takens: list[Taken]) -> None:
         """Puts large values in the place of their manifests, one after the other, as far as there
         is room for them here; the other records are given back. Their locks are extended meanwhile,
-        as if users had them in hand. What nobody can read becomes a dead letter."""
+        as if users had them in hand."""
         left = [(taken, row) for taken in takens for row in taken.withhold()]
         self._owner.arrived(self)  # Other records of the answer need not wait.
         place = TopicPartition(self.source.topic, self.partition)
@@ -260,7 +260,7 @@ class Lane:
                         place, self.source.topic_id, row.offset, row.value
                     )
                 except LargeValueError as error:
-                    self.reject(taken, row.offset, error.message)
+                    self._put_aside(taken, row, error)
                 else:
                     if value is None:
                         self.ack(taken, row.offset)
@@ -272,6 +272,15 @@ class Lane:
             for taken, row in left:
                 self.release(taken, [row.offset])
                 self._lose_later(taken, row.offset)
+
+    def _put_aside(self, taken: Taken, row: Row, error: LargeValueError) -> None:
+        """Nobody can read this value. Its record becomes a dead letter; where the queue drops
+        those, such as a queue of dead letters, it is tried as often as any other first."""
+        logger.warning("queue %s: %s", self.source.name, error)
+        if self.source.config.dead_letters == "discard":
+            self.nack(taken, row.offset, None)
+        else:
+            self.reject(taken, row.offset, error.message)
 
     def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
