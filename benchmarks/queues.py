@@ -211,7 +211,7 @@ def handle(cluster: rayq.Cluster, queue: str, pipe: Connection) -> None:
         threading.Thread(target=wait_for_the_end, daemon=True).start()
         while not stop.is_set():
             for task in q.take(100, timeout_s=IDLE_S):
-                (put_s,) = struct.unpack_from("d", task.value)
+                (put_s,) = struct.unpack_from("d", task.value or b"")
                 pipe.send((put_s, time.monotonic() - put_s))
                 task.ack()
 

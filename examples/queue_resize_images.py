@@ -56,7 +56,7 @@ def work(address: str, out: Path) -> None:
         for task in q:
             with task:  # an error would give it back, to be tried again
                 print(f"delivery {task.delivery_count}", flush=True)
-                make_thumbnail(Path(task.value.decode()), out)
+                make_thumbnail(Path((task.value or b"").decode()), out)
 
 
 def main() -> None:
