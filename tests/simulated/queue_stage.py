@@ -113,9 +113,9 @@ class QueueStage:
             members, [*members], queues=self.queues,
         )
 
-    async def lead(self) -> None:
+    async def lead(self, *, resigned: bool = False) -> None:
         """A new epoch begins: all that the leader before had in memory is gone."""
-        if self.epoch:
+        if self.epoch and not resigned:
             self.resign()
         self.epoch += 1
         given = self.assignment

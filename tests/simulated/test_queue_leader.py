@@ -106,6 +106,29 @@ def test_a_new_leader_gives_each_lock_a_full_timeout() -> None:
     staged(work, visibility_timeout_s=10)
 
 
+def test_what_an_unclean_election_put_in_place_of_settled_records_is_given_out() -> None:
+    async def work(stage: QueueStage) -> None:
+        for number in range(10):
+            await stage.put(b"%d" % number)
+        taken = await stage.take(8)
+        await stage.settle(taken, acks=[(0, 5, 1)])
+        stage.resign()
+        stage.log.log.truncate(4)
+        stage.log.high_watermark = 4
+        await stage.lead(resigned=True)
+        for number in range(4, 9):
+            await stage.put(b"new %d" % number)
+        again = await stage.take(holder="two")
+        assert again.values == [b"new %d" % number for number in range(4, 9)]
+        assert again.epoch > taken.epoch
+        lost = await stage.settle(taken, acks=[(6, 7, 1)])
+        assert lost == [(6, 7, "consumer two has it")]
+        assert await stage.ack(again) == []
+        assert (await stage.describe()).start_offset == 9
+
+    staged(work)
+
+
 def test_an_older_leader_settles_nothing_any_more() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a")
