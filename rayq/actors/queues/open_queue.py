@@ -423,17 +423,23 @@ class OpenQueue:
         self.wake()
         return messages.PurgeQueueResponse(purged)
 
-    async def read_records(self, offsets: Sequence[int]) -> dict[int, MovedRecord]:
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
         """See `MoveSource`."""
         found: dict[int, MovedRecord] = {}
-        for offset in offsets:
+        for count, offset in enumerate(offsets, start=1):
             if offset < self._replica_log.log.start_offset:
                 continue
             piece = await self._reads.piece(offset)
             record = piece.record(offset)
-            if record is not None:
-                found[offset] = MovedRecord(*record)
-        return found
+            if record is None:
+                continue
+            found[offset] = MovedRecord(*record)
+            bytes_max -= found[offset].size_bytes
+            if bytes_max <= 0:
+                return found, count
+        return found, len(offsets)
 
 
 def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:
