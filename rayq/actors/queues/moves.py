@@ -50,15 +50,14 @@ BATCH_BYTES = MIB // 2
 """The records of a batch have so many bytes at most, except a single one."""
 READ_BYTES = 4 * MIB
 """So much is read at once."""
-RETRY_S, RETRY_MAX_S = 0.1, 10.0
+RETRY_S, RETRY_MAX_S = 0.1, 2.0
 HELD_S = 15.0
 """A dead letter that its target refuses is tried again after so long: somebody may have raised
 `max_message_bytes`."""
-HELD_BRIEFLY_S = 0.5
-"""The same after an error that passes by itself."""
-WAKE_S = 0.01
 ANSWER_S = 20.0
 """A request for moves is answered by then; what is still under way goes on."""
+HELD_SHORT_S = 0.5
+"""The same, where the leaders or brokers asked cannot answer just now."""
 EPOCHS = 60_000
 """So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
 
@@ -183,8 +182,7 @@ class QueueMoves:
                 await self._bury(dying)
             else:
                 now_s = self._environment.clock.monotonic()
-                held_s = min(self._held.values(), default=now_s + HELD_S) - now_s
-                await self._changed.wait(max(held_s, 0.0) + WAKE_S)
+                await self._changed.wait(min(self._held.values(), default=now_s + HELD_S) - now_s)
 
     def _dying(self) -> list[Dying]:
         """Those to move now, one batch at most."""
@@ -195,8 +193,12 @@ class QueueMoves:
         waiting = self._state.to_move(RECORDS_MAX + len(self._held))
         return [one for one in waiting if one.offset not in self._held][:RECORDS_MAX]
 
-    def _hold(self, dying: Iterable[Dying], why: str, for_s: float = HELD_S) -> None:
-        until_s = self._environment.clock.monotonic() + for_s
+    def _hold(
+        self, dying: Iterable[Dying], why: str, error: RayqError | None = None
+    ) -> None:
+        """What another attempt may mend is tried again soon: later records of their keys wait."""
+        is_short = error is not None and error.retriable
+        until_s = self._environment.clock.monotonic() + (HELD_SHORT_S if is_short else HELD_S)
         self._held.update((one.offset, until_s) for one in dying)
         self._troubles["dead letters"] = f"dead letters cannot be written: {why}"
 
@@ -209,7 +211,7 @@ class QueueMoves:
         try:
             topic_id, partitions = await self._links.find_topic(self._source.queue + DEAD)
         except RayqError as error:
-            self._hold(dying, str(error), HELD_BRIEFLY_S if error.retriable else HELD_S)
+            self._hold(dying, str(error), error)
             return
         target = Target(topic_id, target_partition(self._source.partition, partitions))
         for records in _batches(await self._read(dying)):
@@ -232,8 +234,8 @@ class QueueMoves:
             )
         except RayqError as error:
             if len(dying) == 1:
-                for_s = HELD_BRIEFLY_S if error.retriable else HELD_S
-                self._hold(dying, f"{self._name(dying[0].offset)} cannot be read: {error}", for_s)
+                why = f"{self._name(dying[0].offset)} cannot be read: {error}"
+                self._hold(dying, why, error)
                 return []
             return await self._read(dying[: len(dying) // 2]) or await self._read(
                 dying[len(dying) // 2 :]
