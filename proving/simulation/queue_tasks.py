@@ -77,7 +77,7 @@ class TaskWorker:
                 choices = ("ack", "fail", "nack", "reject", "slow", "slow too long", "forget")
                 what = rng.choices(choices, (90, 2, 2, 1, 1, 1, 1))[0]
             if what.startswith("slow"):
-                most_s = 3.0 * self._plan.timeout_s if what == "slow" else 25.0
+                most_s = 2.0 * self._plan.timeout_s if what == "slow" else 8.0
                 await asyncio.sleep(rng.uniform(0.0, most_s))
                 what = "ack"
             settled += self._settle(task, what)

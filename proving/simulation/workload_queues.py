@@ -131,7 +131,7 @@ class QueueWorkload(Workload):
                     topic=plan.topic,
                     config={
                         "visibility_timeout_s": plan.timeout_s,
-                        "max_handling_s": 20.0,
+                        "max_handling_s": 6.0,
                         "max_deliveries": rng.choice((2, 3, 5)),
                         "backoff_s": rng.choice((0.0, 0.2, 1.0)),
                         "backoff_max_s": 2.0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -330,3 +332,81 @@ def test_a_queue_that_is_dropped_gives_back_what_it_holds(
     with pytest.warns(ResourceWarning, match="A queue of 'q' was dropped"):
         del queue
     eventually(lambda: not played.locks and played.done == {(0, 0)})
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[float], None]]:
+    """`interrupts(after_s)` is a Ctrl+C; also where the tests' shell makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timers: list[threading.Timer] = []
+    main = threading.main_thread().ident or 0
+
+    def interrupt(after_s: float) -> None:
+        timers.append(threading.Timer(after_s, lambda: signal.pthread_kill(main, signal.SIGINT)))
+        timers[-1].start()
+
+    yield interrupt
+    for timer in timers:
+        timer.join()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_take_loses_nothing(
+    fake: FakeCluster, open_queue: OpenQueue, interrupts: Callable[[float], None]
+) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    interrupts(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        queue.take(1, PATIENCE_S)
+    fake.write("q", [b"a"])
+    [task] = queue.take(1, PATIENCE_S)
+    task.ack()
+
+
+def test_an_interrupted_worker_finishes_what_it_is_at(
+    fake: FakeCluster, open_queue: OpenQueue, interrupts: Callable[[float], None]
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(5)])
+    queue = open_queue("q", prefetch=4)
+    may_end = threading.Event()
+
+    def handle(task: QueueTask) -> None:
+        interrupts(0.0)
+        threading.Timer(0.2, may_end.set).start()
+        assert may_end.wait(PATIENCE_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.work(handle)
+    assert played.done == {(0, 0)}
+    assert not played.locks, "what waited is given back"
+
+
+def test_a_worker_reports_a_queue_that_is_gone(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
+    fake.queues.create("q")
+    queue = open_queue("q")
+    fake.call(lambda: fake.queues.queues.pop("q"))
+    with pytest.raises(UnknownQueueError, match="deleted"):
+        queue.work(print, concurrency=2)
+
+
+def test_the_clients_own_thread_cannot_wait(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    raised: list[BaseException] = []
+    is_done = threading.Event()
+
+    def on_delivery(_metadata: object, _error: object) -> None:
+        try:
+            queue.take(1, 1.0)
+        except InvalidRequestError as error:
+            raised.append(error)
+        is_done.set()
+
+    queue.send(b"x").call_on_delivery(on_delivery)
+    assert is_done.wait(PATIENCE_S)
+    assert "client's own thread" in str(raised[0])

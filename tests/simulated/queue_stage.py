@@ -24,7 +24,7 @@ from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.server import Peer
 
-TICK_S = 0.05
+TICK_S = 0.25
 Lock = tuple[int, int, int]
 
 
@@ -54,14 +54,14 @@ class Keeper(Links):
             for record in records:
                 self.kept.replay(record)
             page, after = self.kept.read(at, request.after)
-            return self._answer(messages.OpenQueueStateResponse(fence, after), pack(page))
+            return self._reply(messages.OpenQueueStateResponse(fence, after), pack(page))
         assert isinstance(request, messages.WriteQueueState)
         for record in self.kept.write(at, request.fence, unpack(payload)):
             self.kept.replay(record)
         self.writes += 1
-        return self._answer(messages.WriteQueueStateResponse(False), b"")
+        return self._reply(messages.WriteQueueStateResponse(False), b"")
 
-    def _answer(self, answer: Any, payload: bytes) -> Any:
+    def _reply(self, answer: Any, payload: bytes) -> Any:
         return answer, memoryview(payload)
 
 

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from rayq.actors.queues import retention
+from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
     NotLeaderError,
@@ -420,6 +422,14 @@ def test_what_retention_took_is_counted() -> None:
     staged(work)
 
 
+@pytest.fixture
+def short_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large value is open for a minute at most."""
+    monkeypatch.setattr(retention, "OPEN_VALUE_MS_MAX", 60_000)
+    monkeypatch.setattr(large_holds, "OPEN_VALUE_MS_MAX", 60_000)
+
+
+@pytest.mark.usefixtures("short_doubt")
 def test_retention_waits_for_what_is_settled_durably() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a", b"b", b"c")
@@ -436,14 +446,15 @@ def test_retention_waits_for_what_is_settled_durably() -> None:
         # A new leader does not know which chunks of large values were passed over.
         await stage.lead()
         await stage.ack(taken)
-        await asyncio.sleep(1800)
+        await asyncio.sleep(50)
         assert stage.log.held_offset == 0
-        await asyncio.sleep(1900)
+        await asyncio.sleep(20)
         assert stage.log.held_offset == 3
 
     staged(work, retention="hold")
 
 
+@pytest.mark.usefixtures("short_doubt")
 def test_the_chunks_of_an_unsettled_value_stay() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a")
@@ -454,13 +465,13 @@ def test_the_chunks_of_an_unsettled_value_stay() -> None:
         taken = await stage.take()
         assert taken.offsets == [0, 2, 3]
         await stage.settle(taken, acks=[(0, 0, 1), (2, 2, 1)])
-        await asyncio.sleep(4000)
+        await asyncio.sleep(100)
         assert stage.log.held_offset == 1
         await stage.settle(taken, acks=[(3, 3, 1)])
         await asyncio.sleep(1)
         assert stage.log.held_offset == 4
 
-    staged(work, retention="delete_done", visibility_timeout_s=10_000, max_handling_s=20_000)
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
 
 
 def test_purge_settles_all_that_nobody_has() -> None:

@@ -251,11 +251,16 @@ class Queue(_Face):
         self._background.check_callable()
         worker = ThreadWorker(self, handler, self._functions)
         self._workers.append(worker)
+        ended_by: BaseException | None = None
         try:
             worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             self._workers.remove(worker)
-            self._run(self._core.rest())
+            with closing_after(ended_by):
+                self._run(self._core.rest())
 
     def stop(self) -> None:
         """Has each `work` of this queue return, once its handlers have ended. From any thread."""
@@ -423,11 +428,16 @@ class AsyncQueue(_Face):
         await self._core.open()
         worker = AsyncWorker(self, handler, self._functions)
         self._workers.append(worker)
+        ended_by: BaseException | None = None
         try:
             await worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             self._workers.remove(worker)
-            await self._core.rest()
+            with closing_after(ended_by):
+                await self._core.rest()
 
     def stop(self) -> None:
         """As `Queue.stop`."""
