@@ -83,9 +83,12 @@ def measure(tasks: int) -> Figures:
         with running(directory, *server, "--unixsocket", socket):
             while not Path(socket).exists():
                 time.sleep(0.01)
-            command = [sys.executable, "load.py", socket, str(tasks)]
             load = subprocess.Popen(
-                command, cwd=directory, env=environment(directory), stdout=subprocess.PIPE, text=True
+                [sys.executable, "load.py", socket, str(tasks)],
+                cwd=directory,
+                env=environment(directory),
+                stdout=subprocess.PIPE,
+                text=True,
             )
             with load:
                 assert load.stdout is not None

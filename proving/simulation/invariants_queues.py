@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from proving.simulation.invariants import InvariantError
 from rayq.actors.queues.queue_leader import QueueLeader
@@ -26,14 +25,6 @@ from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.storage.batch import decode_columns, read_header
 
 RECORDS_MAX = 100_000
-
-
-class _Held(NamedTuple):
-    """One offset of a part of a queue, as it is kept."""
-
-    count: int
-    holder: str | None
-    is_done: bool
 
 
 class QueueInvariants:
@@ -150,33 +141,45 @@ class QueueInvariants:
             return
         if old is None:
             return
-        first = number * BLOCK_OFFSETS
-        for index in range(BLOCK_OFFSETS):
-            if first + index < kept.head.start_offset:
-                continue
-            was, is_now = _held(old, index), _held(new, index)
-            if is_now.is_done or was == is_now:
-                continue
-            changes_holder = (
-                is_now.holder is not None
-                and is_now.holder != was.holder
-                and is_now.count <= was.count
+        above = _from(kept.head.start_offset - number * BLOCK_OFFSETS)
+        wrong = old.done & ~new.done
+        for count, bits in old.counts.items():
+            same = _counted(new, count)
+            more = _counted(new, count + 1)
+            wrong |= bits & ~new.done & ~same
+            for holder, held in new.holders.items():
+                wrong |= bits & held & ~old.holders.get(holder, 0) & ~more
+        if wrong & above:
+            offset = number * BLOCK_OFFSETS + (wrong & above).bit_length() - 1
+            raise InvariantError(
+                f"{state_key}, offset {offset}: {_told(old, offset)} was committed, and now "
+                f"{_told(new, offset)}"
             )
-            if was.is_done or is_now.count < was.count or changes_holder:
-                raise InvariantError(
-                    f"{state_key}, offset {first + index}: {was} was committed, and now {is_now}"
-                )
+
+
+def _from(index: int) -> int:
+    """The bits of a block from this one on."""
+    return (1 << BLOCK_OFFSETS) - (1 << index) if index > 0 else (1 << BLOCK_OFFSETS) - 1
+
+
+def _counted(block: Block, count: int) -> int:
+    """The bits of what was given out so often, or more often."""
+    found = 0
+    for one, bits in block.counts.items():
+        if one >= count:
+            found |= bits
+    return found
 
 
 def _numbers(head: Head) -> set[int]:
     return {number for first, last in head.done_blocks for number in range(first, last + 1)}
 
 
-def _held(block: Block, index: int) -> _Held:
-    bit = 1 << index
-    count = next((one for one, bits in block.counts.items() if bits & bit), 0)
-    holder = next((one for one, bits in block.holders.items() if bits & bit), None)
-    return _Held(count, holder, bool(block.done & bit))
+def _told(block: Block, offset: int) -> str:
+    bit = 1 << offset % BLOCK_OFFSETS
+    counts = [one for one, bits in block.counts.items() if bits & bit]
+    holders = [one for one, bits in block.holders.items() if bits & bit]
+    return f"count {counts}, holder {holders}, {'done' if block.done & bit else 'not done'}"
 
 
 def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:

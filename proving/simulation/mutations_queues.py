@@ -9,6 +9,7 @@ from rayq.actors.queues import learning
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.learning import Learner
+from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
@@ -17,7 +18,7 @@ from rayq.core.kept_queues import KeptQueues, Record
 from rayq.core.key_order import KeyOrder
 from rayq.core.queue_block import BLOCK_BITS, Block
 from rayq.core.queue_ledger import QueueLedger
-from rayq.core.queue_records import HEAD
+from rayq.core.queue_records import HEAD, block_record, head_record
 from rayq.core.queue_state import QueueState
 
 QUEUES = "queues"
@@ -78,8 +79,6 @@ def delay_in_memory() -> list[Patch]:
 
 def _without(*fields: str) -> Any:
     """`block_record` of blocks without these fields."""
-    block_record = queue_ledger.block_record
-
     def mutated(number: int, block: Block | None) -> Any:
         if block is None:
             return block_record(number, None)
@@ -130,10 +129,10 @@ class _WallClock:
     def __init__(self, clock: Any) -> None:
         self._clock = clock
 
-    def monotonic(self) -> float:
+    def monotonic(self) -> Any:
         return self._clock.wall_ms() / 1000
 
-    def wall_ms(self) -> int:
+    def wall_ms(self) -> Any:
         return self._clock.wall_ms()
 
 
@@ -154,7 +153,7 @@ class _LeapingWatch:
     def __init__(self, clock: Any) -> None:
         self._clock = clock
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Any:
         return self._clock.wall_ms()
 
     latest_ms = now_ms
@@ -232,7 +231,6 @@ def write_answered_early() -> list[Patch]:
 @plants("52", "the start of a queue passes what is locked", QUEUES)
 def start_over_unsettled() -> list[Patch]:
     changes = QueueLedger.changes
-    head_record = queue_ledger.head_record
 
     def mutated(self: Any) -> Any:
         locked = 0
@@ -243,11 +241,12 @@ def start_over_unsettled() -> list[Patch]:
         def head(state_epoch: int, start: int, *rest: Any) -> Any:
             return head_record(state_epoch, start + locked, *rest)
 
-        queue_ledger.head_record = head
+        books: Any = queue_ledger
+        books.head_record = head
         try:
             return changes(self)
         finally:
-            queue_ledger.head_record = head_record
+            books.head_record = head_record
 
     return [(QueueLedger, "changes", mutated)]
 
@@ -322,7 +321,7 @@ def moved_batch_not_recognised() -> list[Patch]:
         self._epoch += 1
         return encode(self, outcome, records, (number[0], self._epoch))
 
-    return [(QueueMoves, "_look", look), (QueueMoves, "_encode", mutated)]
+    return [(MoveTargets, "look", look), (QueueMoves, "_encode", mutated)]
 
 
 # --- the order of keys ----------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class RawWorker:
     ) -> None:
         while goes_on():
             try:
-                taken = await self._take(partition)
+                taken = await self._take(partition, is_wild())
             except RayqError:
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5))
                 continue
@@ -95,11 +95,11 @@ class RawWorker:
 
     # --- taking -----------------------------------------------------------------------------------
 
-    async def _take(self, partition: int) -> _Delivery:
+    async def _take(self, partition: int, is_wild: bool) -> _Delivery:
         holder, asked_s = "", 0.0
         wait_ms = self._rng.choice((0, 300, 2_000))
-        records_max = self._rng.choice((1, 5, 30, 500))
-        bytes_max = self._rng.choice((200, 1 << 20))
+        records_max = self._rng.choice((1, 5, 30, 500)) if is_wild else 500
+        bytes_max = self._rng.choice((200, 1 << 20)) if is_wild else 1 << 20
 
         def build(topic_id: str, leader: LeaderAndEpoch) -> Request[TakeResponse]:
             nonlocal holder, asked_s
@@ -175,7 +175,7 @@ class RawWorker:
                 )[0]
             if what == "ack":
                 acks.append(record)
-                if rng.random() < 0.1 * lazy:
+                if is_wild and rng.random() < 0.1 * lazy:
                     await self._settle(partition, taken, "ack", acks)
                     acks = []
                     await asyncio.sleep(rng.uniform(0, 0.1))

@@ -3,7 +3,8 @@
 The ordinary producers write `orders`, which two queues read: `plain`, and `by-key`, whose records
 of one key are handled in order. `later` is a topic of a queue alone; most of its records are
 delayed. Each queue has consumers, one life after the other: they are killed, hang, are cut off,
-and handle records badly (`queue_workers`). Operators move dead letters back, those of `later` to
+and handle records badly, by single messages (`queue_workers`) or rayq's own client
+(`queue_tasks`). Operators move dead letters back, those of `later` to
 `later`, the others to `again`; they are killed half-way as well. In the end every queue has to be
 settled, and the checker judges what the consumers saw.
 """
@@ -25,8 +26,9 @@ from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
-from proving.simulation.workload import PRODUCERS, Workload
+from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS, Host
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.admin.admin import AsyncAdmin
@@ -41,6 +43,7 @@ from rayq.records import Record, TopicPartition
 from rayq.storage.batch import due_header
 from rayq.testing.checker.recorder import as_text
 from rayq.wire.messages import (
+    AlterQueue,
     CreateQueue,
     DescribeQueue,
     DescribeQueueResponse,
@@ -52,11 +55,13 @@ from rayq.wire.messages import (
 
 ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2
-WORKERS = {"plain": 2, "by-key": 2, "later": 2}
+PRODUCERS = 2
+WORKERS = {"plain": 2, "by-key": 2, "later": 1}
 OPERATORS = 2
 LIFE_S = (1.0, 10.0)
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
+CLOCK_LOOK_S = 0.02
 IDLE_MAX_S = 5.0
 """So long a record may be ready beside a take that waits, once the cluster is whole."""
 CALM_S = 15.0
@@ -71,8 +76,8 @@ class QueueWorkload(Workload):
     topics = (ORDERS,)
     topics_on_disk: tuple[str, ...] = (ORDERS, LATER, "plain.dead", QUEUES_TOPIC)
     more_faults: Sequence[Injection] = WITH_GROUPS
-    lasts_s = 32.0
-    heals_at_s = 24.0
+    lasts_s = 24.0
+    heals_at_s = 18.0
     records_min = 300
     syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
 
@@ -126,7 +131,7 @@ class QueueWorkload(Workload):
                     topic=plan.topic,
                     config={
                         "visibility_timeout_s": plan.timeout_s,
-                        "max_handling_s": 20.0,
+                        "max_handling_s": 6.0,
                         "max_deliveries": rng.choice((2, 3, 5)),
                         "backoff_s": rng.choice((0.0, 0.2, 1.0)),
                         "backoff_max_s": 2.0,
@@ -142,6 +147,11 @@ class QueueWorkload(Workload):
                     ordered_by_key=plan.ordered,
                     is_own=plan.topic == LATER,
                 )
+                # In the end the dead letters are counted, also those that were redriven.
+                kept = AlterQueue(
+                    request_id="-", name=f"{plan.name}.dead", config={"retention": "topic"}
+                )
+                await client.change(kept, timeout_s=END_LIMIT_S)
             while len(self._queue_ids) < 2 * len(self.plans):
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
                 self._queue_ids = {one.name: one.queue_id for one in answer.queues}
@@ -150,6 +160,7 @@ class QueueWorkload(Workload):
         await process.run(create())
 
     def start(self) -> None:
+        self._clocks = asyncio.create_task(self._watch_clocks())
         for number in range(PRODUCERS):
             self._start(f"producer-{number}", self._produce)
         self._start("delayer", self._put_later)
@@ -181,6 +192,7 @@ class QueueWorkload(Workload):
         for slot in done:
             slot.result()
         await self._end("watcher")
+        await self._clocks
         count = await super().read_all(limit_s)
         await self._read_own_topics(limit_s)
         return count
@@ -318,17 +330,19 @@ class QueueWorkload(Workload):
     async def _work(
         self, plan: QueuePlan, name: str, process: Process, rng: random.Random
     ) -> None:
-        client = self._client(process)
-        worker = RawWorker(
-            name,
-            client,
-            rng,
-            plan,
-            self._queue_ids[plan.name],
-            self.recorder,
-            lambda: self._cluster.world.now_s,
-            self.problems,
-        )
+        client, recorder = self._client(process), self.recorder
+
+        def now_s() -> float:
+            return self._cluster.world.now_s
+
+        worker: RawWorker | TaskWorker
+        if rng.random() < 0.5:
+            queue_id = self._queue_ids[plan.name]
+            worker = RawWorker(
+                name, client, rng, plan, queue_id, recorder, now_s, self.problems
+            )
+        else:
+            worker = TaskWorker(name, client, rng, plan, recorder, now_s)
         await worker.work(lambda: self._is_working, lambda: self._is_wild)
         client.close()
 
@@ -450,6 +464,24 @@ class QueueWorkload(Workload):
             *(watch(plan, one) for plan in self.plans.values() for one in range(plan.partitions)),
         )
         client.close()
+
+    async def _watch_clocks(self) -> None:
+        """A server that begins while the clock of its host is ahead cannot know it."""
+        known: set[Process] = set()
+        doubtful: set[Process] = set()
+        while self._is_working:
+            for process in self._cluster.replica_hosts.keys() - known:
+                known.add(process)
+                if process.alive and self._is_ahead(process):
+                    doubtful.add(process)
+                    self.recorder.clock_in_doubt()
+            for process in [one for one in doubtful if not (one.alive and self._is_ahead(one))]:
+                doubtful.remove(process)
+                self.recorder.clock_in_doubt(is_over=True)
+            await asyncio.sleep(CLOCK_LOOK_S)
+
+    def _is_ahead(self, process: Process) -> bool:
+        return any(one.clock_offset_ms > 0 for one in self._cluster.hosts if one is process.host)
 
     def _leaders(self) -> Iterator[QueueLeader]:
         """Of all queues, as the processes that live know it."""

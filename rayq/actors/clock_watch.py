@@ -11,6 +11,8 @@ logger = logging.getLogger(__name__)
 CLOCK_LEAP_MS = 60_000
 CATCH_UP_RATE = 24
 """Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
+DELAYS_CATCH_UP_RATE = 0.02
+"""The same for delays, which end too early by that: a minute behind such a clock by a second."""
 LOOK_INTERVAL_MS = 60_000
 """Of a longer time between two looks only so much counts for catching up."""
 
@@ -23,8 +25,9 @@ class ClockWatch:
     behind it goes back at once, since what is deleted later does no harm.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, catch_up_rate: float = CATCH_UP_RATE) -> None:
         self._clock = clock
+        self._catch_up_rate = catch_up_rate
         self._now_ms = float(clock.wall_ms())
         self._wall_ms = clock.wall_ms()
         self._monotonic_s = clock.monotonic()
@@ -43,7 +46,7 @@ class ClockWatch:
             logger.warning("the wall clock leapt by %.0f s", leap_ms / 1000)
         self._wall_ms, self._monotonic_s = wall_ms, monotonic_s
         ahead_ms = wall_ms - self._now_ms - passed_ms
-        catch_up_ms = CATCH_UP_RATE * min(passed_ms, LOOK_INTERVAL_MS)
+        catch_up_ms = self._catch_up_rate * min(passed_ms, LOOK_INTERVAL_MS)
         self._now_ms += passed_ms + min(ahead_ms, catch_up_ms)
 
     def now_ms(self) -> int:

@@ -504,11 +504,13 @@ class Cluster:
         partitions: int = 1,
         replication_factor: int | None = None,
         exist_ok: bool = False,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[QueueKeywords],
     ) -> Queue:
         """Creates a queue, and a topic of its own unless it reads `topic`, as `admin.create_queue`
-        does; returns it as `queue` does."""
+        does; returns it as `queue` does with `prefetch` and `large_values`."""
         self.admin.create_queue(
             name,
             topic=topic,
@@ -518,7 +520,7 @@ class Cluster:
             timeout_s=timeout_s,
             **config,
         )
-        return self.queue(name)
+        return self.queue(name, prefetch=prefetch, large_values=large_values)
 
     def queue(
         self,
@@ -648,6 +650,7 @@ class Cluster:
         cool_down_s: float = 30.0,
         resources: dict[str, float | int] | None = None,
         drain_timeout_s: float = 60.0,
+        large_values: str | None = None,
     ) -> ConsumerPool:
         """Runs `handler(task)` on every record of a queue, by as many consumers as it takes.
 
@@ -655,8 +658,9 @@ class Cluster:
         down to none; there may be more of them than partitions. What the handler returns from is
         acknowledged; what it raises on is given back, and goes to the dead letters with its error
         after the queue's `max_deliveries`. Handlers, keywords (as in `rayq.config.PoolConfig`) and
-        where it runs are as of `consumer_pool`; `name` is the queue's by default. A handler that
-        takes more than the queue's `max_handling_s` is killed with its consumer.
+        where it runs are as of `consumer_pool`; `name` is the queue's by default, `large_values` is
+        as in `queue`. A handler that takes more than the queue's `max_handling_s` is killed with
+        its consumer.
 
         Raises ConfigError, HandlerError, UnknownQueueError, PoolExistsError, InvalidRequestError
         (no Ray: the cluster was connected to by its address)."""
@@ -678,7 +682,7 @@ class Cluster:
                 ),
             },
         )
-        spec = PoolSpec(pool_name, found.topic, queue, config, queue)
+        spec = PoolSpec(pool_name, found.topic, queue, config, queue, large_values)
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:

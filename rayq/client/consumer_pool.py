@@ -36,6 +36,8 @@ class PoolSpec:
     config: PoolConfig
     queue: str | None = None
     """None: its consumers are members of the group."""
+    large_values: str | None = None
+    """As `cluster.queue` takes it."""
 
 
 class PoolControl(Protocol):

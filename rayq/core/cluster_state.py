@@ -130,6 +130,8 @@ class ClusterState:
         """By queue id."""
         self.queue_ids: dict[str, str] = {}
         """By name."""
+        self._queues_of: dict[str, set[str]] = {}
+        """Queue ids by topic id."""
         self.moving: set[tuple[str, int]] = set()
         """The partitions, as (topic id, partition), that are being moved."""
         self.next_producer_id = 0
@@ -195,7 +197,7 @@ class ClusterState:
 
     def queues_of(self, topic_id: str) -> list[Queue]:
         """The queues that read a topic, by name."""
-        found = [queue for queue in self.queues.values() if queue.topic_id == topic_id]
+        found = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
         return sorted(found, key=lambda queue: queue.name)
 
     # --- the only change --------------------------------------------------------------------
@@ -270,6 +272,7 @@ class ClusterState:
         }
         for queue in self.queues_of(record.topic_id):
             del self.queues[queue.queue_id], self.queue_ids[queue.name]
+        self._queues_of.pop(record.topic_id, None)
 
     def _partition_changed(self, record: PartitionChanged) -> None:
         topic = self.topics[record.topic_id]
@@ -333,9 +336,11 @@ class ClusterState:
             partitions=record.partitions,
         )
         self.queue_ids[record.name] = record.queue_id
+        self._queues_of.setdefault(record.topic_id, set()).add(record.queue_id)
 
     def _queue_deleted(self, record: QueueDeleted) -> None:
         del self.queue_ids[self.queues.pop(record.queue_id).name]
+        self._queues_of[record.topic_id].discard(record.queue_id)
 
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id
@@ -430,6 +435,8 @@ class ClusterState:
         for queue in self.queues.values():
             assert queue.topic_id in self.topics, queue
             assert self.queue_ids[queue.name] == queue.queue_id, queue
+            assert queue in self.queues_of(queue.topic_id), queue
+        assert sum(map(len, self._queues_of.values())) == len(self.queues)
         assert list(self.marks) == sorted(self.marks), self.marks
 
 

@@ -188,7 +188,7 @@ class QueueState(QueueTaker, QueueMover):
     ) -> list[Lost]:
         """The records failed: `(first, last, count, delay_ms)`. They are due again after
         `delay_ms`, or the back-off where it is None; or become dead letters, after the most
-        deliveries."""
+        deliveries. Those that were freed meanwhile and given to nobody wait so long, too."""
         lost: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for first, last, count, delay_ms in locks:
@@ -197,6 +197,9 @@ class QueueState(QueueTaker, QueueMover):
                 live = block.locked & named
                 if live:
                     self._fail(number, block, live, holder, count, delay_ms, now_ms)
+                free = named & (block.ready | block.blocked)
+                if free:
+                    self._delay_free(number, block, free, count, delay_ms, now_ms)
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
@@ -315,6 +318,21 @@ class QueueState(QueueTaker, QueueMover):
             else:
                 self._free_bits(number, block, bit)
             self._free_later(base + index)
+
+    def _delay_free(
+        self, number: int, block: Block, mask: int, count: int, delay_ms: int | None, now_ms: int
+    ) -> None:
+        """A consumer failed with these after they were freed."""
+        for index in bits_of(mask):
+            delay = delay_ms
+            if delay is None:
+                failures = count - count_of(block.excused, 1 << index)
+                delay = self._backoff_ms((number << BLOCK_BITS) + index, failures)
+            if delay > 0:
+                self._take_out(block, 1 << index)
+                self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
+                self._changed.add(number)
+                self._is_decided = True
 
     def _backoff_ms(self, offset: int, failures: int) -> int:
         """Doubles with each failure. A fifth of it, up or down, keeps apart what failed at once."""

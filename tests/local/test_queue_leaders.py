@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rayq.storage.batch import encode_batch
+from rayq.storage.checkpoint import read_checkpoint
+from rayq.storage.disk import LocalDisk
 from rayq.testing import LocalCluster
 from rayq.wire import messages
 from tests.local.queue_support import Raw, running
@@ -127,6 +130,13 @@ def test_the_log_follows_a_queue_that_deletes_what_is_done(servers: LocalCluster
 
     running(work)
     eventually(lambda: log_start() == 10, "the log begins at the first unsettled record")
+    figures = {
+        one.name.removeprefix("rayq_queue_"): one.value
+        for one in servers.metrics()
+        if one.labels.get("queue") == name
+    }
+    assert figures["ready"] + figures["locked"] == 1
+    assert figures["trouble"] == figures["dead_total"] == figures["expired_total"] == 0
 
 
 def test_a_client_that_sends_nonsense_harms_no_queue(servers: LocalCluster, queue: str) -> None:
@@ -149,6 +159,47 @@ def test_a_client_that_sends_nonsense_harms_no_queue(servers: LocalCluster, queu
         raw.close()
 
     running(work)
+
+
+def test_a_queue_reads_what_is_only_in_the_object_store(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    with LocalCluster(
+        1,
+        data_dir=tmp_path / "data",
+        remote_storage_url=f"file://{tmp_path / 'store'}",
+        retention_check_interval_ms=100,
+        **FAST,
+    ) as cluster:
+        cluster.create_topic(
+            "t",
+            remote_storage=True,
+            segment_bytes=64 * 1024,
+            local_retention_bytes=0,
+            local_retention_ms=None,
+        )
+        values = [b"%06d" % number + b"." * 1000 for number in range(400)]
+        with cluster.producer(compression_type="none", batch_size=8 * 1024) as producer:
+            producer.send_many("t", values).result(60)
+        path = Path(cluster.data_dir) / "broker-0" / "t-0"
+
+        def local_start() -> int:
+            found = read_checkpoint(LocalDisk(), str(path))
+            return 0 if found is None else found.local_start_offset
+
+        eventually(lambda: local_start() > 200, "the disk has let go of old records")
+        cluster.admin.create_queue("q", topic="t")
+
+        async def work() -> None:
+            raw = Raw(cluster, "q")
+            found: list[bytes | None] = []
+            while len(found) < 400:
+                taken = await raw.take(100)
+                found += taken.values.values()
+                assert await raw.ack(taken) == []
+            assert found == values
+            raw.close()
+
+        running(work)
 
 
 def test_a_batch_of_a_thousand_records_is_shared(servers: LocalCluster, queue: str) -> None:

@@ -116,6 +116,8 @@ class QueueModel:
             return False
         if self.records[offset].state == "locked":
             self.fail(offset, "deliveries", now_ms + delay_ms if delay_ms else None)
+        elif self.records[offset].state == "free" and delay_ms:
+            self.delay(offset, now_ms + delay_ms)
         return True
 
     def release(self, state_epoch: int, offset: int, count: int) -> bool:

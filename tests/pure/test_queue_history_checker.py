@@ -157,7 +157,7 @@ def test_a_lock_may_end_with_its_holder(between: Change) -> None:
 
 def test_a_delayed_record_is_not_given_out_early() -> None:
     recorder = opened()
-    recorder.delayed(b"v0", 1.5)
+    recorder.delayed(b"v0", 1.6)
     take(recorder, A, (0, 1), at_s=1)
     assert kinds.EARLY in kinds_of(recorder)
 
@@ -166,8 +166,21 @@ def test_the_delay_of_a_nack_is_kept() -> None:
     recorder = opened()
     take(recorder, A, (0, 1), at_s=1)
     settle(recorder, A, (0, 1), at_s=1.2, what="nack")
-    take(recorder, A, (0, 2), at_s=3)
+    take(recorder, A, (0, 2), at_s=2.5)
     assert kinds.EARLY in kinds_of(recorder)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_delay_is_not_sure_by_a_clock_that_began_wrong(is_over: bool) -> None:
+    recorder = opened()
+    recorder.clock_in_doubt()
+    recorder.clock_in_doubt(is_over=True)
+    if not is_over:
+        recorder.clock_in_doubt()
+    take(recorder, A, (0, 1), at_s=1)
+    settle(recorder, A, (0, 1), at_s=1.2, what="nack")
+    take(recorder, A, (0, 2), at_s=2.5)
+    assert (kinds.EARLY in kinds_of(recorder)) is is_over
 
 
 def test_a_later_record_of_a_key_waits_for_the_first_one() -> None:

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from rayq.actors.queues import learning
+from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
     NotLeaderError,
@@ -104,6 +106,29 @@ def test_a_new_leader_gives_each_lock_a_full_timeout() -> None:
         assert (await stage.take(holder="two")).locks == [(0, 0, 2)]
 
     staged(work, visibility_timeout_s=10)
+
+
+def test_what_an_unclean_election_put_in_place_of_settled_records_is_given_out() -> None:
+    async def work(stage: QueueStage) -> None:
+        for number in range(10):
+            await stage.put(b"%d" % number)
+        taken = await stage.take(8)
+        await stage.settle(taken, acks=[(0, 5, 1)])
+        stage.resign()
+        stage.log.log.truncate(4)
+        stage.log.high_watermark = 4
+        await stage.lead(resigned=True)
+        for number in range(4, 9):
+            await stage.put(b"new %d" % number)
+        again = await stage.take(holder="two")
+        assert again.values == [b"new %d" % number for number in range(4, 9)]
+        assert again.epoch > taken.epoch
+        lost = await stage.settle(taken, acks=[(6, 7, 1)])
+        assert lost == [(6, 7, "consumer two has it")]
+        assert await stage.ack(again) == []
+        assert (await stage.describe()).start_offset == 9
+
+    staged(work)
 
 
 def test_an_older_leader_settles_nothing_any_more() -> None:
@@ -397,6 +422,14 @@ def test_what_retention_took_is_counted() -> None:
     staged(work)
 
 
+@pytest.fixture
+def short_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large value is open for a minute at most."""
+    monkeypatch.setattr(learning, "OPEN_VALUE_MS_MAX", 60_000)
+    monkeypatch.setattr(large_holds, "OPEN_VALUE_MS_MAX", 60_000)
+
+
+@pytest.mark.usefixtures("short_doubt")
 def test_retention_waits_for_what_is_settled_durably() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a", b"b", b"c")
@@ -413,14 +446,15 @@ def test_retention_waits_for_what_is_settled_durably() -> None:
         # A new leader does not know which chunks of large values were passed over.
         await stage.lead()
         await stage.ack(taken)
-        await asyncio.sleep(1800)
+        await asyncio.sleep(50)
         assert stage.log.held_offset == 0
-        await asyncio.sleep(1900)
+        await asyncio.sleep(20)
         assert stage.log.held_offset == 3
 
     staged(work, retention="hold")
 
 
+@pytest.mark.usefixtures("short_doubt")
 def test_the_chunks_of_an_unsettled_value_stay() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a")
@@ -431,13 +465,13 @@ def test_the_chunks_of_an_unsettled_value_stay() -> None:
         taken = await stage.take()
         assert taken.offsets == [0, 2, 3]
         await stage.settle(taken, acks=[(0, 0, 1), (2, 2, 1)])
-        await asyncio.sleep(4000)
+        await asyncio.sleep(100)
         assert stage.log.held_offset == 1
         await stage.settle(taken, acks=[(3, 3, 1)])
         await asyncio.sleep(1)
         assert stage.log.held_offset == 4
 
-    staged(work, retention="delete_done", visibility_timeout_s=10_000, max_handling_s=20_000)
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
 
 
 def test_purge_settles_all_that_nobody_has() -> None:

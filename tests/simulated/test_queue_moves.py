@@ -14,12 +14,13 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
-from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.moves import READ_BYTES, MovedRecord, QueueMoves
 from rayq.config import QueueConfig
 from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
 from rayq.core.queue_moves import Dying
 from rayq.core.queue_state import QueueState
 from rayq.errors import (
+    CorruptBatchError,
     DisconnectedError,
     InvalidTopicError,
     OffsetOutOfRangeError,
@@ -108,6 +109,7 @@ class Cluster:
         self.losses = 0.0
         self.dead = asyncio.Event()
         self.producer_ids = 0
+        self.damaged: set[int] = set()
         self.life = 0
 
     def start(self) -> Leader:
@@ -144,10 +146,15 @@ class Leader:
 
     # --- MoveSource
 
-    async def read_records(self, offsets: Sequence[int]) -> dict[int, MovedRecord]:
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
         await self._cluster.step(self._life)
         log = self._cluster.log
-        return {offset: log[offset] for offset in offsets if offset in log}
+        some = offsets[: self._cluster.random.randint(1, 8)] if bytes_max == READ_BYTES else offsets
+        if any(offset in self._cluster.damaged for offset in some):
+            raise CorruptBatchError("damaged")
+        return {offset: log[offset] for offset in some if offset in log}, len(some)
 
     async def commit(self) -> None:
         changes = self.state.changes()
@@ -376,6 +383,23 @@ def test_what_a_target_refuses_stays_in_the_queue_and_the_others_go() -> None:
         await until(lambda: settled(leader))
         await until(lambda: leader.moves.trouble is None)
         assert set(sources(target).values()) == {1} and len(target.records) == 3
+
+    played(work)
+
+
+def test_a_record_that_cannot_be_read_holds_up_no_other() -> None:
+    async def work(cluster: Cluster) -> None:
+        cluster.damaged = {2}
+        leader = cluster.start()
+        leader.moves.start()
+        leader.reject(0, 1, 2, 3, 4)
+        await until(lambda: leader.state.dead == 4)
+        await until(lambda: leader.moves.trouble is not None)
+        assert "tasks/0/2 cannot be read: damaged" in str(leader.moves.trouble)
+        del cluster.log[2]  # Retention removes it in the end.
+        cluster.damaged.clear()
+        await until(lambda: settled(leader) and leader.moves.trouble is None)
+        assert len(cluster.targets["tasks.dead", 0].records) == 4
 
     played(work)
 

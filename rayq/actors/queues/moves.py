@@ -39,7 +39,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import Headers
-from rayq.storage.batch import encode_batch, read_header
+from rayq.storage.batch import BATCH_BYTES_MAX, encode_batch, read_header
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,17 @@ logger = logging.getLogger(__name__)
 RECORDS_MAX = 500
 """How many records one batch moves."""
 BATCH_BYTES = MIB // 2
-"""A batch takes no more records once they have so many bytes."""
-RETRY_S, RETRY_MAX_S = 0.1, 10.0
+"""The records of a batch have so many bytes at most, except a single one."""
+READ_BYTES = 4 * MIB
+"""So much is read at once."""
+RETRY_S, RETRY_MAX_S = 0.1, 2.0
 HELD_S = 15.0
 """A dead letter that its target refuses is tried again after so long: somebody may have raised
 `max_message_bytes`."""
 ANSWER_S = 20.0
 """A request for moves is answered by then; what is still under way goes on."""
+HELD_SHORT_S = 0.5
+"""The same, where the leaders or brokers asked cannot answer just now."""
 EPOCHS = 60_000
 """So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
 
@@ -67,6 +71,11 @@ class MovedRecord(NamedTuple):
     is_large: bool = False
     """The value is a manifest (`core.large_values`)."""
 
+    @property
+    def size_bytes(self) -> int:
+        headers_bytes = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.value or b"") + len(self.key or b"") + headers_bytes
+
 
 class MoveSource(Protocol):
     """What moves ask of the leader of the queue in one partition."""
@@ -76,9 +85,12 @@ class MoveSource(Protocol):
     topic_id: str
     partition: int
 
-    async def read_records(self, offsets: Sequence[int]) -> dict[int, MovedRecord]:
-        """These records; those that are gone are missing. Raises CorruptBatchError, StorageError,
-        and what else a read raises."""
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
+        """The records of the first of these offsets, until they have `bytes_max` bytes, and how
+        many offsets these were, one at least. What is gone is missing. Raises CorruptBatchError,
+        StorageError, and what else a read raises."""
         ...
 
     async def commit(self) -> None:
@@ -169,7 +181,8 @@ class QueueMoves:
             if dying:
                 await self._bury(dying)
             else:
-                await self._changed.wait(HELD_S if not self._held else RETRY_MAX_S)
+                now_s = self._environment.clock.monotonic()
+                await self._changed.wait(min(self._held.values(), default=now_s + HELD_S) - now_s)
 
     def _dying(self) -> list[Dying]:
         """Those to move now, one batch at most."""
@@ -180,8 +193,12 @@ class QueueMoves:
         waiting = self._state.to_move(RECORDS_MAX + len(self._held))
         return [one for one in waiting if one.offset not in self._held][:RECORDS_MAX]
 
-    def _hold(self, dying: Iterable[Dying], why: str) -> None:
-        until_s = self._environment.clock.monotonic() + HELD_S
+    def _hold(
+        self, dying: Iterable[Dying], why: str, error: RayqError | None = None
+    ) -> None:
+        """What another attempt may mend is tried again soon: later records of their keys wait."""
+        is_short = error is not None and error.retriable
+        until_s = self._environment.clock.monotonic() + (HELD_SHORT_S if is_short else HELD_S)
         self._held.update((one.offset, until_s) for one in dying)
         self._troubles["dead letters"] = f"dead letters cannot be written: {why}"
 
@@ -194,7 +211,7 @@ class QueueMoves:
         try:
             topic_id, partitions = await self._links.find_topic(self._source.queue + DEAD)
         except RayqError as error:
-            self._hold(dying, str(error))
+            self._hold(dying, str(error), error)
             return
         target = Target(topic_id, target_partition(self._source.partition, partitions))
         for records in _batches(await self._read(dying)):
@@ -210,14 +227,20 @@ class QueueMoves:
                 await self._write(target, [one])
 
     async def _read(self, dying: list[Dying]) -> _Records:
-        """Those of the records that can be read. The others are held."""
+        """The first of the records, as many as are read at once. What cannot be read is held."""
         try:
-            found = await self._source.read_records([one.offset for one in dying])
+            found, count = await self._source.read_records(
+                [one.offset for one in dying], READ_BYTES
+            )
         except RayqError as error:
             if len(dying) == 1:
-                self._hold(dying, f"{self._name(dying[0].offset)} cannot be read: {error}")
+                why = f"{self._name(dying[0].offset)} cannot be read: {error}"
+                self._hold(dying, why, error)
                 return []
-            return [pair for one in dying for pair in await self._read([one])]
+            return await self._read(dying[: len(dying) // 2]) or await self._read(
+                dying[len(dying) // 2 :]
+            )
+        dying = dying[:count]
         gone = [one.offset for one in dying if one.offset not in found]
         if gone:
             logger.warning("%s: %d dying records are gone by retention", self._where, len(gone))
@@ -266,16 +289,18 @@ class QueueMoves:
         ends: dict[int, str | None] = dict.fromkeys(claimed, "it could not be moved: ask again")
         unsent = set(claimed)
         try:
-            found = await self._source.read_records(claimed)
-            targets = await self._by_target(found, to_topic, ends)
-            for target, records in targets.items():
-                for some in _batches(records):
-                    unsent.difference_update(one.offset for one, _ in some)
-                    refusal = await self._move(target, "done", some)
-                    if refusal is None or len(some) == 1:
-                        ends |= {one.offset: refusal for one, _ in some}
-                    else:
-                        await self._send_singly(target, some, ends)
+            while claimed:
+                found, count = await self._source.read_records(claimed, READ_BYTES)
+                claimed = claimed[count:]
+                targets = await self._by_target(found, to_topic, ends)
+                for target, records in targets.items():
+                    for some in _batches(records):
+                        unsent.difference_update(one.offset for one, _ in some)
+                        refusal = await self._move(target, "done", some)
+                        if refusal is None or len(some) == 1:
+                            ends |= {one.offset: refusal for one, _ in some}
+                        else:
+                            await self._send_singly(target, some, ends)
         except RayqError as error:
             ends |= dict.fromkeys(unsent, f"it cannot be moved now: {error}")
         finally:
@@ -408,7 +433,7 @@ class QueueMoves:
         retry_s = RETRY_S
         while True:
             try:
-                found = await self._source.read_records(offsets)
+                found, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
                 break
             except RayqError as error:
                 self._troubles[trouble] = f"{self._name(offsets[0])} cannot be read: {error}"
@@ -440,6 +465,7 @@ class QueueMoves:
                     is_there, looked_to = await self._targets.look(move, looked_to)
                     if is_there:
                         break
+                    looks = False
                 if payload is None:
                     refusal = "records of it are gone"
                 else:
@@ -458,7 +484,7 @@ class QueueMoves:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_MAX_S)
             # After a while the target's leader may have forgotten the number.
-            looks = may_be_there and retry_s == RETRY_MAX_S
+            looks = looks or (may_be_there and retry_s == RETRY_MAX_S)
         self._troubles.pop(trouble, None)
         if refusal is None:
             self._state.end_move(move.move_id)
@@ -482,13 +508,14 @@ class QueueMoves:
 def _batches(records: _Records) -> Iterator[_Records]:
     """Cuts records into what goes into one batch each. A large one has a batch of its own."""
     batch: _Records = []
-    size_bytes = 0
+    batch_bytes = 0
     for pair in records:
-        record = pair[1]
-        if batch and (record.is_large or batch[0][1].is_large or size_bytes >= BATCH_BYTES):
+        size_bytes = pair[1].size_bytes + len(pair[0].error)
+        is_alone = bool(batch) and (pair[1].is_large or batch[0][1].is_large)
+        if is_alone or (batch and batch_bytes + size_bytes > BATCH_BYTES):
             yield batch
-            batch, size_bytes = [], 0
+            batch, batch_bytes = [], 0
         batch.append(pair)
-        size_bytes += len(record.value or b"") + len(record.key or b"")
+        batch_bytes += size_bytes
     if batch:
         yield batch

@@ -87,6 +87,8 @@ class OpenQueue:
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
+        self.read_trouble: str | None = None
+        """Why the last read for a take failed."""
         """Ends by itself only where it failed."""
         self.moves = QueueMoves(state, self, links, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
@@ -234,14 +236,17 @@ class OpenQueue:
                         take.holder, wanted, take.bytes_max, is_gone=take.connection.done
                     )
             except RayqError as error:
+                self.read_trouble = str(error)
                 take.finish(error)
                 continue
             except BaseException:
                 take.drop()
                 raise
+            self.read_trouble = None
             if given is None or not given.locks:
-                self.takes.back(take)
-                return
+                if self.takes.back(take):
+                    return
+                continue
             self._answer(take, given.locks, given.parts)
 
     def _answer(self, take: WaitingTake, locks: list[Lock], parts: list[Buffer]) -> None:
@@ -418,17 +423,23 @@ class OpenQueue:
         self.wake()
         return messages.PurgeQueueResponse(purged)
 
-    async def read_records(self, offsets: Sequence[int]) -> dict[int, MovedRecord]:
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
         """See `MoveSource`."""
         found: dict[int, MovedRecord] = {}
-        for offset in offsets:
+        for count, offset in enumerate(offsets, start=1):
             if offset < self._replica_log.log.start_offset:
                 continue
             piece = await self._reads.piece(offset)
             record = piece.record(offset)
-            if record is not None:
-                found[offset] = MovedRecord(*record)
-        return found
+            if record is None:
+                continue
+            found[offset] = MovedRecord(*record)
+            bytes_max -= found[offset].size_bytes
+            if bytes_max <= 0:
+                return found, count
+        return found, len(offsets)
 
 
 def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:

@@ -78,14 +78,16 @@ class WaitingTakes:
         put it `back`."""
         return self._takes.popleft() if self._takes else None
 
-    def back(self, take: WaitingTake) -> None:
-        """There is nothing for it yet: it stays the next."""
+    def back(self, take: WaitingTake) -> bool:
+        """There is nothing for it yet: it stays the next. False: it waits no more."""
         if take.connection.done():
             take.drop()
-        elif take.timer is None:
+            return False
+        if take.timer is None:
             take.finish(self._make_empty())
-        else:
-            self._takes.appendleft(take)
+            return False
+        self._takes.appendleft(take)
+        return True
 
     def share(self, available: int) -> int:
         """How many of the available records the take may have that is in the caller's hands."""

@@ -119,14 +119,17 @@ class TaskFunction(Generic[P, R, PutT]):
 class Functions(Generic[PutT]):
     """The functions of one queue, by name."""
 
-    def __init__(self, put: Callable[..., PutT]) -> None:
-        self._put = put
+    def __init__(self) -> None:
         self._known: dict[str, TaskFunction[Any, Any, PutT]] = {}
 
     def add(
-        self, function: Callable[P, R], name: str | None, retries: int | None
+        self,
+        function: Callable[P, R],
+        name: str | None,
+        retries: int | None,
+        put: Callable[..., PutT],
     ) -> TaskFunction[P, R, PutT]:
-        """Raises TypeError, InvalidRequestError."""
+        """For `put` see `TaskFunction`. Raises TypeError, InvalidRequestError."""
         if not callable(function) or inspect.isclass(function):
             raise TypeError(f"A task is a function, not {type(function).__name__}.")
         if retries is not None and (type(retries) is not int or retries < 0):
@@ -138,7 +141,7 @@ class Functions(Generic[PutT]):
                 f"This queue has a task {name!r} already: give one of them another name, "
                 "@q.task(name=...)."
             )
-        made = self._known[name] = TaskFunction(function, name, retries, self._put)
+        made = self._known[name] = TaskFunction(function, name, retries, put)
         return made
 
     def of(self, task: QueueTask) -> TaskFunction[Any, Any, PutT]:

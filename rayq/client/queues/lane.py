@@ -383,10 +383,14 @@ class Lane:
         if not self.source.config.ordered_by_key:
             return
         key = taken.keys.get(offset)
-        for later in [one for one in taken.open if one > offset and key is not None]:
-            if taken.keys[later] == key:
-                why = f"offset {offset}, which has its key, comes again first"
-                taken.lose(later, self._lost_error(later, why))
+        if key is None:
+            return
+        why = f"offset {offset}, which has its key, comes again first"
+        for one in self.takens:
+            if one.taken_at_s == taken.taken_at_s:  # A take may have been divided.
+                for later in [place for place in one.open if place > offset]:
+                    if one.keys[later] == key:
+                        one.lose(later, self._lost_error(later, why))
 
     def _lost_error(self, offset: int, why: str) -> LockLostError:
         return LockLostError(

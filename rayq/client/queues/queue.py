@@ -96,7 +96,7 @@ class Queue(_Face):
         self._make_producer = make_producer
         self._producers: list[Producer[bytes, bytes]] = []
         """One, once something was put."""
-        self._functions: Functions[RecordMetadata] = Functions(self.put)
+        self._functions: Functions[RecordMetadata] = Functions()
         self._workers: list[ThreadWorker] = []
         background.on_fork(self._forked)
 
@@ -227,8 +227,8 @@ class Queue(_Face):
         `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
         and arrive as the annotations say. Raises TypeError, InvalidRequestError."""
         if function is not None:
-            return self._functions.add(function, name, retries)
-        return lambda given: self._functions.add(given, name, retries)
+            return self._functions.add(function, name, retries, self.put)
+        return lambda given: self._functions.add(given, name, retries, self.put)
 
     def work(
         self,
@@ -251,11 +251,16 @@ class Queue(_Face):
         self._background.check_callable()
         worker = ThreadWorker(self, handler, self._functions)
         self._workers.append(worker)
+        ended_by: BaseException | None = None
         try:
             worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             self._workers.remove(worker)
-            self._run(self._core.rest())
+            with closing_after(ended_by):
+                self._run(self._core.rest())
 
     def stop(self) -> None:
         """Has each `work` of this queue return, once its handlers have ended. From any thread."""
@@ -303,7 +308,7 @@ class AsyncQueue(_Face):
         self._core = core
         self._make_producer = make_producer
         self._producer: AsyncProducer[bytes, bytes] | None = None
-        self._functions: Functions[Coroutine[Any, Any, RecordMetadata]] = Functions(self.put)
+        self._functions: Functions[Coroutine[Any, Any, RecordMetadata]] = Functions()
         self._workers: list[AsyncWorker] = []
 
     def _sender(self) -> AsyncProducer[bytes, bytes]:
@@ -407,8 +412,8 @@ class AsyncQueue(_Face):
         """As `Queue.task`; `delay` gives a coroutine to await. Functions may be coroutine
         functions; others run in threads."""
         if function is not None:
-            return self._functions.add(function, name, retries)
-        return lambda given: self._functions.add(given, name, retries)
+            return self._functions.add(function, name, retries, self.put)
+        return lambda given: self._functions.add(given, name, retries, self.put)
 
     async def work(
         self,
@@ -423,11 +428,16 @@ class AsyncQueue(_Face):
         await self._core.open()
         worker = AsyncWorker(self, handler, self._functions)
         self._workers.append(worker)
+        ended_by: BaseException | None = None
         try:
             await worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
             self._workers.remove(worker)
-            await self._core.rest()
+            with closing_after(ended_by):
+                await self._core.rest()
 
     def stop(self) -> None:
         """As `Queue.stop`."""

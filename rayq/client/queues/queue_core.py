@@ -246,7 +246,8 @@ class QueueCore:
                     not is_asking or left_s <= -ANSWER_GRACE_S
                 ):
                     return handed
-                self._ask()
+                if left_s > 0 or not has_asked:
+                    self._ask()
                 has_asked = True
                 patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
                 if len(self.sources) > 1:
@@ -345,7 +346,9 @@ class QueueCore:
             if lane.source is source:
                 source.arrived(lane)
         self._tell()
-        self._ask()
+        if not self._demand or self.now_s < self._demand_until_s:
+            # Else the calls are about to return: takes that do not wait would go to and fro.
+            self._ask()
 
     def failed(self, lane: Lane, error: RayqError) -> None:
         logger.warning("queue %s: take at %s failed: %s", lane.source.name, lane.name, error)

@@ -71,8 +71,9 @@ class Settlement:
         }
 
     def decided_in(self, first: int, last: int) -> Iterator[tuple[int, Taken]]:
-        """What users have decided of these offsets."""
-        for kind in (self.acks, self.nacks, self.rejects):
+        """What users have decided of these offsets and what does not hold without the lock. (What
+        was given back has gone, as it should, also where an earlier request has done it.)"""
+        for kind in (self.acks, self.rejects):
             for offset, decided in kind.items():
                 if first <= offset <= last:
                     yield offset, decided[-1]

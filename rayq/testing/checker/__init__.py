@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rayq.testing.checker.history import (
     Assigned,
+    ClockInDoubt,
     CommitsSeen,
     CommitsSet,
     Committed,
@@ -35,6 +36,7 @@ from rayq.testing.checker.verdict import Verdict, check
 
 __all__ = [
     "Assigned",
+    "ClockInDoubt",
     "CommitsSeen",
     "CommitsSet",
     "Committed",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rayq.testing.checker.history import (
     Assigned,
+    ClockInDoubt,
     CommitsSeen,
     CommitsSet,
     Committed,
@@ -152,7 +153,14 @@ def gather(events: Iterable[Event]) -> Facts:
                 facts.group_events.append(event)
                 facts.queue_events.append(event)
             case (
-                QueueOpened() | Delayed() | Took() | Settling() | Settled() | Disturbed() | Found()
+                QueueOpened()
+                | Delayed()
+                | Took()
+                | Settling()
+                | Settled()
+                | Disturbed()
+                | ClockInDoubt()
+                | Found()
             ):
                 facts.queue_events.append(event)
             case (

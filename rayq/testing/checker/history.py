@@ -202,6 +202,13 @@ class Disturbed(_Event, frozen=True, tag="disturbed"):
     consumer: str | None = None
 
 
+class ClockInDoubt(_Event, frozen=True, tag="clock-in-doubt"):
+    """From now on (until one that `is_over`) the wall clock of a server is ahead, which began with
+    it: no delay from before or meanwhile is sure."""
+
+    is_over: bool = False
+
+
 class Found(_Event, frozen=True, tag="found"):
     """In the end, when nothing is written any more, these records are in a partition of a queue's
     own topic, or of a topic of dead letters."""
@@ -230,6 +237,7 @@ Event = (    ProducerOpened
     | Settling
     | Settled
     | Disturbed
+    | ClockInDoubt
     | Found
 )
 

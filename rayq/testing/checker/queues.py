@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rayq.testing.checker.facts import Facts, Fault
 from rayq.testing.checker.history import (
+    ClockInDoubt,
     Delayed,
     Disturbed,
     Found,
@@ -35,6 +36,9 @@ OUT_OF_ORDER = "records of a key out of order"
 DEAD_TWICE = "dead letter twice, or of a settled record"
 REDRIVEN_TWICE = "dead letter redriven twice"
 FOREIGN = "record given out that is not in the topic"
+
+EARLY_S = 0.25
+"""A clock that leaps ahead for some seconds takes delays with it by so much at most."""
 
 _Spot = tuple[int, int]
 """A partition of the queue's topic, and an offset in it."""
@@ -99,9 +103,18 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
     dead = _dead_letters(facts)
     for queue in queues.values():
         queue.dead = dead.get(queue.opened.dead_letters or "", Counter())
-    due_s = {one.value: one.due_s for one in facts.queue_events if isinstance(one, Delayed)}
+    due_s: dict[str, float] = {}
+    doubts = 0
     for event in facts.queue_events:
         match event:
+            case Delayed():
+                if not doubts:
+                    due_s[event.value] = event.due_s
+            case ClockInDoubt():
+                doubts += -1 if event.is_over else 1
+                due_s.clear()
+                for queue in queues.values():
+                    queue.doubt_delays(goes_on=doubts > 0)
             case Took():
                 yield from queues[event.queue].take(event, due_s)
             case Settling():
@@ -161,6 +174,7 @@ class _Queue:
         """How often each value stands among its dead letters in the end."""
         self._held: dict[str, set[_Spot]] = {}
         """By consumer: the records whose last lock it has, as far as it lasts for sure."""
+        self._are_delays_sure = True
         self._records: dict[_Spot, _Record] = {}
         self._of_key: dict[tuple[int, str], list[int]] = {}
         """The offsets of each key in a partition, as they were first seen."""
@@ -182,8 +196,8 @@ class _Queue:
                     self._of_key.setdefault((event.partition, key), []).append(offset)
             yield from self._judge_lock(spot, known, lock)
             due = max(due_s.get(value, 0.0), known.not_before_s)
-            if event.at_s < due:
-                early_s = due - event.at_s
+            early_s = due - event.at_s
+            if early_s > EARLY_S:
                 yield Fault(EARLY, f"{self._name(spot)} {value!r}: {early_s:.3f} s too early.")
             known.locks.append(lock)
             if known.last is None or lock.is_after(known.last.name):
@@ -266,6 +280,11 @@ class _Queue:
             if event.what != "extend" and known.last is not None:
                 known.given_up |= known.last.consumer == event.consumer
 
+    def doubt_delays(self, *, goes_on: bool) -> None:
+        self._are_delays_sure = not goes_on
+        for known in self._records.values():
+            known.not_before_s = 0.0
+
     def _is_held(self, spot: _Spot, consumer: str) -> bool:
         return spot in self._held.get(consumer, ())
 
@@ -304,8 +323,9 @@ class _Queue:
                     known.ends_s = max(known.ends_s, asked.at_s + asked.seconds)
             else:
                 known.nacked.add(asked.consumer)
-                if asked.what == "nack" and asked.seconds is not None and is_in_time:
-                    known.not_before_s = asked.at_s + asked.seconds
+                is_delayed = asked.what == "nack" and asked.seconds is not None
+                if is_delayed and is_in_time and self._are_delays_sure:
+                    known.not_before_s = asked.at_s + (asked.seconds or 0.0)
 
     def _judge_handled(self, asked: Settling, offset: int, known: _Record) -> Iterator[Fault]:
         """Consumers acknowledge the records of a key in order."""

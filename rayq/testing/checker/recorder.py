@@ -10,6 +10,7 @@ from rayq.errors import RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
 from rayq.testing.checker.history import (
     Assigned,
+    ClockInDoubt,
     CommitsSeen,
     CommitsSet,
     Committed,
@@ -210,6 +211,10 @@ class Recorder:
     def disturbed(self, consumer: str | None = None) -> None:
         """Call it before connections of a consumer (None: of any) are broken."""
         self._note(Disturbed(consumer))
+
+    def clock_in_doubt(self, *, is_over: bool = False) -> None:
+        """See `ClockInDoubt`."""
+        self._note(ClockInDoubt(is_over))
 
     def found(self, records: Sequence[Record]) -> None:
         """What the final read of a queue's own topic, or of its dead letters, returned."""

@@ -1,0 +1,30 @@
+"""Queues under faults: some seeds, and bugs that the first seeds find."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulated.support import found_by, passing
+
+QUEUES = ("--scenario", "queues")
+QUICK_HUNTS = {
+    "ack_answered_early": "0:3",
+    "late_ack_accepted": "0:3",
+    "key_order_ignored": "0:3",
+}
+"""Planted bugs, and the first seeds that find them; `make hunt` plants the others."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", ["1", pytest.param("2:5", marks=pytest.mark.thorough)])
+@pytest.mark.timeout(1800)
+def test_queues_keep_their_promises_under_faults(seeds: str) -> None:
+    assert " passed" in passing(*QUEUES, seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", QUICK_HUNTS)
+def test_a_bug_planted_into_queues_is_found(name: str) -> None:
+    assert found_by(name, QUICK_HUNTS[name])
