@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from proving.simulation import World
 from proving.simulation.process import Process
@@ -41,6 +41,10 @@ class Keeper(Links):
         self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
     ) -> tuple[messages.ResponseT, memoryview]:
         request: Any = build("keepers", 0, 1)
+        answer, given = await self._handle(request, payload)
+        return cast(messages.ResponseT, answer), memoryview(given)
+
+    async def _handle(self, request: Any, payload: bytes) -> tuple[messages.Response, bytes]:
         await self.open.wait()
         await asyncio.sleep(0.001)
         at = StateKey(request.queue_id, request.data_partition)
@@ -54,15 +58,12 @@ class Keeper(Links):
             for record in records:
                 self.kept.replay(record)
             page, after = self.kept.read(at, request.after)
-            return self._reply(messages.OpenQueueStateResponse(fence, after), pack(page))
+            return messages.OpenQueueStateResponse(fence, after), pack(page)
         assert isinstance(request, messages.WriteQueueState)
         for record in self.kept.write(at, request.fence, unpack(payload)):
             self.kept.replay(record)
         self.writes += 1
-        return self._reply(messages.WriteQueueStateResponse(False), b"")
-
-    def _reply(self, answer: Any, payload: bytes) -> Any:
-        return answer, memoryview(payload)
+        return messages.WriteQueueStateResponse(False), b""
 
 
 class Taken:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rayq.actors.queues import retention
+from rayq.actors.queues import learning
 from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
@@ -425,7 +425,7 @@ def test_what_retention_took_is_counted() -> None:
 @pytest.fixture
 def short_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large value is open for a minute at most."""
-    monkeypatch.setattr(retention, "OPEN_VALUE_MS_MAX", 60_000)
+    monkeypatch.setattr(learning, "OPEN_VALUE_MS_MAX", 60_000)
     monkeypatch.setattr(large_holds, "OPEN_VALUE_MS_MAX", 60_000)
 
 

@@ -15,6 +15,7 @@ from rayq.actors.queues.reads import Found, Piece, QueueReads
 from rayq.actors.queues.retention import QueueRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
+from rayq.core.large_holds import OPEN_VALUE_MS_MAX
 from rayq.core.queue_cut import common_end
 from rayq.core.queue_state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
@@ -106,12 +107,14 @@ class Learner:
         if config.retention == "topic":
             self.retention = None
         elif self.retention is None:
-            self.retention = QueueRetention(self, self._clock_watch, self._clock.monotonic())
+            log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
+            self.retention = QueueRetention(
+                self._clock_watch,
+                log_start=log_start,
+                known=self.state.learned,
+                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
+            )
             self.was_kept = True  # Whoever begins later does not know what was learned before.
-
-    @property
-    def log_start(self) -> int:
-        return self._replica_log.log.start_offset
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:

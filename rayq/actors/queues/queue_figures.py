@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from rayq.actors.queues.commits import QueueCommits
+from rayq.actors.queues.journal import Journal
+from rayq.actors.queues.moves import QueueMoves
+from rayq.actors.queues.takes import WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.queue_state import QueueState
 from rayq.metrics import Sample
 from rayq.wire import messages
 
-if TYPE_CHECKING:
-    from rayq.actors.queues.open_queue import OpenQueue
-
 LOOK_INTERVAL_S = 5.0
+
+
+class Opened(Protocol):
+    """What is told of."""
+
+    queue: str
+    topic: str
+    topic_id: str
+    partition: int
+    state: QueueState
+    journal: Journal
+    commits: QueueCommits
+    moves: QueueMoves
+    takes: WaitingTakes
+    read_trouble: str | None
+
+    def available(self) -> int: ...
+
+    def due_in_ms(self) -> int | None: ...
 
 
 class QueueFigures:
     """See the module. Of one opening."""
 
-    def __init__(self, opened: OpenQueue, replica_log: ReplicaLog, leader: Leader) -> None:
+    def __init__(self, opened: Opened, replica_log: ReplicaLog, leader: Leader) -> None:
         self._opened = opened
         self._replica_log = replica_log
         self._leader = leader

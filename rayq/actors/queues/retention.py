@@ -8,27 +8,24 @@ value can be open any more whose chunks were appended then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Piece
-from rayq.core.large_holds import OPEN_VALUE_MS_MAX, LargeHolds
-
-if TYPE_CHECKING:
-    from rayq.actors.queues.learning import Learner
+from rayq.core.large_holds import LargeHolds
 
 
 class QueueRetention:
     """See the module. Of one opening."""
 
-    def __init__(self, learner: Learner, clock_watch: ClockWatch, now_s: float) -> None:
-        self._learner = learner
+    def __init__(
+        self, clock_watch: ClockWatch, *, log_start: int, known: int, open_until_s: float
+    ) -> None:
+        """All from `known` on is told to `learned`. What was learned before may be chunks of values
+        that are open until `open_until_s`; the log begins at `log_start` now."""
         self._clock_watch = clock_watch
         self._holds = LargeHolds()
-        self._log_start = learner.log_start
-        self._known = learner.state.learned if learner.was_kept else learner.state.start_offset
-        """All from here on is told to `learned`."""
-        self._open_until_s = now_s + OPEN_VALUE_MS_MAX / 1000 if learner.was_kept else now_s
+        self._log_start = log_start
+        self._known = known
+        self._open_until_s = open_until_s
 
     def learned(self, piece: Piece, first: int, end: int) -> None:
         """The queue has learned the offsets [first, end) of this piece."""
