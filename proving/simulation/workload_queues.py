@@ -56,7 +56,7 @@ from rayq.wire.messages import (
 ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2
 PRODUCERS = 2
-WORKERS = {"plain": 2, "by-key": 2, "later": 2}
+WORKERS = {"plain": 2, "by-key": 2, "later": 1}
 OPERATORS = 2
 LIFE_S = (1.0, 10.0)
 END_LIMIT_S = 90.0
@@ -76,8 +76,8 @@ class QueueWorkload(Workload):
     topics = (ORDERS,)
     topics_on_disk: tuple[str, ...] = (ORDERS, LATER, "plain.dead", QUEUES_TOPIC)
     more_faults: Sequence[Injection] = WITH_GROUPS
-    lasts_s = 32.0
-    heals_at_s = 24.0
+    lasts_s = 24.0
+    heals_at_s = 18.0
     records_min = 300
     syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
 

@@ -16,7 +16,12 @@ from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core import kept_queues
 from rayq.core.kept_queues import KeptRecord, keeper_partition
-from rayq.errors import QueueFencedError, QueueLimitError, RayqError
+from rayq.errors import (
+    CoordinatorLoadingError,
+    QueueFencedError,
+    QueueLimitError,
+    RayqError,
+)
 from rayq.storage.data_directory import read_secret
 from rayq.testing import LocalCluster
 from rayq.wire import messages
@@ -212,6 +217,36 @@ def test_a_deleted_queue_leaves_nothing(servers: LocalCluster, what: str) -> Non
         assert await leaders.kept(epoch=1) == []
 
     run(servers, story)
+
+
+class Broker:
+    """A broker whose metadata have a version and these queues; the controller is ahead of it."""
+
+    def __init__(self, version: int, queue_ids: set[str], *, newest: int, catches_up: set[str]) -> None:
+        self.version, self.queue_ids = version, queue_ids
+        self.newest, self.after = newest, catches_up
+
+    async def ask(self, request: Any) -> Any:
+        if isinstance(request, messages.ConfirmMetadata):
+            return messages.ChangeResponse(self.newest)
+        if self.version < request.version_min and self.after:
+            self.version, self.queue_ids = self.newest, self.after
+        found = sorted(self.queue_ids & set(request.queue_ids))
+        return messages.DescribeQueuesResponse(
+            self.version, [messages.QueueMetadata(one, one, "T", "t", {}, 1) for one in found]
+        )
+
+
+def test_a_queue_of_which_a_broker_has_not_heard_is_not_taken_for_deleted() -> None:
+    def deleted(broker: Broker) -> set[str]:
+        return asyncio.run(queue_keeper.deleted_queues({"a", "b"}, broker.ask))
+
+    assert deleted(Broker(9, {"a", "b"}, newest=9, catches_up=set())) == set()
+    assert deleted(Broker(5, {"a"}, newest=9, catches_up={"a", "b"})) == set()
+    assert deleted(Broker(5, {"a"}, newest=9, catches_up={"b"})) == set()
+    assert deleted(Broker(9, {"a"}, newest=9, catches_up=set())) == {"b"}
+    with pytest.raises(CoordinatorLoadingError):
+        deleted(Broker(5, {"a"}, newest=9, catches_up=set()))
 
 
 def test_a_full_keeper_says_so_and_takes_what_makes_it_smaller(

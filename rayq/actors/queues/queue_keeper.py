@@ -164,7 +164,7 @@ class QueueKeeper(Coordinator[Record]):
             if generation != self._log.generation:
                 return
             try:
-                deleted = await self._deleted()
+                deleted = await deleted_queues(self.state.queue_ids(), self._ask_broker)
                 await self._begin(is_write=True)
                 self._check(generation)
             except RayqError as error:
@@ -174,29 +174,31 @@ class QueueKeeper(Coordinator[Record]):
                 self._sequences.pop(state_key, None)
                 self._append(self.state.forget(state_key))
 
-    async def _deleted(self) -> set[str]:
-        """The queues with a state here that are deleted. An id is never used again."""
-        missing = await self._unknown(self.state.queue_ids(), 0)
-        if not missing:
-            return missing
-        # The broker's metadata may be older than these queues. They are not older than this:
-        confirmed = await self._ask_broker(messages.ConfirmMetadata())
-        return await self._unknown(missing, confirmed.version)
 
-    async def _unknown(self, queue_ids: set[str], version_min: int) -> set[str]:
-        """The queues that metadata of at least this version do not have."""
-        unknown, left = set(queue_ids), sorted(queue_ids)
-        while left:
-            asked, left = left[: messages.QUEUES_PAGE], left[messages.QUEUES_PAGE :]
-            answer = await self._ask_broker(
-                messages.DescribeQueues(
-                    [],
-                    version_min=version_min,
-                    wait_ms=CONFIRMED_WAIT_MS,
-                    queue_ids=asked,
-                )
+async def deleted_queues(queue_ids: set[str], ask_broker: messages.Ask) -> set[str]:
+    """Those of the queues that are deleted, for certain; an id is never used again. Raises what the
+    broker answers, and CoordinatorLoadingError where it does not know enough."""
+    missing = await _unknown(queue_ids, ask_broker, 0)
+    if not missing:
+        return missing
+    # The broker's metadata may be older than these queues. They are not older than this:
+    confirmed = await ask_broker(messages.ConfirmMetadata())
+    return await _unknown(missing, ask_broker, confirmed.version)
+
+
+async def _unknown(
+    queue_ids: set[str], ask_broker: messages.Ask, version_min: int
+) -> set[str]:
+    """The queues that metadata of at least this version do not have."""
+    unknown, left = set(queue_ids), sorted(queue_ids)
+    while left:
+        asked, left = left[: messages.QUEUES_PAGE], left[messages.QUEUES_PAGE :]
+        answer = await ask_broker(
+            messages.DescribeQueues(
+                [], version_min=version_min, wait_ms=CONFIRMED_WAIT_MS, queue_ids=asked
             )
-            if answer.version < version_min:
-                raise CoordinatorLoadingError("The broker's metadata are behind the controller's.")
-            unknown.difference_update(one.queue_id for one in answer.queues)
-        return unknown
+        )
+        if answer.version < version_min:
+            raise CoordinatorLoadingError("The broker's metadata are behind the controller's.")
+        unknown.difference_update(one.queue_id for one in answer.queues)
+    return unknown
