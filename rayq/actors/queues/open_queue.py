@@ -392,9 +392,7 @@ class OpenQueue:
         """See `messages.ListQueueRecords`."""
         await self.commit()
         state = self.state
-        while state.learned <= request.offset + request.records_max:
-            if not await self._learner.learn(is_listing=True):
-                break
+        await self._learn_past(request.offset + request.records_max)
         found, next_offset = state.unsettled(
             request.offset,
             request.states,
@@ -409,6 +407,20 @@ class OpenQueue:
             for one in found
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)
+
+    async def move_records(
+        self, request: messages.MoveQueueRecords
+    ) -> messages.MoveQueueRecordsResponse:
+        """See `messages.MoveQueueRecords`. They need not be known yet: nobody may have taken from
+        the queue."""
+        await self._learn_past(max(request.offsets, default=-1))
+        return await self.moves.move_records(request)
+
+    async def _learn_past(self, offset: int) -> None:
+        """Goes on until the record at `offset` is known, where there is one, and room for it."""
+        while self.state.learned <= offset:
+            if not await self._learner.learn(is_listing=True):
+                return
 
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
