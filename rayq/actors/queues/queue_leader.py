@@ -232,7 +232,7 @@ async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
         case messages.ListQueueRecords():
             return await opened.list_records(request)
         case messages.MoveQueueRecords():
-            return await opened.moves.move_records(request)
+            return await opened.move_records(request)
         case messages.PurgeQueue():
             return await opened.purge()
     raise AssertionError(request)
