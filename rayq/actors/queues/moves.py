@@ -345,6 +345,8 @@ class QueueMoves:
 
     async def _find(self, topic: str) -> tuple[str, int] | str:
         """The id of a topic and how many partitions it has; or why records cannot go there."""
+        if topic == self._source.topic:
+            return f"it is in topic {topic!r} already"
         try:
             check_not_internal(topic)
             return await self._links.find_topic(topic)

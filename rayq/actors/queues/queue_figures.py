@@ -72,7 +72,7 @@ class QueueFigures:
         return messages.DescribeQueueResponse(
             start_offset=opened.state.start_offset,
             end_offset=self._replica_log.last_stable_offset,
-            ready=opened.available() + counts.blocked,
+            ready=opened.available(),
             locked=counts.locked,
             delayed=counts.delayed,
             moving=counts.moving,
@@ -83,6 +83,7 @@ class QueueFigures:
             next_due_ms=opened.due_in_ms(),
             waiting_takes=len(opened.takes),
             trouble=self.trouble,
+            blocked=counts.blocked,
         )
 
     def _oldest(self) -> int | None:
@@ -126,7 +127,7 @@ class QueueFigures:
         if self._oldest_append_ms is not None:
             age_ms = max(self._clock.wall_ms() - self._oldest_append_ms, 0)
         figures = {
-            "rayq_queue_ready": opened.available() + counts.blocked,
+            "rayq_queue_ready": opened.available(),
             "rayq_queue_locked": counts.locked,
             "rayq_queue_delayed": counts.delayed,
             "rayq_queue_moving": counts.moving,
