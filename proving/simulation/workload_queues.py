@@ -444,8 +444,6 @@ class QueueWorkload(Workload):
                         )
                     start = found.start_offset
                     is_idle = bool(found.ready and found.waiting_takes)
-                    if plan.ordered and (found.locked or found.delayed or found.moving):
-                        is_idle = False  # What is ready may wait for an earlier one of its key.
                     state = (found.start_offset, found.done, found.locked)
                     if not is_idle or self._is_wild or state != idle:
                         idle, idle_since_s = state, world.now_s
@@ -515,5 +513,5 @@ class QueueWorkload(Workload):
 
 def _is_settled(found: DescribeQueueResponse) -> bool:
     return found.start_offset == found.end_offset and not (
-        found.ready or found.locked or found.delayed or found.moving
+        found.ready or found.blocked or found.locked or found.delayed or found.moving
     )

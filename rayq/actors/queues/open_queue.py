@@ -26,9 +26,11 @@ from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
-from rayq.errors import RayqError
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.wire import messages
 
+SETTLED_MAX = 1_000_000
+"""The most offsets that one request settles."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
 """So many takes of consumers that look around a partition sees each second."""
@@ -286,7 +288,8 @@ class OpenQueue:
     # --- settling -------------------------------------------------------------------------------
 
     def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
-        """See `messages.Settle`."""
+        """See `messages.Settle`. Raises InvalidRequestError."""
+        _check_size(request)
         try:
             lost = self._settle(request)
         except Exception as error:
@@ -452,6 +455,18 @@ class OpenQueue:
             if bytes_max <= 0:
                 return found, count
         return found, len(offsets)
+
+
+def _check_size(request: messages.Settle) -> None:
+    """Nobody has locks of so many offsets; to go through them would keep others waiting."""
+    named = 0
+    for ranges in (request.acks, request.nacks, request.releases, request.extends):
+        for first, last, *_ in ranges:
+            named += max(last - first + 1, 0)
+    if named > SETTLED_MAX:
+        raise InvalidRequestError(
+            f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
+        )
 
 
 def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:

@@ -207,6 +207,7 @@ class QueueAdmin:
             start_offset=answer.start_offset,
             end_offset=answer.end_offset,
             ready=answer.ready,
+            blocked=answer.blocked,
             locked=answer.locked,
             delayed=answer.delayed,
             moving=answer.moving,
