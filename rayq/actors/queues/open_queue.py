@@ -300,7 +300,7 @@ class OpenQueue:
             self.wake()
         elif len(self.takes):
             self.wake()
-        kept = self.commits.kept()
+        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
         if kept is None:
             return messages.SettleResponse(lost)
         if lost:
