@@ -14,7 +14,8 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
-from rayq.actors.queues.moves import READ_BYTES, MovedRecord, QueueMoves
+from rayq.actors.queues.moved_batches import MovedRecord
+from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
 from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
 from rayq.core.queue_moves import Dying

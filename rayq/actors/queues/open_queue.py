@@ -16,7 +16,8 @@ from rayq.actors.queues.commits import QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
-from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.moved_batches import MovedRecord
+from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.queue_figures import QueueFigures
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import WaitingTake, WaitingTakes

@@ -86,7 +86,7 @@ class Taken:
 
     @property
     def waiting(self) -> int:
-        """How many rows were not handed out (some of them may have gone)."""
+        """How many rows were not handed out."""
         return len(self.rows) - self.next_row
 
     def waiting_offsets(self) -> list[int]:
@@ -120,6 +120,8 @@ class Taken:
         """The lock of this one has gone. False: it was settled, or lost, before."""
         if self.open.pop(offset, None) is None:
             return False
+        self.rows = [row for row in self.rows[self.next_row :] if row.offset != offset]
+        self.next_row = 0
         self.lost[offset] = error
         return True
 
