@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from typing import Any
 
 import rayq
@@ -39,6 +40,8 @@ SINGLE_RECORDS = 40_000
 ONE_BY_ONE = 300
 PUTS_PER_S = 1_000
 PUTS = 10_000
+WARM_PUTS = 500
+"""The first ones, which do not count: connections are opened, and a consumer finds its pace."""
 TASKS = 10_000
 KILLS = 3
 WORKERS = 2
@@ -222,7 +225,7 @@ def stamped() -> bytes:
 
 def put_to_handler(cluster: rayq.Cluster, share: float) -> list[Row]:
     cluster.admin.create_queue("paced", partitions=6, replication_factor=BROKERS)
-    count = max(int(PUTS * share), 500)
+    count = WARM_PUTS + max(int(PUTS * share), 500)
     ages_ms: list[float] = []
     with (
         started(handle, 1, cluster, "paced") as (pipe,),
@@ -239,7 +242,7 @@ def put_to_handler(cluster: rayq.Cluster, share: float) -> list[Row]:
                 time.sleep(ahead_s)
             producer.send("paced", stamped())
         reader.join(TIMEOUT_S)
-    cuts = statistics.quantiles(ages_ms, n=100)
+    cuts = statistics.quantiles(ages_ms[WARM_PUTS:], n=100)
     name = f"put to handler at {PUTS_PER_S}/s"
     return [
         Row(name=f"{name}, p50", unit="ms", samples=[cuts[49]], better="lower"),
@@ -356,13 +359,22 @@ def beside_celery(ours: tuple[float, float], theirs: celery_side.Figures) -> lis
     ]
 
 
+SECTIONS = (throughput, one_by_one, put_to_handler, failover)
+
+
+def queues(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """For `benchmarks.run`: all but Celery."""
+    del directory
+    return [row for section in SECTIONS for row in section(cluster, 1.0)]
+
+
 def main() -> None:
     share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     tasks = max(int(TASKS * share), 500)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="rayq-queues-") as directory:
         with local_ray(), rayq.start(directory, brokers=BROKERS) as cluster:
-            for section in (throughput, one_by_one, put_to_handler, failover):
+            for section in SECTIONS:
                 print(f"measuring {section.__name__} ...", flush=True)
                 rows += section(cluster, share)
             ours = tasks_of_rayq(cluster, tasks)

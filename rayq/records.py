@@ -403,6 +403,8 @@ class QueuePartitionInfo(msgspec.Struct, frozen=True):
     """Records from here on are not given out yet."""
     ready: int | None = None
     """Records that could be taken now."""
+    blocked: int | None = None
+    """Records that wait for an earlier one of their key (`ordered_by_key`)."""
     locked: int | None = None
     """Records that consumers hold."""
     delayed: int | None = None

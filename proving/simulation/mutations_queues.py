@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from proving.simulation.planting import Patch, plants
-from rayq.actors.queues import learning
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.learning import Learner
@@ -343,11 +342,3 @@ def keys_not_told_again() -> list[Patch]:
         self.state.tell_keys(offset, [None] * (last + 1 - offset))
 
     return [(Learner, "_tell_keys", tell_keys)]
-
-
-# --- unclean elections ----------------------------------------------------------------------------
-
-
-@plants("51", "what an unclean election cut off stays settled", QUEUES)
-def truncated_stays_done() -> list[Patch]:
-    return [(learning, "_compare", lambda *_: None)]

@@ -513,5 +513,5 @@ class QueueWorkload(Workload):
 
 def _is_settled(found: DescribeQueueResponse) -> bool:
     return found.start_offset == found.end_offset and not (
-        found.ready or found.locked or found.delayed or found.moving
+        found.ready or found.blocked or found.locked or found.delayed or found.moving
     )

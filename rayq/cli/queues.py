@@ -20,6 +20,7 @@ from rayq.records import QueueInfo, QueueRecordInfo
 app = typer.Typer(help="Queues of records and tasks.", no_args_is_help=True)
 
 PEEKED = 100
+UNSETTLED = ("ready", "blocked", "locked", "delayed", "moving")
 
 
 @app.command()
@@ -142,7 +143,7 @@ def _sum(info: QueueInfo, field: str) -> int:
 
 
 def _unsettled(info: QueueInfo) -> int:
-    return sum(_sum(info, state) for state in ("ready", "locked", "delayed", "moving"))
+    return sum(_sum(info, state) for state in UNSETTLED)
 
 
 @app.command()
@@ -167,6 +168,7 @@ def _show(info: QueueInfo) -> None:
             "start",
             "end",
             "ready",
+            "blocked",
             "locked",
             "delayed",
             "moving",
@@ -182,6 +184,7 @@ def _show(info: QueueInfo) -> None:
                 one.start_offset,
                 one.end_offset,
                 one.ready,
+                one.blocked,
                 one.locked,
                 one.delayed,
                 one.moving,
@@ -194,7 +197,7 @@ def _show(info: QueueInfo) -> None:
             for one in info.partitions
         ],
         styles=["ok" if one.trouble is None else "warning" for one in info.partitions],
-        optional=("takes", "expired", "dead", "next due s", "start", "end", "oldest s"),
+        optional=("takes", "expired", "dead", "blocked", "next due s", "start", "end", "oldest s"),
     )
     for one in info.partitions:
         if one.trouble:

@@ -89,9 +89,10 @@ def create_queue(
         topic_id, count, factor = made.topic_id, partitions, made.replication_factor
         topic_config = parse(TopicConfig, made.config)
     _check_retention(topic, topic_config, config)
-    records.append(QueueChanged(new_id(), name, topic_id, _plain(options), count))
     if config.dead_letters == "keep":
         records += _dead_letters(state, name, topic_config, factor, new_id)
+    # It goes last: a controller that dies may leave the beginning of a change.
+    records.append(QueueChanged(new_id(), name, topic_id, _plain(options), count))
     return records
 
 
@@ -111,13 +112,13 @@ def alter_queue(
     topic = state.topics[queue.topic_id]
     _check_readers(state, topic, name, config)
     _check_retention(topic.name, topic.config, config)
-    records: list[MetadataRecord] = [
-        QueueChanged(
-            queue.queue_id, name, queue.topic_id, {**queue.options, **changes}, queue.partitions
-        )
-    ]
+    records: list[MetadataRecord] = []
     if config.dead_letters == "keep":
         records += _dead_letters(state, name, topic.config, topic.replication_factor, new_id)
+    options = {**queue.options, **changes}
+    records.append(
+        QueueChanged(queue.queue_id, name, queue.topic_id, options, queue.partitions)
+    )
     return records
 
 

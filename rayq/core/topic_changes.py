@@ -123,12 +123,20 @@ def ensure_own_topic(
 ) -> list[MetadataRecord]:
     """Creates one of `OWN_TOPICS`, unless it is there. Raises InvalidReplicationFactorError while
     too few brokers live, ReplicaLimitError."""
-    if name in state.topic_ids:
+    known = state.topic_named(name)
+    if known is not None and known.partitions:
         return []
     options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
-    return _create(
-        state, topic_id, name, options, partitions=partitions, replication_factor=None
+    created = _create(
+        state,
+        topic_id if known is None else known.topic_id,
+        name,
+        options,
+        partitions=partitions,
+        replication_factor=None,
     )
+    # A controller that died in the middle may have left the topic alone.
+    return created if known is None else created[1:]
 
 
 def check_not_internal(name: str) -> None:

@@ -92,7 +92,7 @@ def test_after_a_lost_connection_what_is_in_hand_is_named_again_at_once(
     """A leader frees within a second what a connection that has gone had held."""
     fake.queues.create("q")
     fake.write("q", [b"a"])
-    queue = open_queue("q", prefetch=1)
+    queue = open_queue("q", prefetch=0)
     [task] = queue.take(1, PATIENCE_S)
     holder = fake.asked(m.Take)[0].holder
     began_s = time.monotonic()

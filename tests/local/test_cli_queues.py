@@ -104,6 +104,7 @@ def test_lines_are_put_taken_and_settled(rayq_command: Command, queue: str) -> N
     assert "There are none" in rayq.well("queue", "peek", queue).out
 
 
+@pytest.mark.thorough
 def test_a_command_works_through_a_queue(rayq_command: Command, queue: str) -> None:
     rayq = rayq_command
     rayq.well("queue", "create", queue, "-c", "max_deliveries=2", "-c", "backoff_s=0")

@@ -163,6 +163,18 @@ def test_settling_twice_otherwise_is_refused(new_queue: NewQueue) -> None:
         task.extend(1)
 
 
+def test_a_record_that_nobody_has_can_be_cancelled_by_its_offset(
+    cluster: LocalCluster, new_queue: NewQueue
+) -> None:
+    queue = new_queue()
+    sent = queue.put(b"too early", delay_s=3600)
+    place = rayq.TopicPartition(sent.topic, sent.partition)
+    for _ in range(2):  # Nobody has taken from the queue yet; and settled already is success.
+        answer = cluster.admin.discard_queue_records(queue.name, {place: [sent.offset]})
+        assert answer[place].moved == [sent.offset]
+    assert cluster.admin.list_queue_records(queue.name) == []
+
+
 # --- locks ----------------------------------------------------------------------------------------
 
 

@@ -210,3 +210,15 @@ def test_a_doubtful_acknowledgement_is_settled_or_not() -> None:
             take(recorder, B, (0, 2), at_s=5)
             settle(recorder, B, (0, 2), at_s=5.5)
         assert kinds_of(recorder) == set()
+
+
+def test_who_acknowledges_too_late_is_told_so_where_the_record_is_done() -> None:
+    """The answer to a take that began before may come later than that."""
+    recorder = opened()
+    take(recorder, A, (0, 1), (1, 1), at_s=1)
+    settle(recorder, A, (1, 1), at_s=1.1)
+    settle(recorder, A, (0, 1), at_s=5)
+    recorder.took("q", B, 0, [(0, 2, b"v0", b"k")], asked_s=4.9, at_s=5.5, state_epoch=1)
+    assert kinds_of(recorder) == set()
+    recorder.took("q", B, 0, [(0, 3, b"v0", b"k")], asked_s=5.2, at_s=5.5, state_epoch=1)
+    assert kinds.AGAIN in kinds_of(recorder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from typing import Any
 
@@ -234,3 +235,40 @@ def test_what_a_keeper_lost_in_an_unclean_election_is_given_out_again() -> None:
         assert (await other.describe()).start_offset == 20
 
     play(script, brokers=6, config=ONE_KEEPER, keeps_invariants=False)
+
+
+def test_after_a_power_loss_of_all_a_queue_goes_on_where_it_was() -> None:
+    async def script(stage: Stage) -> None:
+        worker, other = await create(stage, [0, 1, 2], [1, 2, 0])
+        await send(stage, 20)
+        taken = await worker.take(10)
+        assert await worker.ack(taken.state_epoch, (0, 4, 1), (7, 7, 1)) == []
+        for host in stage.hosts:
+            host.power_loss()
+        for broker in range(3):
+            stage.cluster.start_broker(broker)
+        await stage.until(stage.cluster.is_whole, "all to be back")
+        assert offsets((await other.take(100)).locks) == [*range(10, 20)]
+        assert await worker.ack(taken.state_epoch, (5, 6, 1), (8, 9, 1)) == []
+        assert (await worker.describe()).start_offset == 10
+
+    # The metadata are a snapshot soon, which has the queue, too.
+    play(script, config=dataclasses.replace(ONE_KEEPER, metadata_snapshot_records=5))
+
+
+def test_a_queue_of_a_topic_that_was_made_anew_begins_anew() -> None:
+    async def script(stage: Stage) -> None:
+        run, admin = stage.process.run, stage.admin
+        worker, _ = await create(stage, [0, 1, 2], [1, 2, 0])
+        await send(stage, 10)
+        taken = await worker.take(10)
+        assert await worker.ack(taken.state_epoch, *taken.locks) == []
+        await run(admin.delete_topic("t"))
+        assert await run(admin.list_queues()) == []
+        again, _ = await create(stage, [0, 1, 2], [1, 2, 0])
+        await send(stage, 5)
+        found = await again.take(100)
+        assert found.locks == [(0, 4, 1)]
+        assert await again.ack(found.state_epoch, *found.locks) == []
+
+    play(script, config=ONE_KEEPER)

@@ -77,6 +77,22 @@ def test_many_acknowledgements_share_a_write() -> None:
     staged(work)
 
 
+def test_an_acknowledgement_goes_with_the_take_that_follows_it() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*[b"%d" % number for number in range(10)])
+        taken = await stage.take(1)
+        before = stage.keeper.writes
+        for _ in range(9):
+            acking = asyncio.ensure_future(stage.ack(taken))
+            await asyncio.sleep(0.0005)
+            taken = await stage.take(1)
+            assert await acking == []
+        assert stage.keeper.writes - before == 9
+        assert await stage.ack(taken) == []
+
+    staged(work)
+
+
 # --- failover -----------------------------------------------------------------------------------
 
 

@@ -13,6 +13,10 @@ from rayq.errors import QueueLimitError, RayqError
 FULL_RETRY_S = 0.5
 """The pause after the keeper had no room for a write."""
 
+LINGER_S = 0.002
+"""So long acknowledgements wait for the next take, to be written together with its locks: a
+consumer that takes one record after the other then needs one write for each, not two."""
+
 Kept = asyncio.Future[None]
 
 
@@ -32,31 +36,43 @@ class QueueCommits:
         self._next: Kept | None = None
         """Of all decisions since it began."""
         self._wanted: asyncio.Future[None] | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        """Until the write of `_next` begins, where it need not begin at once."""
         self._error: RayqError | None = None
         self.kept_start = 0
         """All below is settled, durably."""
         self.trouble: str | None = None
         """Why the last write is not kept yet, where the keeper refused it."""
 
-    def kept(self) -> Kept | None:
+    def kept(self, *, may_linger: bool = False) -> Kept | None:
         """Done once all decisions by now are kept; None where they are. Many callers get the same
-        one. Raises what ended the writes."""
+        one. `may_linger`: the write need not begin at once. Raises what ended the writes."""
         if self._error is not None:
             raise self._error
-        if self._next is not None:
-            return self._next
-        return self._write_soon() if self._state.is_changed else self._current
+        if self._next is None:
+            if not self._state.is_changed:
+                return self._current
+            self._next = self._loop.create_future()
+            if may_linger and self._current is None:
+                self._linger = self._loop.call_later(LINGER_S, self._write_now)
+            else:
+                self._write_now()
+        elif self._linger is not None and not may_linger:
+            self._write_now()
+        return self._next
 
     def ask_for_room(self) -> None:
         """Asks a keeper that was full once more, also where there is nothing to write."""
         if self._error is None and self._next is None:
-            self._write_soon()
+            self._next = self._loop.create_future()
+            self._write_now()
 
-    def _write_soon(self) -> Kept:
-        self._next = self._loop.create_future()
+    def _write_now(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
-        return self._next
 
     async def until_kept(self) -> None:
         """Returns once all decisions by now are kept. Raises what ended the writes."""
@@ -67,7 +83,7 @@ class QueueCommits:
     async def run(self) -> None:
         """Writes, one at a time. Raises what the journal raises for good."""
         while True:
-            if self._next is None:
+            if self._next is None or self._linger is not None:
                 self._wanted = self._loop.create_future()
                 await self._wanted
                 # What is decided in this turn of the loop goes along.
@@ -94,6 +110,8 @@ class QueueCommits:
     def end(self, error: RayqError) -> None:
         """Nothing is kept any more: all that wait get the error."""
         self._error = error
+        if self._linger is not None:
+            self._linger.cancel()
         for kept in (self._current, self._next):
             if kept is not None and not kept.done():
                 kept.set_exception(error)

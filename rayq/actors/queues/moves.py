@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 from rayq.actors.queues.move_targets import MoveTargets, Target
+from rayq.actors.queues.moved_batches import MovedRecord, Records, batches
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
@@ -38,7 +39,6 @@ from rayq.errors import (
     RayqError,
     UnknownTopicError,
 )
-from rayq.records import Headers
 from rayq.storage.batch import BATCH_BYTES_MAX, encode_batch, read_header
 from rayq.wire import messages
 
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 RECORDS_MAX = 500
 """How many records one batch moves."""
-BATCH_BYTES = MIB // 2
-"""The records of a batch have so many bytes at most, except a single one."""
 READ_BYTES = 4 * MIB
 """So much is read at once."""
 RETRY_S, RETRY_MAX_S = 0.1, 2.0
@@ -60,21 +58,6 @@ HELD_SHORT_S = 0.5
 """The same, where the leaders or brokers asked cannot answer just now."""
 EPOCHS = 60_000
 """So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
-
-
-class MovedRecord(NamedTuple):
-    """A record as the source's log has it."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    is_large: bool = False
-    """The value is a manifest (`core.large_values`)."""
-
-    @property
-    def size_bytes(self) -> int:
-        headers_bytes = sum(len(name) + len(value) for name, value in self.headers)
-        return len(self.value or b"") + len(self.key or b"") + headers_bytes
 
 
 class MoveSource(Protocol):
@@ -101,9 +84,6 @@ class MoveSource(Protocol):
     def wake(self) -> None:
         """Records can be given out again."""
         ...
-
-
-_Records = list[tuple[Dying, MovedRecord]]
 
 
 class QueueMoves:
@@ -214,10 +194,10 @@ class QueueMoves:
             self._hold(dying, str(error), error)
             return
         target = Target(topic_id, target_partition(self._source.partition, partitions))
-        for records in _batches(await self._read(dying)):
+        for records in batches(await self._read(dying)):
             await self._write(target, records)
 
-    async def _write(self, target: Target, records: _Records) -> None:
+    async def _write(self, target: Target, records: Records) -> None:
         refusal = await self._move(target, "dead", records)
         if refusal is not None and len(records) == 1:
             dying = records[0][0]
@@ -226,7 +206,7 @@ class QueueMoves:
             for one in records:  # Perhaps only one of them is refused.
                 await self._write(target, [one])
 
-    async def _read(self, dying: list[Dying]) -> _Records:
+    async def _read(self, dying: list[Dying]) -> Records:
         """The first of the records, as many as are read at once. What cannot be read is held."""
         try:
             found, count = await self._source.read_records(
@@ -294,7 +274,7 @@ class QueueMoves:
                 claimed = claimed[count:]
                 targets = await self._by_target(found, to_topic, ends)
                 for target, records in targets.items():
-                    for some in _batches(records):
+                    for some in batches(records):
                         unsent.difference_update(one.offset for one, _ in some)
                         refusal = await self._move(target, "done", some)
                         if refusal is None or len(some) == 1:
@@ -310,7 +290,7 @@ class QueueMoves:
                 self._end(offset, end)
 
     async def _send_singly(
-        self, target: Target, records: _Records, ends: dict[int, str | None]
+        self, target: Target, records: Records, ends: dict[int, str | None]
     ) -> None:
         """Perhaps only one of them is refused. Between, others may take them."""
         for one, record in records:
@@ -322,10 +302,10 @@ class QueueMoves:
 
     async def _by_target(
         self, found: dict[int, MovedRecord], to_topic: str, ends: dict[int, str | None]
-    ) -> dict[Target, _Records]:
+    ) -> dict[Target, Records]:
         """Where each of these records goes. What cannot go anywhere has its reason in `ends`."""
         topics: dict[str, tuple[str, int] | str] = {}
-        by_target: dict[Target, _Records] = {}
+        by_target: dict[Target, Records] = {}
         for offset, record in sorted(found.items()):
             source = source_of(record.headers)
             if not to_topic and source is None:
@@ -345,6 +325,8 @@ class QueueMoves:
 
     async def _find(self, topic: str) -> tuple[str, int] | str:
         """The id of a topic and how many partitions it has; or why records cannot go there."""
+        if topic == self._source.topic:
+            return f"it is in topic {topic!r} already"
         try:
             check_not_internal(topic)
             return await self._links.find_topic(topic)
@@ -353,7 +335,7 @@ class QueueMoves:
 
     # --- one batch ------------------------------------------------------------------------------
 
-    async def _move(self, target: Target, outcome: Outcome, records: _Records) -> str | None:
+    async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
         """Moves dying or claimed records as one batch. Returns once it is in the target: None; or
         once it is certain that it never gets there: why. Then they are what they were. Raises where
         the opening ended."""
@@ -400,7 +382,7 @@ class QueueMoves:
         self._epoch += 1
         return (self._producer_id, self._epoch), end
 
-    def _encode(self, outcome: Outcome, records: _Records, number: tuple[int, int]) -> bytearray:
+    def _encode(self, outcome: Outcome, records: Records, number: tuple[int, int]) -> bytearray:
         """The batch, the same each time: its records have the time of the append."""
         source = self._source
         headers = [
@@ -503,19 +485,3 @@ class QueueMoves:
         end = self._under_way.pop(offset, None)
         if end is not None and not end.done():
             end.set_result(refusal)
-
-
-def _batches(records: _Records) -> Iterator[_Records]:
-    """Cuts records into what goes into one batch each. A large one has a batch of its own."""
-    batch: _Records = []
-    batch_bytes = 0
-    for pair in records:
-        size_bytes = pair[1].size_bytes + len(pair[0].error)
-        is_alone = bool(batch) and (pair[1].is_large or batch[0][1].is_large)
-        if is_alone or (batch and batch_bytes + size_bytes > BATCH_BYTES):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(pair)
-        batch_bytes += size_bytes
-    if batch:
-        yield batch

@@ -16,7 +16,8 @@ from rayq.actors.queues.commits import QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
-from rayq.actors.queues.moves import MovedRecord, QueueMoves
+from rayq.actors.queues.moved_batches import MovedRecord
+from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.queue_figures import QueueFigures
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import WaitingTake, WaitingTakes
@@ -26,9 +27,11 @@ from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
-from rayq.errors import RayqError
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.wire import messages
 
+SETTLED_MAX = 1_000_000
+"""The most offsets that one request settles."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
 """So many takes of consumers that look around a partition sees each second."""
@@ -227,14 +230,7 @@ class OpenQueue:
         """Gives to those that wait, first come first served, until there is nothing to give."""
         while (take := self.takes.next()) is not None:
             try:
-                given = None
-                if not self.journal.is_full:
-                    # A take may have blocked records, together with those that block them.
-                    ready = self.available() + self.state.blocked
-                    wanted = min(take.records_max, self.takes.share(ready))
-                    given = await self._learner.take(
-                        take.holder, wanted, take.bytes_max, is_gone=take.connection.done
-                    )
+                is_given = await self._give(take)
             except RayqError as error:
                 self.read_trouble = str(error)
                 take.finish(error)
@@ -243,11 +239,22 @@ class OpenQueue:
                 take.drop()
                 raise
             self.read_trouble = None
-            if given is None or not given.locks:
-                if self.takes.back(take):
-                    return
-                continue
+            if not is_given and self.takes.back(take):
+                return
+
+    async def _give(self, take: WaitingTake) -> bool:
+        """Gives a take its share. False: there is nothing for it."""
+        if self.journal.is_full:
+            return False
+        # A take may have blocked records, together with those that block them.
+        ready = self.available() + self.state.blocked
+        wanted = min(take.records_max, self.takes.share(ready))
+        given = await self._learner.take(
+            take.holder, wanted, take.bytes_max, is_gone=take.connection.done
+        )
+        if given.locks:
             self._answer(take, given.locks, given.parts)
+        return bool(given.locks)
 
     def _answer(self, take: WaitingTake, locks: list[Lock], parts: list[Buffer]) -> None:
         """Answers a take once its locks are kept."""
@@ -286,7 +293,8 @@ class OpenQueue:
     # --- settling -------------------------------------------------------------------------------
 
     def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
-        """See `messages.Settle`."""
+        """See `messages.Settle`. Raises InvalidRequestError."""
+        _check_size(request)
         try:
             lost = self._settle(request)
         except Exception as error:
@@ -297,7 +305,7 @@ class OpenQueue:
             self.wake()
         elif len(self.takes):
             self.wake()
-        kept = self.commits.kept()
+        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
         if kept is None:
             return messages.SettleResponse(lost)
         if lost:
@@ -392,9 +400,7 @@ class OpenQueue:
         """See `messages.ListQueueRecords`."""
         await self.commit()
         state = self.state
-        while state.learned <= request.offset + request.records_max:
-            if not await self._learner.learn(is_listing=True):
-                break
+        await self._learn_past(request.offset + request.records_max)
         found, next_offset = state.unsettled(
             request.offset,
             request.states,
@@ -409,6 +415,20 @@ class OpenQueue:
             for one in found
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)
+
+    async def move_records(
+        self, request: messages.MoveQueueRecords
+    ) -> messages.MoveQueueRecordsResponse:
+        """See `messages.MoveQueueRecords`. They need not be known yet: nobody may have taken from
+        the queue."""
+        await self._learn_past(max(request.offsets, default=-1))
+        return await self.moves.move_records(request)
+
+    async def _learn_past(self, offset: int) -> None:
+        """Goes on until the record at `offset` is known, where there is one, and room for it."""
+        while self.state.learned <= offset:
+            if not await self._learner.learn(is_listing=True):
+                return
 
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
@@ -440,6 +460,18 @@ class OpenQueue:
             if bytes_max <= 0:
                 return found, count
         return found, len(offsets)
+
+
+def _check_size(request: messages.Settle) -> None:
+    """Nobody has locks of so many offsets; to go through them would keep others waiting."""
+    named = 0
+    for ranges in (request.acks, request.nacks, request.releases, request.extends):
+        for first, last, *_ in ranges:
+            named += max(last - first + 1, 0)
+    if named > SETTLED_MAX:
+        raise InvalidRequestError(
+            f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
+        )
 
 
 def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from rayq.actors.queues.commits import QueueCommits
@@ -11,6 +12,7 @@ from rayq.actors.queues.takes import WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.queue_state import QueueState
+from rayq.errors import RayqError
 from rayq.metrics import Sample
 from rayq.wire import messages
 
@@ -72,7 +74,7 @@ class QueueFigures:
         return messages.DescribeQueueResponse(
             start_offset=opened.state.start_offset,
             end_offset=self._replica_log.last_stable_offset,
-            ready=opened.available() + counts.blocked,
+            ready=opened.available(),
             locked=counts.locked,
             delayed=counts.delayed,
             moving=counts.moving,
@@ -83,6 +85,7 @@ class QueueFigures:
             next_due_ms=opened.due_in_ms(),
             waiting_takes=len(opened.takes),
             trouble=self.trouble,
+            blocked=counts.blocked,
         )
 
     def _oldest(self) -> int | None:
@@ -118,7 +121,9 @@ class QueueFigures:
         if offset is None:
             self._oldest_append_ms = None
         elif offset >= self._replica_log.log.local_start_offset:
-            self._oldest_append_ms = (await self._ask(offset)).append_time_ms
+            # Takes tell of errors of reading: a figure is not worth one.
+            with suppress(RayqError):
+                self._oldest_append_ms = (await self._ask(offset)).append_time_ms
 
     def measure(self) -> list[Sample]:
         opened, counts = self._opened, self._opened.state.counts()
@@ -126,7 +131,7 @@ class QueueFigures:
         if self._oldest_append_ms is not None:
             age_ms = max(self._clock.wall_ms() - self._oldest_append_ms, 0)
         figures = {
-            "rayq_queue_ready": opened.available() + counts.blocked,
+            "rayq_queue_ready": opened.available(),
             "rayq_queue_locked": counts.locked,
             "rayq_queue_delayed": counts.delayed,
             "rayq_queue_moving": counts.moving,

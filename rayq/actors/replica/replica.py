@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rayq.actors.clock_watch import DELAYS_CATCH_UP_RATE, ClockWatch
+from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.queues.leader_queues import LeaderQueues
@@ -108,7 +108,7 @@ class Replica:
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
-        self._delays_clock = ClockWatch(environment.clock, catch_up_rate=DELAYS_CATCH_UP_RATE)
+        self._delay_clock = DelayClock(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
         self._local_retention = LocalRetention(self._replica_log, self._clock_watch)
         self._compactor = Compactor(
@@ -272,7 +272,7 @@ class Replica:
                 leader,
                 assignment,
                 links=self._links,
-                clock_watch=self._delays_clock,
+                clock_watch=self._delay_clock,
             )
         else:
             self._queues.committed(assignment)
@@ -450,13 +450,13 @@ class Replica:
         role = self._role
         if isinstance(role, Leader):
             role.expire_waiters(now_s)
-        if self._queues is not None:
+        if self._queues is not None and self._replica_log.is_open:
             self._queues.tick()
         if now_s < self._look_s or not self._replica_log.is_open:
             return
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
         self._clock_watch.look()
-        self._delays_clock.look()
+        self._delay_clock.look()
         self._compactor.tick(now_s)
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)

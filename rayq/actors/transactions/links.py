@@ -148,6 +148,7 @@ class Links:
         """The answer of the keeper of a queue to one attempt, as `exchange` asks for it. Raises
         UnknownTopicError, too, while the metadata here are older than the queue."""
         topic_id = await self.find_own(QUEUES_TOPIC)
+        # Their number is final: the queue's record was committed after those of all partitions.
         partition = keeper_partition(queue_id, len(self._leaders[topic_id]))
         return await self.exchange(topic_id, partition, build, payload)
 
@@ -194,7 +195,8 @@ class Links:
         if answer.controller is None:
             raise ControllerUnavailableError("The broker's metadata may be old: it has just begun.")
         for topic in answer.topics:
-            return topic.topic_id, len(topic.partitions)
+            if topic.partitions:
+                return topic.topic_id, len(topic.partitions)
         raise UnknownTopicError(f"There is no topic {name!r}.")
 
     async def new_producer_id(self) -> int:

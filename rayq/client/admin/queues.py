@@ -4,6 +4,7 @@ and move or settle these."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -187,7 +188,8 @@ class QueueAdmin:
                     *(self._describe_partition(queue, number) for number in numbers)
                 )
             ),
-            config=queue.config,
+            # In the order of the documentation; a newer server may know more keys.
+            config={key: queue.config[key] for key in _ordered(queue.config)},
         )
 
     async def _describe_partition(self, queue: QueueMetadata, number: int) -> QueuePartitionInfo:
@@ -205,6 +207,7 @@ class QueueAdmin:
             start_offset=answer.start_offset,
             end_offset=answer.end_offset,
             ready=answer.ready,
+            blocked=answer.blocked,
             locked=answer.locked,
             delayed=answer.delayed,
             moving=answer.moving,
@@ -383,3 +386,8 @@ def _check_as_asked(found: QueueMetadata, asked: CreateQueue) -> None:
             f"Queue {asked.name!r} exists already, and is not as it was asked for. It has "
             f"{'; '.join(differences)}. Ask for what it has, or change it by alter_queue."
         )
+
+
+def _ordered(config: Mapping[str, Any]) -> list[str]:
+    known = [field.name for field in dataclasses.fields(QueueConfig)]
+    return [*(key for key in known if key in config), *(config.keys() - set(known))]

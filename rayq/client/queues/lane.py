@@ -19,10 +19,8 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.large.reader import LargeValues
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
-from rayq.client.queues.taken import Row, Taken
-from rayq.config import QueueConfig
+from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.errors import (
-    DisconnectedError,
     LargeValueError,
     LockLostError,
     RayqError,
@@ -32,6 +30,7 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
+from rayq.wire.connection import Connection
 from rayq.wire.messages import Settle, Take, TakeResponse
 
 logger = logging.getLogger(__name__)
@@ -52,14 +51,11 @@ SETTLE_PATIENCE_S = 60.0
 """How long what was decided is tried to be told to the leader."""
 
 
-class Source(Protocol):
+class Source(Origin, Protocol):
     """The queue of a lane."""
 
-    name: str
-    topic: str
     topic_id: str
     queue_id: str
-    config: QueueConfig
 
 
 class Owner(Protocol):
@@ -113,6 +109,8 @@ class Lane:
         self._next = Round()
         self._current: Round | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._named_over: Connection | None = None
+        """Over which connection the leader last heard of this consumer."""
         self._is_waited_for = asyncio.Event()
         self.is_flushing = 0
         """How many wait until what was decided is durable."""
@@ -126,6 +124,21 @@ class Lane:
     def waiting(self) -> int:
         """How many records are here that nobody has been given."""
         return sum(taken.waiting for taken in self.takens)
+
+    def available(self) -> int:
+        """How many of them may be handed out now. In a queue that is ordered by key, those behind
+        another record of their key may not."""
+        if not self.source.config.ordered_by_key:
+            return self.waiting
+        busy = self._keys_out()
+        count = 0
+        for taken in self.takens:
+            for row in taken.rows:
+                if row.offset in taken.open and row.key not in busy:
+                    count += 1
+                    if row.key is not None:
+                        busy.add(row.key)
+        return count
 
     @property
     def out(self) -> int:
@@ -170,8 +183,6 @@ class Lane:
                 self._owner.failed(self, error)
             else:
                 logger.info("queue %s: take at %s again: %s", self.source.name, self.name, error)
-            if isinstance(error, DisconnectedError):
-                self.renew_all()
         except Exception as error:
             logger.exception("taking from %s failed", self.name)
             self._holder = self._client.environment.new_id()
@@ -214,6 +225,7 @@ class Lane:
             timeout_s=wait_ms / 1000 + REQUEST_TIMEOUT_S,
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
+        self._named_over = self._client.pool.current(leader.host, leader.port)
         self.ready = response.ready
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
         if not response.locks:
@@ -351,16 +363,15 @@ class Lane:
                 continue
             self._outgoing(taken).extends[offset] = count, timeout_s, taken
 
-    def renew_all(self) -> None:
-        """Names all that is held to the leader at once: it frees within a second what a connection
-        that has gone had held."""
-        for taken in self.takens:
-            self.extend_out(taken)
-
     def renew(self) -> None:
         """Extends what is due for it, and gives back what nobody came for meanwhile. What is
-        handled for longer than `max_handling_s` is another's soon."""
+        handled for longer than `max_handling_s` is another's soon. A leader frees within a second
+        what a connection that has gone had held: then all that is held is named to it at once."""
         now_s = self._owner.now_s
+        if self._named_over is not None and self._named_over.closed:
+            self._named_over = None
+            for taken in self.takens:
+                self.extend_out(taken)
         for taken in self.takens:
             if now_s < taken.renew_at_s or not taken.open:
                 continue
@@ -498,6 +509,7 @@ class Lane:
             timeout_s=REQUEST_TIMEOUT_S,
             patience_s=LEADER_PATIENCE_S,
         )
+        self._named_over = self._client.pool.current(leader.host, leader.port)
         return response.lost
 
     def _extended(self, settlement: Settlement, sent_at_s: float) -> None:

@@ -263,7 +263,7 @@ class QueueCore:
         if len(self.sources) == 1:
             self._hand_out_of(self.sources[0], count, tasks, leases)
         else:
-            waiting = [source.waiting for source in self.sources]
+            waiting = [source.available for source in self.sources]
             coming = [source.is_coming(self.now_s) for source in self.sources]
             while len(tasks) < count:
                 turn = self._rounds.next(waiting, coming)

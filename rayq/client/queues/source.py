@@ -66,8 +66,9 @@ class Source:
     # --- how much there is ----------------------------------------------------------------------
 
     @property
-    def waiting(self) -> int:
-        return sum(lane.waiting for lane in self.lanes)
+    def available(self) -> int:
+        """How many records are here that may be handed out now."""
+        return sum(lane.available() for lane in self.lanes)
 
     @property
     def out(self) -> int:
@@ -89,7 +90,7 @@ class Source:
         """Has takes under way for the records that users wait for, and for so many ahead, those
         that wait here included. At first where more is known to be, then evenly. Each take costs
         its leader two writes: what is ahead is filled up once half of it is gone."""
-        waiting = self.waiting
+        waiting = self.available
         budget = demand + ahead - waiting - sum(lane.asked for lane in self.lanes)
         is_enough = waiting >= demand and 2 * budget < ahead
         if budget <= 0 or is_enough or self.failure is not None:

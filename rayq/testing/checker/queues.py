@@ -87,6 +87,8 @@ class _Record:
     """The consumers that know that their nack or reject was heard."""
     acked: tuple[int | None, int] | None = None
     """The state epoch and count of the lock under which it was acknowledged, for sure."""
+    acked_s: float = 0.0
+    """When that was heard."""
     acked_in_time: bool = False
     """Whether that was heard while the lock held for sure. Who acknowledges later is told so too
     where the record is done with by then, perhaps as a dead letter."""
@@ -210,7 +212,8 @@ class _Queue:
 
     def _judge_lock(self, spot: _Spot, known: _Record, lock: _Lock) -> Iterator[Fault]:
         name = self._name(spot)
-        if known.acked is not None and lock.is_after(known.acked):
+        is_sure = known.acked_in_time or lock.asked_s >= known.acked_s
+        if known.acked is not None and is_sure and lock.is_after(known.acked):
             yield Fault(
                 AGAIN,
                 f"{name} {known.value!r} was acknowledged under count {known.acked[1]} (state "
@@ -316,7 +319,7 @@ class _Queue:
             if asked.what == "ack":
                 known.acked_in_time |= is_in_time
                 if known.acked is None:
-                    known.acked = (asked.state_epoch, count)
+                    known.acked, known.acked_s = (asked.state_epoch, count), event.at_s
                 yield from self._judge_handled(asked, offset, known)
             elif asked.what == "extend":
                 if asked.seconds is not None and is_in_time:

@@ -197,6 +197,8 @@ class DescribeQueueResponse(Response, frozen=True):
     next_due_ms: int | None
     waiting_takes: int
     trouble: str | None
+    blocked: int = 0
+    """Not ready: they wait for an earlier record of their key."""
 
 
 class DescribeQueue(ToLeader[DescribeQueueResponse], frozen=True):
