@@ -9,7 +9,7 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
-from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -93,7 +93,7 @@ class QueueStage:
         self.host = host
         self.log = log
         self.clock = log.environment.clock
-        self.clock_watch = ClockWatch(self.clock)
+        self.clock_watch = DelayClock(self.clock)
         self.keeper = Keeper()
         self.has_lease = True
         self.epoch = 0

@@ -230,14 +230,7 @@ class OpenQueue:
         """Gives to those that wait, first come first served, until there is nothing to give."""
         while (take := self.takes.next()) is not None:
             try:
-                given = None
-                if not self.journal.is_full:
-                    # A take may have blocked records, together with those that block them.
-                    ready = self.available() + self.state.blocked
-                    wanted = min(take.records_max, self.takes.share(ready))
-                    given = await self._learner.take(
-                        take.holder, wanted, take.bytes_max, is_gone=take.connection.done
-                    )
+                is_given = await self._give(take)
             except RayqError as error:
                 self.read_trouble = str(error)
                 take.finish(error)
@@ -246,11 +239,22 @@ class OpenQueue:
                 take.drop()
                 raise
             self.read_trouble = None
-            if given is None or not given.locks:
-                if self.takes.back(take):
-                    return
-                continue
+            if not is_given and self.takes.back(take):
+                return
+
+    async def _give(self, take: WaitingTake) -> bool:
+        """Gives a take its share. False: there is nothing for it."""
+        if self.journal.is_full:
+            return False
+        # A take may have blocked records, together with those that block them.
+        ready = self.available() + self.state.blocked
+        wanted = min(take.records_max, self.takes.share(ready))
+        given = await self._learner.take(
+            take.holder, wanted, take.bytes_max, is_gone=take.connection.done
+        )
+        if given.locks:
             self._answer(take, given.locks, given.parts)
+        return bool(given.locks)
 
     def _answer(self, take: WaitingTake, locks: list[Lock], parts: list[Buffer]) -> None:
         """Answers a take once its locks are kept."""

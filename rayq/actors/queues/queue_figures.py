@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from rayq.actors.queues.commits import QueueCommits
@@ -11,6 +12,7 @@ from rayq.actors.queues.takes import WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.queue_state import QueueState
+from rayq.errors import RayqError
 from rayq.metrics import Sample
 from rayq.wire import messages
 
@@ -119,7 +121,9 @@ class QueueFigures:
         if offset is None:
             self._oldest_append_ms = None
         elif offset >= self._replica_log.log.local_start_offset:
-            self._oldest_append_ms = (await self._ask(offset)).append_time_ms
+            # Takes tell of errors of reading: a figure is not worth one.
+            with suppress(RayqError):
+                self._oldest_append_ms = (await self._ask(offset)).append_time_ms
 
     def measure(self) -> list[Sample]:
         opened, counts = self._opened, self._opened.state.counts()

@@ -204,7 +204,12 @@ class QueueLeader:
         return answer
 
     def _make_empty(self) -> Answer | RayqError:
-        return self._loading() if self.open is None else (self.open.response([]), [])
+        if self.open is None:
+            return self._loading()
+        try:
+            return self.open.response([]), []
+        except RayqError as error:  # The log is closed: the role ends.
+            return error
 
     def _holder_gone(self, holder: str) -> None:
         if self.open is not None:

@@ -450,7 +450,7 @@ class Replica:
         role = self._role
         if isinstance(role, Leader):
             role.expire_waiters(now_s)
-        if self._queues is not None:
+        if self._queues is not None and self._replica_log.is_open:
             self._queues.tick()
         if now_s < self._look_s or not self._replica_log.is_open:
             return
