@@ -6,6 +6,7 @@ settlements of a process that was killed nobody knows.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import time
@@ -118,4 +119,5 @@ class Worker:
 
 def live(spec: LoadSpec, queue: str, name: str) -> None:
     """The work of the process."""
+    logging.getLogger("rayq").setLevel(logging.ERROR)  # Whoever hung hears of many lost locks.
     Worker(spec, queue, name).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from proving.simulation.planting import Patch, plants
@@ -19,6 +20,7 @@ from rayq.core.queue_block import BLOCK_BITS, Block
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_records import HEAD, block_record, head_record
 from rayq.core.queue_state import QueueState
+from rayq.errors import RayqError
 
 QUEUES = "queues"
 
@@ -268,33 +270,15 @@ def blocks_before_head() -> list[Patch]:
 # --- moves ----------------------------------------------------------------------------------------
 
 
-@plants("54", "a dead letter is settled before it is written", QUEUES)
+@plants("54", "a dead letter is settled before it is written, which is tried once", QUEUES)
 def dead_before_written() -> list[Patch]:
-    carry_out = QueueMoves._carry_out
-
-    async def mutated(self: Any, move: Any, payload: Any, *, is_new: bool) -> Any:
-        state = self._state
-        state.end_move(move.move_id)
+    async def mutated(self: Any, move: Any, payload: Any, *, is_new: bool) -> None:
+        self._state.end_move(move.move_id)
         await self._source.commit()
-        self._state = _Ended(state)
-        try:
-            return await carry_out(self, move, payload, is_new=is_new)
-        finally:
-            self._state = state
+        with contextlib.suppress(RayqError):
+            await self._targets.append(move, payload)
 
     return [(QueueMoves, "_carry_out", mutated)]
-
-
-class _Ended:
-    """A state in which moves have ended already."""
-
-    def __init__(self, state: QueueState) -> None:
-        self._state = state
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("end_move", "release_move"):
-            return lambda move_id: None
-        return getattr(self._state, name)
 
 
 @plants("54", "a move that is begun again gets a new number", QUEUES)

@@ -152,12 +152,12 @@ class Accumulator:
         """Made in the sender's thread. `now` is a monotonic clock, in seconds. `on_work(queue)` is
         called, from any thread, when a queue has a new batch or one that became due. It only tells
         the sender."""
-        self.now = now
-        self.loop_thread = threading.get_ident()
         self._config = config
+        self._now = now
         self._on_work = on_work
         self._lock = threading.RLock()
         self._lock_patience_s = LOCK_PATIENCE_S
+        self._loop_thread = threading.get_ident()
         self._reserved_bytes = 0
         """Bytes that all batches so far reserved. Only a holder of the lock writes it."""
         self._released_bytes = 0
@@ -299,6 +299,9 @@ class Accumulator:
         before. They reserve their sizes. False: there is no room; more than the whole buffer finds
         it once the buffer is empty. Raises the error that records are refused with."""
         self._close_open(queue, queue.open)
+        opened_at = self._now()
+        for batch in batches:
+            batch.opened_at, batch.loop_thread = opened_at, self._loop_thread
         added = dict.fromkeys(batches)
         size_bytes = sum(batch.reserved_bytes for batch in batches)
         limit_bytes = self._config.buffer_memory
@@ -384,7 +387,7 @@ class Accumulator:
         self._close_open(queue, full)
         reserve_bytes = min(max(wanted_bytes, FIRST_RESERVE_BYTES), queue.limit_bytes)
         reserve_bytes = max(reserve_bytes, size_bytes)
-        batch = ProducerBatch(queue, reserve_bytes, self.now(), self.loop_thread)
+        batch = ProducerBatch(queue, reserve_bytes, self._now(), self._loop_thread)
         limit_bytes = self._config.buffer_memory
         with self._lock:
             is_refused = self._refusal is not None

@@ -2,7 +2,8 @@
 
 They lie in the queue of their partition one behind the other, so nothing of the same producer comes
 between the value and what is sent after it. The record is a *barrier*: the sender takes it when all
-that it sent before has its outcome. So its manifest can name the offset of each chunk.
+that it sent before has its outcome. So its manifest can name the offset of each chunk. The
+accumulator says when a batch was opened.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class _ChunkBatch(ProducerBatch):
     __slots__ = ("_value", "_index", "_start", "_end")
 
     def __init__(
-        self, queue: PartitionQueue, now: float, loop_thread: int, timestamp_ms: int, value: _Value
+        self, queue: PartitionQueue, timestamp_ms: int, value: _Value
     ) -> None:
-        super().__init__(queue, 0, now, loop_thread)
+        super().__init__(queue, 0, 0.0, 0)
         self.is_announced = True
         self.is_chunk = True
         self.count = 1
@@ -102,14 +103,12 @@ class _RecordBatch(ProducerBatch):
     def __init__(
         self,
         queue: PartitionQueue,
-        now: float,
-        loop_thread: int,
         timestamp_ms: int,
         key: bytes | None,
         headers: Headers | None,
         size_bytes: int,
     ) -> None:
-        super().__init__(queue, size_bytes, now, loop_thread)
+        super().__init__(queue, size_bytes, 0.0, 0)
         self.is_announced = True
         self.is_large = True
         self.count = 1
@@ -171,16 +170,13 @@ def send_chunks(
     records are refused with."""
     pieces = cut(len(value), chunk_bytes)
     shared = _Value(value, value_id, len(pieces))
-    now, loop_thread = accumulator.now(), accumulator.loop_thread
     chunks: list[ProducerBatch] = []
     for index, (start, end) in enumerate(pieces):
-        chunk = _ChunkBatch(queue, now, loop_thread, timestamp_ms, shared)
+        chunk = _ChunkBatch(queue, timestamp_ms, shared)
         chunk.holds(index, start, end)
         chunks.append(chunk)
     record = _RecordBatch(
         queue,
-        now,
-        loop_thread,
         timestamp_ms,
         key,
         headers,
@@ -206,8 +202,6 @@ def send_manifest(
     size_bytes = rest_bytes + RECORD_OVERHEAD_BYTES + len(manifest)
     record = _RecordBatch(
         queue,
-        accumulator.now(),
-        accumulator.loop_thread,
         timestamp_ms,
         key,
         headers,

@@ -60,6 +60,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self.config = config
         self.client = client
         self.core = ProducerCore(client, config, on_close)
+        self._writes_objects = self.core.writes_objects
         self._serializers = Serializers.of(config)
         self._begun: AsyncTransaction[ValueT_contra, KeyT_contra] | None = None
 
@@ -87,7 +88,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         core.check_open()
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
-        if core.writes_objects:
+        if self._writes_objects:
             headers, value = await self._stored(topic, value, key, headers)
         future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
@@ -113,7 +114,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         ends_at = None if timeout_s is None else core.client.now + timeout_s
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
-        if core.writes_objects:
+        if self._writes_objects:
             headers, value = await self._stored(topic, value, key, headers, timeout_s)
         future = await self._accepted(
             topic, value, key, headers, partition, timestamp_ms, timeout_s
@@ -295,6 +296,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self._core = core
         self._background = background
         self._offer = core.intake.offer
+        self._writes_objects = core.writes_objects
         self._serializers = Serializers.of(core.config)
         self._begun: Transaction[ValueT_contra, KeyT_contra] | None = None
         background.on_fork(self._forked)
@@ -336,7 +338,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
             check_on_delivery(on_delivery)
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
-        if self._core.writes_objects:
+        if self._writes_objects:
             headers, value = self._stored(topic, value, key, headers)
         future = self._offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
@@ -371,7 +373,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         ends_at = None if timeout_s is None else core.client.now + timeout_s
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
-        if core.writes_objects:
+        if self._writes_objects:
             headers, value = self._stored(topic, value, key, headers, timeout_s)
         future = self._accepted(topic, value, key, headers, partition, timestamp_ms, timeout_s)
         core.accumulator.hurry(future)

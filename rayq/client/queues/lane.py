@@ -19,8 +19,7 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.large.reader import LargeValues
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
-from rayq.client.queues.taken import Row, Taken
-from rayq.config import QueueConfig
+from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.errors import (
     LargeValueError,
     LockLostError,
@@ -52,14 +51,11 @@ SETTLE_PATIENCE_S = 60.0
 """How long what was decided is tried to be told to the leader."""
 
 
-class Source(Protocol):
+class Source(Origin, Protocol):
     """The queue of a lane."""
 
-    name: str
-    topic: str
     topic_id: str
     queue_id: str
-    config: QueueConfig
 
 
 class Owner(Protocol):

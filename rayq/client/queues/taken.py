@@ -7,13 +7,11 @@ lock has gone. All of this belongs to the loop, except `lost`, which the tasks r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from rayq.config import QueueConfig
 from rayq.errors import LockLostError
 from rayq.records import Headers
-
-if TYPE_CHECKING:
-    from rayq.client.queues.lane import Lane
 
 Run = tuple[int, int, int]
 """`(first offset, last offset, count)`."""
@@ -30,6 +28,38 @@ class Row(NamedTuple):
     timestamp_ms: int
     is_large: bool = False
     """The value is the manifest of a large one, which is not here yet."""
+
+
+class Origin(Protocol):
+    """The queue that records were taken from."""
+
+    name: str
+    topic: str
+    config: QueueConfig
+
+
+class Settles(Protocol):
+    """The lane that has taken them, and settles them."""
+
+    partition: int
+
+    @property
+    def source(self) -> Origin: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def handling_left_s(self, taken: Taken) -> float: ...
+
+    def ack(self, taken: Taken, offset: int) -> None: ...
+
+    def nack(self, taken: Taken, offset: int, delay_ms: int | None) -> None: ...
+
+    def reject(self, taken: Taken, offset: int, reason: str) -> None: ...
+
+    def release(self, taken: Taken, offsets: list[int]) -> None: ...
+
+    def extend(self, taken: Taken, offset: int, timeout_s: float) -> None: ...
 
 
 class Taken:
@@ -51,7 +81,7 @@ class Taken:
     )
 
     def __init__(
-        self, lane: Lane, holder: str, state_epoch: int, taken_at_s: float, rows: list[Row]
+        self, lane: Settles, holder: str, state_epoch: int, taken_at_s: float, rows: list[Row]
     ) -> None:
         """`taken_at_s` is when the take was *sent*: the leader began to count later."""
         self.lane = lane
