@@ -410,3 +410,12 @@ def test_the_clients_own_thread_cannot_wait(fake: FakeCluster, open_queue: OpenQ
     queue.send(b"x").call_on_delivery(on_delivery)
     assert is_done.wait(PATIENCE_S)
     assert "client's own thread" in str(raised[0])
+
+
+def test_a_queue_that_is_closed_ends_its_worker(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    timer = threading.Timer(0.2, queue.close)
+    timer.start()
+    queue.work(print, concurrency=2)
+    timer.join()
