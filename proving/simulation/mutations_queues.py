@@ -7,7 +7,6 @@ from typing import Any
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.queues.commits import QueueCommits
-from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.moves import QueueMoves
@@ -158,18 +157,6 @@ class _LeapingWatch:
         return self._clock.wall_ms()
 
     latest_ms = now_ms
-
-
-@plants("56", "a connection that is gone for a moment frees the locks at once", QUEUES)
-def locks_of_all_freed() -> list[Patch]:
-    closed = Holders._closed
-
-    def mutated(self: Any, connection: Any) -> None:
-        closed(self, connection)
-        for holder in list(self._holders):
-            self._on_gone(holder)
-
-    return [(Holders, "_closed", mutated)]
 
 
 @plants("56", "locks of a holder that is gone stay until they run out of deliveries", QUEUES)

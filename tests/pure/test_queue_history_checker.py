@@ -138,6 +138,15 @@ def test_a_lock_lasts_as_long_as_it_was_promised() -> None:
     assert kinds.STOLEN in kinds_of(recorder)
 
 
+def test_who_holds_a_lock_may_settle_it() -> None:
+    recorder = opened()
+    take(recorder, A, (0, 1), (1, 1), at_s=1)
+    settle(recorder, A, (0, 1), at_s=3.5, lost=(0,))
+    assert kinds.LOST_EARLY not in kinds_of(recorder)
+    settle(recorder, A, (1, 1), at_s=2, lost=(1,))
+    assert kinds.LOST_EARLY in kinds_of(recorder)
+
+
 @pytest.mark.parametrize(
     "between",
     [

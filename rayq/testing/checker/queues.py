@@ -31,6 +31,7 @@ LEFT_OUT = "record that a queue left out"
 AGAIN = "record given out again though settled"
 TWICE = "lock given out twice"
 STOLEN = "record given to another while its lock held"
+LOST_EARLY = "lock lost before its time"
 EARLY = "delayed record given out early"
 OUT_OF_ORDER = "records of a key out of order"
 DEAD_TWICE = "dead letter twice, or of a settled record"
@@ -306,9 +307,7 @@ class _Queue:
         for offset, count in asked.locks:
             spot = asked.partition, offset
             known = self._records.get(spot)
-            if known is None or offset in lost:
-                if known is not None and asked.what == "ack":
-                    known.asks -= 1
+            if known is None:
                 continue
             is_in_time = (
                 known.last is not None
@@ -316,6 +315,16 @@ class _Queue:
                 and event.at_s < known.ends_s
                 and self._is_held(spot, asked.consumer)
             )
+            if offset in lost:
+                known.asks -= asked.what == "ack"
+                if is_in_time and not self.opened.ordered_by_key:
+                    yield Fault(
+                        LOST_EARLY,
+                        f"{self._name(spot)} {known.value!r}: {asked.consumer} holds it with count "
+                        f"{count} until {known.ends_s:.3f} at least, and was refused at "
+                        f"{event.at_s:.3f} ({asked.what}).",
+                    )
+                continue
             if asked.what == "ack":
                 known.acked_in_time |= is_in_time
                 if known.acked is None:
