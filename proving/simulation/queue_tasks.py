@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from proving.simulation.loop import START_S
-from proving.simulation.queue_workers import QueuePlan
+from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
@@ -71,6 +71,8 @@ class TaskWorker:
     async def _handle(self, tasks: Sequence[QueueTask], is_wild: bool) -> None:
         rng = self._rng
         settled: list[tuple[int, QueueTask]] = []
+        if is_wild and rng.random() < HOLD_SHARE:
+            await asyncio.sleep(rng.uniform(0, HOLD_MAX * self._plan.timeout_s))
         for task in tasks:
             what = "ack"
             if is_wild:

@@ -22,6 +22,9 @@ from rayq.wire.messages import Request, Settle, SettleResponse, Take, TakeRespon
 
 SETTLE_TIMEOUT_S = 6.0
 ATTEMPT_S = 3.0
+HOLD_SHARE, HOLD_MAX = 0.3, 0.7
+"""How often a worker holds records for a while before it settles any, and how long at most, as a
+part of the queue's timeout."""
 What = Literal["ack", "nack", "reject", "extend"]
 
 
@@ -165,6 +168,8 @@ class RawWorker:
         lazy = rng.random()
         given_up: set[bytes] = set()
         acks: list[_Taken] = []
+        if is_wild and rng.random() < HOLD_SHARE:
+            await asyncio.sleep(rng.uniform(0, HOLD_MAX * self._plan.timeout_s))
         for record in taken.records:
             if self._plan.ordered and record.key in given_up:
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rayq.client.cluster import Cluster
-from rayq.client.queues import lane as lanes
+from rayq.client.queues import settler
 from rayq.client.queues.pace import Pace
 from rayq.client.queues.queue import Queue
 from rayq.client.queues.settling import Settlement
@@ -250,7 +250,7 @@ def test_a_queue_that_is_gone_is_an_error_of_take(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(lanes, "SETTLE_PATIENCE_S", 0.5)
+    monkeypatch.setattr(settler, "SETTLE_PATIENCE_S", 0.5)
     fake.queues.create("q")
     fake.write("q", [b"a"])
     queue = open_queue("q")
@@ -410,3 +410,12 @@ def test_the_clients_own_thread_cannot_wait(fake: FakeCluster, open_queue: OpenQ
     queue.send(b"x").call_on_delivery(on_delivery)
     assert is_done.wait(PATIENCE_S)
     assert "client's own thread" in str(raised[0])
+
+
+def test_a_queue_that_is_closed_ends_its_worker(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    timer = threading.Timer(0.2, queue.close)
+    timer.start()
+    queue.work(print, concurrency=2)
+    timer.join()

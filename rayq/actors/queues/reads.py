@@ -196,6 +196,9 @@ class Piece:
         place = bisect_left(self._last_offsets, runs[0][0])
         while number <= last and place < len(self._headers):
             header = self._headers[place]
+            if runs[number][1] < header.base_offset:
+                number += 1  # Compaction removed it.
+                continue
             if header.last_offset < runs[number][0]:
                 place = bisect_left(self._last_offsets, runs[number][0], place)
                 continue

@@ -1,5 +1,5 @@
 """One consumer of a queue at one partition: its takes, of which one is under way at a time, and
-what it settles, which goes in requests one after another. Belongs to the loop.
+the locks that it has. Belongs to the loop.
 
 A take whose answer was lost may have locked records that nobody knows of. So the lane takes a new
 holder name after each take that failed: the leader frees what the old name alone holds, once its
@@ -9,8 +9,6 @@ connection or its locks have ended, and never mixes the two.
 from __future__ import annotations
 
 import asyncio
-import builtins
-import contextlib
 import logging
 from typing import Protocol
 
@@ -18,7 +16,14 @@ from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.large.reader import LargeValues
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.client.queues.settling import Round, Settlement
+from rayq.client.queues.settler import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    REQUEST_TIMEOUT_S,
+    Addressed,
+    Settler,
+)
+from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.errors import (
     LargeValueError,
@@ -30,32 +35,20 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
-from rayq.wire.connection import Connection
-from rayq.wire.messages import Settle, Take, TakeResponse
+from rayq.wire.messages import Take, TakeResponse
 
 logger = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = 10.0
-"""How long a request may take on top of what it waits for."""
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
 LARGE_AHEAD_BYTES = 64 * 1024 * 1024
 """So much of large values waits here for users, and one value more."""
 LARGE_PAUSE_S = 0.2
 """How long nothing is taken once that is reached."""
-BACKOFF_FIRST_S = 0.02
-BACKOFF_MAX_S = 1.0
-SETTLE_LINGER_S = 0.005
-"""How long what was decided waits for company."""
-SETTLE_PATIENCE_S = 60.0
-"""How long what was decided is tried to be told to the leader."""
 
 
-class Source(Origin, Protocol):
+class Source(Origin, Addressed, Protocol):
     """The queue of a lane."""
-
-    topic_id: str
-    queue_id: str
 
 
 class Owner(Protocol):
@@ -106,14 +99,7 @@ class Lane:
         self.is_closed = False
         self._backoff = Backoff(client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._pause_until_s = 0.0
-        self._next = Round()
-        self._current: Round | None = None
-        self._settling: asyncio.Task[None] | None = None
-        self._named_over: Connection | None = None
-        """Over which connection the leader last heard of this consumer."""
-        self._is_waited_for = asyncio.Event()
-        self.is_flushing = 0
-        """How many wait until what was decided is durable."""
+        self._settler = Settler(client, self)
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -170,15 +156,15 @@ class Lane:
     async def _take(self, records_max: int, wait_ms: int) -> None:
         leader: LeaderAndEpoch | None = None
         try:
-            leader = self._leader()
+            leader = self.leader()
             await self._ask(leader, records_max, wait_ms)
             self._backoff.reset()
         except RayqError as error:
             self._holder = self._client.environment.new_id()
             self._pause_until_s = self._owner.now_s + self._backoff.next_s()
-            self._suspect(leader, error)
+            self.suspect(leader, error)
             if isinstance(error, UnknownQueueError | UnknownTopicError):
-                self._owner.doubts(self, error)
+                self.doubts(error)
             elif not may_retry(error):
                 self._owner.failed(self, error)
             else:
@@ -192,18 +178,21 @@ class Lane:
             self._taking = None
             self._owner.arrived(self)
 
-    def _leader(self) -> LeaderAndEpoch:
+    def leader(self) -> LeaderAndEpoch:
         place = self.source.topic, self.source.topic_id, self.partition
         leader = self._client.metadata.leader(*place)
         if leader is None:
             raise self._client.no_leader_error(*place)
         return leader
 
-    def _suspect(self, leader: LeaderAndEpoch | None, error: RayqError) -> None:
+    def suspect(self, leader: LeaderAndEpoch | None, error: RayqError) -> None:
         if error.stale_metadata or leader is None:
             self._client.suspect(
                 self.source.topic, self.source.topic_id, self.partition, epoch_of(leader)
             )
+
+    def doubts(self, error: RayqError) -> None:
+        self._owner.doubts(self, error)
 
     async def _ask(self, leader: LeaderAndEpoch, records_max: int, wait_ms: int) -> None:
         source, sent_at_s = self.source, self._owner.now_s
@@ -225,7 +214,7 @@ class Lane:
             timeout_s=wait_ms / 1000 + REQUEST_TIMEOUT_S,
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
-        self._named_over = self._client.pool.current(leader.host, leader.port)
+        self._settler.named_over = self._client.pool.current(leader.host, leader.port)
         self.ready = response.ready
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
         if not response.locks:
@@ -368,8 +357,8 @@ class Lane:
         handled for longer than `max_handling_s` is another's soon. A leader frees within a second
         what a connection that has gone had held: then all that is held is named to it at once."""
         now_s = self._owner.now_s
-        if self._named_over is not None and self._named_over.closed:
-            self._named_over = None
+        if self._settler.named_over is not None and self._settler.named_over.closed:
+            self._settler.named_over = None
             for taken in self.takens:
                 self.extend_out(taken)
         for taken in self.takens:
@@ -410,107 +399,19 @@ class Lane:
         )
 
     def _outgoing(self, taken: Taken) -> Settlement:
-        if self._settling is None:
-            self._settling = self._client.environment.tasks.spawn(
-                self._settle(), f"settle for {self.source.name} at {self.name}"
-            )
-        return self._next.of(taken.holder, taken.state_epoch)
+        return self._settler.outgoing(taken.holder, taken.state_epoch)
 
     async def flush(self) -> None:
         """Waits until all that was decided before is durable, or given up."""
-        waited_for = [self._current, self._next if self._next.settlements else None]
-        self.is_flushing += 1
-        self._is_waited_for.set()
-        try:
-            for one in waited_for:
-                if one is not None:
-                    await one.wait()
-        finally:
-            self.is_flushing -= 1
+        await self._settler.flush()
 
-    async def _settle(self) -> None:
-        try:
-            while self._next.settlements:
-                await self._linger()
-                current = self._current = self._next
-                self._next = Round()
-                try:
-                    for settlement in current.settlements.values():
-                        for part in settlement.parts():
-                            await self._send(part)
-                finally:
-                    self._current = None
-                    current.done()
-        finally:
-            self._settling = None
-
-    async def _linger(self) -> None:
-        """What is decided within the next moment goes along, unless somebody waits for it."""
-        self._is_waited_for.clear()
-        if not self.is_flushing:
-            with contextlib.suppress(builtins.TimeoutError):
-                async with asyncio.timeout(SETTLE_LINGER_S):
-                    await self._is_waited_for.wait()
-
-    async def _send(self, settlement: Settlement) -> None:
-        began_s = self._owner.now_s
-        backoff = Backoff(self._client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        while True:
-            leader: LeaderAndEpoch | None = None
-            sent_at_s = self._owner.now_s
-            try:
-                leader = self._leader()
-                lost = await self._send_once(leader, settlement, sent_at_s - began_s)
-            except RayqError as error:
-                self._suspect(leader, error)
-                if isinstance(error, UnknownQueueError | UnknownTopicError):
-                    self._owner.doubts(self, error)
-                is_over = self._owner.now_s - began_s > self._patience_s
-                if is_over or not (may_retry(error) or isinstance(error, UnknownQueueError)):
-                    self._give_up(settlement, error)
-                    return
-                logger.info("queue %s: settle at %s again: %s", self.source.name, self.name, error)
-                await self._client.wait_for_leader(
-                    self.source.topic,
-                    self.source.topic_id,
-                    self.partition,
-                    leader,
-                    backoff.next_s(),
-                )
-            else:
-                self._extended(settlement, sent_at_s)
-                for first, last, who in lost:
-                    self._lost(settlement, first, last, who)
-                return
-
-    @property
-    def _patience_s(self) -> float:
-        """A queue, or a topic, that is gone takes nothing any more."""
-        return 0.0 if self.is_closed else SETTLE_PATIENCE_S
-
-    async def _send_once(
-        self, leader: LeaderAndEpoch, settlement: Settlement, age_s: float
-    ) -> list[tuple[int, int, str]]:
-        source = self.source
-        request = Settle(
-            topic_id=source.topic_id,
-            partition=self.partition,
-            leader_epoch=leader.epoch,
-            queue_id=source.queue_id,
-            ages_ms=round(age_s * 1000),
-            **settlement.fields(),
-        )
-        response, _ = await self._client.ask_while_leader(
-            source.topic,
-            source.topic_id,
-            self.partition,
-            leader,
-            request,
-            timeout_s=REQUEST_TIMEOUT_S,
-            patience_s=LEADER_PATIENCE_S,
-        )
-        self._named_over = self._client.pool.current(leader.host, leader.port)
-        return response.lost
+    def settled(
+        self, settlement: Settlement, sent_at_s: float, lost: list[tuple[int, int, str]]
+    ) -> None:
+        """The leader has kept it, but for what was `lost`."""
+        self._extended(settlement, sent_at_s)
+        for first, last, who in lost:
+            self._lost(settlement, first, last, who)
 
     def _extended(self, settlement: Settlement, sent_at_s: float) -> None:
         for offset, (_, timeout_s, taken) in settlement.extends.items():
@@ -528,7 +429,7 @@ class Lane:
             if first <= offset <= last:
                 self.lose(taken, offset, who)
 
-    def _give_up(self, settlement: Settlement, error: RayqError) -> None:
+    def gave_up(self, settlement: Settlement, error: RayqError) -> None:
         for offset, taken in settlement.decided_in(0, 1 << 62):
             lost = self._lost_error(offset, f"its leader could not be told: {error}")
             taken.lost[offset] = lost

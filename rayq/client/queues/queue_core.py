@@ -33,6 +33,8 @@ CONFIG_AGE_MAX_S = 30.0
 """After so long a change of a queue's config is known here."""
 ANSWER_GRACE_S = 0.25
 """How much longer than its timeout a take waits for an answer that is under way."""
+LOOK_AGAIN_S = 60.0
+"""How long a take sleeps at most, however long it may wait."""
 CLOSE_TIMEOUT_S = 5.0
 """How long closing may take to tell the leaders."""
 
@@ -250,6 +252,7 @@ class QueueCore:
                     self._ask()
                 has_asked = True
                 patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
+                patience_s = min(patience_s, LOOK_AGAIN_S)
                 if len(self.sources) > 1:
                     patience_s = min(patience_s, COMING_S)
                 await self._news(patience_s)

@@ -173,6 +173,8 @@ class ThreadWorker:
             try:
                 tasks = self._queue.take(1, TAKE_S)
             except RayqError as error:
+                if self._wanted.is_set():  # The queue was closed meanwhile.
+                    return
                 if not error.retriable:
                     self.failure = error
                     self._wanted.set()
@@ -267,6 +269,8 @@ class AsyncWorker:
             try:
                 tasks = await self._queue.take(1, TAKE_S)
             except RayqError as error:
+                if self._wanted.is_set():  # The queue was closed meanwhile.
+                    return
                 if not error.retriable:
                     raise
                 logger.warning("a worker's take failed: %s", error)
