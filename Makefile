@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint req
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \
-	chaos-transactions chaos-hostile chaos-groups lint lock docs clean hunt mutants
+	chaos-transactions chaos-queues chaos-hostile chaos-groups lint lock docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ chaos: $(FOR_THE_TESTS) ## Kill and stop real processes at load: make chaos MINU
 
 chaos-transactions: $(FOR_THE_TESTS) ## The same beside clients with transactions, which die and hang as well: MINUTES=5
 	@$(BIN)/python -m proving.chaos --transactions --rate 300 --minutes $(MINUTES)
+
+chaos-queues: $(FOR_THE_TESTS) ## The same beside queues, whose workers die and hang as well: MINUTES=5
+	@$(BIN)/python -m proving.chaos --queues --rate 300 --minutes $(MINUTES)
 
 chaos-hostile: $(FOR_THE_TESTS) ## Ten hostile clients beside ten honest ones, every other minute: MINUTES=5
 	@$(BIN)/python -m proving.chaos --hostile --minutes $(MINUTES)

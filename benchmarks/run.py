@@ -29,6 +29,7 @@ import rayq
 from benchmarks import machine, on_ray
 from benchmarks.compaction import compaction
 from benchmarks.groups import groups, groups_local
+from benchmarks.queues import queues
 from benchmarks.ray_data import ray_data_read
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
@@ -100,6 +101,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
 ON_RAY = {
     **on_ray.SECTIONS,
     "groups": groups,
+    "queues": queues,
     "ray-data": ray_data_read,
     "tiered-storage": tiered_storage,
     "spark": spark_read,

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.client.producing.transaction import AsyncTransaction, Transaction
+    from rayq.client.queues.functions import TaskFunction
+    from rayq.client.queues.queue import AsyncQueue, Queue
+    from rayq.client.queues.task import QueueTask
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
         PoolConfig,
         ProducerConfig,
+        QueueConfig,
         TopicConfig,
     )
     from rayq.entry import connect, start
@@ -36,9 +40,11 @@ if TYPE_CHECKING:
         DeliveryError,
         DeliveryTimeoutError,
         DeserializationError,
+        LockLostError,
         OffsetOutOfRangeError,
         OutcomeUnknownError,
         ProducerFencedError,
+        QueueExistsError,
         RayqError,
         RecordTooLargeError,
         SerializationError,
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
         TopicExistsError,
         TransactionAbortedError,
         TransactionOutcomeUnknownError,
+        UnknownQueueError,
         UnknownTopicError,
     )
     from rayq.metrics import Sample
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
         GroupMembership,
         GroupOffset,
         HangingTransaction,
+        MovedRecords,
         ObjectStoreInfo,
         OffsetAndMetadata,
         OffsetRange,
@@ -67,6 +75,9 @@ if TYPE_CHECKING:
         PartitionInfo,
         PoolConsumer,
         PoolStatus,
+        QueueInfo,
+        QueuePartitionInfo,
+        QueueRecordInfo,
         Reassignment,
         Record,
         RecordMetadata,
@@ -96,11 +107,15 @@ _HOMES = {
     "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
     "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
     "rayq.client.producing.transaction": ("AsyncTransaction", "Transaction"),
+    "rayq.client.queues.functions": ("TaskFunction",),
+    "rayq.client.queues.queue": ("AsyncQueue", "Queue"),
+    "rayq.client.queues.task": ("QueueTask",),
     "rayq.config_reference": (
         "ClusterConfig",
         "ConsumerConfig",
         "PoolConfig",
         "ProducerConfig",
+        "QueueConfig",
         "TopicConfig",
     ),
     "rayq.entry": ("connect", "start"),
@@ -141,6 +156,7 @@ __all__ = [
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncQueue",
     "AsyncTransaction",
     "AuthenticationError",
     "BrokerInfo",
@@ -165,7 +181,9 @@ __all__ = [
     "GroupMembership",
     "GroupOffset",
     "HangingTransaction",
+    "LockLostError",
     "ManyDeliveryFuture",
+    "MovedRecords",
     "ObjectStoreInfo",
     "OffsetAndMetadata",
     "OffsetOutOfRangeError",
@@ -179,6 +197,13 @@ __all__ = [
     "Producer",
     "ProducerConfig",
     "ProducerFencedError",
+    "Queue",
+    "QueueConfig",
+    "QueueExistsError",
+    "QueueInfo",
+    "QueuePartitionInfo",
+    "QueueRecordInfo",
+    "QueueTask",
     "RayqError",
     "Reassignment",
     "Record",
@@ -191,6 +216,7 @@ __all__ = [
     "Sample",
     "SerializationError",
     "SnapshotPin",
+    "TaskFunction",
     "TimeoutError",
     "TopicConfig",
     "TopicExistsError",
@@ -202,6 +228,7 @@ __all__ = [
     "TransactionListing",
     "TransactionOutcomeUnknownError",
     "TransactionParticipant",
+    "UnknownQueueError",
     "UnknownTopicError",
     "__version__",
     "connect",

@@ -27,6 +27,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -223,6 +224,54 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """How a queue gives out its records. Set at `create_queue`, changed by `alter_queue`."""
+
+    visibility_timeout_s: Annotated[float, Bounds(1, 12 * 3600)] = 30.0
+    """How long a taken record stays with its consumer without a sign of life. Consumers of rayq
+    extend by themselves after a third of it."""
+
+    max_handling_s: Annotated[float, Bounds(1, 7 * 24 * 3600)] = 3600.0
+    """A record that one consumer handles for longer is given to another: the longest that it may be
+    extended."""
+
+    max_deliveries: Annotated[int, Bounds(1, 1000)] = 5
+    """After so many deliveries without an acknowledgement a record goes to the dead letters."""
+
+    backoff_s: Annotated[float, Bounds(0, 24 * 3600)] = 1.0
+    """A record that failed waits so long before its next delivery; doubles with each one, with
+    jitter."""
+
+    backoff_max_s: Annotated[float, Bounds(0, 7 * 24 * 3600)] = 3600.0
+    """The most that the back-off grows to."""
+
+    ordered_by_key: bool = False
+    """Records of one key are handled one after the other, in their order, also over failures."""
+
+    dead_letters: Literal["keep", "discard"] = "keep"
+    """What becomes of a record that failed for good: "keep" moves it to the queue `<name>.dead`,
+    "discard" drops it."""
+
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a new queue begins in a topic that has records."""
+
+    retention: Literal["topic", "hold", "delete_done"] = "topic"
+    """"topic": the topic's own retention, also of what was not handled yet (it is counted). "hold":
+    nothing goes before it is settled. "delete_done": what is settled by this queue goes at once.
+    The latter two are for topics that only this queue reads."""
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        _require(
+            self.max_handling_s >= self.visibility_timeout_s,
+            "max_handling_s must be at least visibility_timeout_s.",
+        )
+        _require(
+            self.backoff_max_s >= self.backoff_s, "backoff_max_s must be at least backoff_s."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """How the servers behave. Given to `rayq.start`; times and limits, no data format."""
 
@@ -278,6 +327,9 @@ class ClusterConfig:
     transaction_state_partitions: Annotated[int, Bounds(1, 256)] = 1
     """Partitions of `__transaction_state`, fixed at the first transaction: each has a coordinator
     of its own."""
+
+    queue_state_partitions: Annotated[int, Bounds(1, 256)] = 4
+    """Partitions of `__queue_state`, fixed at the first queue: each has a keeper of its own."""
 
     offsets_retention_ms: Positive = 7 * DAY_MS
     """Positions of a group without members are forgotten after so long."""
@@ -464,6 +516,13 @@ class ProducerConfig:
     key_serializer: Serializer | None = None
     """The same for keys. A partitioner gets the bytes."""
 
+    large_values: str | None = None
+    """What `send` does with a record above the topic's `max_message_bytes`. None: it raises.
+    "chunks": the value goes into the log in pieces, which readers put together (at least acks=1;
+    not into compacted topics). A URL (`s3://bucket/prefix`, `file:///directory`, any that fsspec
+    knows): the value becomes an object there, and the record names it; `send` waits for the store,
+    and readers need the same URL as their `large_values`. See docs/how-to/large-values.md."""
+
     transactional_id: str | None = None
     """Writes in transactions, under a name that stays over restarts: a producer that starts with it
     fences the one before. 1 to 256 characters. Needs acks="all" and enable_idempotence."""
@@ -497,6 +556,12 @@ class ProducerConfig:
             'transactional_id needs enable_idempotence and acks="all": a transaction that may lose '
             "records is none.",
         )
+        _require(
+            self.large_values != "chunks" or self.acks != 0,
+            'large_values="chunks" needs acks="all" or 1: a value is complete once the leader has '
+            "acknowledged each chunk.",
+        )
+        _check_values_url(self.large_values, "chunks")
         _plain_functions(self, "value_serializer", "key_serializer")
 
     @property
@@ -586,6 +651,15 @@ class ConsumerConfig:
     tells of it by a `CorruptBatchError` that has its offset and the next one, and stays there until
     a `seek`; "skip" goes on after it, with a warning in the log."""
 
+    large_value_max_bytes: PositiveBytes = 256 * MIB
+    """The largest value that is put together of chunks, or read from an object. A larger one is a
+    `LargeValueRefusedError`."""
+
+    large_values: str | None = None
+    """Below which URL large values are read from objects (producers' `large_values`), by this
+    process's credentials. None: a value in an object is a `LargeValueRefusedError`. Values in
+    chunks need no permission."""
+
     check_crcs: bool = True
     """Check each batch's CRC before its records are handed out."""
 
@@ -613,7 +687,20 @@ class ConsumerConfig:
             or self.auto_offset_reset >= timedelta(0),
             "auto_offset_reset cannot be a negative duration.",
         )
+        _check_values_url(self.large_values)
         _plain_functions(self, "value_deserializer", "key_deserializer")
+
+
+def _check_values_url(url: str | None, *others: str) -> None:
+    """Where large values are objects."""
+    parts = urlsplit(url or "")
+    _require(
+        url is None
+        or url in others
+        or (bool(parts.scheme and (parts.netloc or parts.path.strip("/"))) and "@" not in url),
+        f"large_values is {''.join(f'{one!r}, ' for one in others)}a URL such as "
+        f"s3://bucket/prefix or file:///directory (without credentials), or None, not {url!r}.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -715,7 +802,15 @@ def _check_resources(resources: Mapping[str, float]) -> None:
 
 NEAR = 0.7
 """A known name that is so similar (by difflib) is suggested; a less similar one would mislead."""
-Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
+Config = TypeVar(
+    "Config",
+    TopicConfig,
+    ClusterConfig,
+    ProducerConfig,
+    ConsumerConfig,
+    PoolConfig,
+    QueueConfig,
+)
 
 
 def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
@@ -773,9 +868,10 @@ def check_group_keys(config: ConsumerConfig) -> None:
             raise ConfigError(f"{name} is for members of a group: say group= too.")
 
 
-def as_dict(config: TopicConfig) -> dict[str, Any]:
+def as_dict(config: TopicConfig | QueueConfig) -> dict[str, Any]:
     """The whole config as plain values, defaults included; `parse` takes it back."""
-    return {name: getattr(config, name) for name in types_of(TopicConfig)}
+    kind: Any = type(config)
+    return {name: getattr(config, name) for name in types_of(kind)}
 
 
 def _title(kind: type) -> str:

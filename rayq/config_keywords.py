@@ -58,6 +58,7 @@ class ClusterKeywords(TypedDict, total=False):
     compaction_memory_bytes: int
     offsets_topic_partitions: int
     transaction_state_partitions: int
+    queue_state_partitions: int
     offsets_retention_ms: int
     group_disconnect_grace_ms: int
     group_assignors: dict[str, str] | None
@@ -98,6 +99,7 @@ class ProducerKeywords(TypedDict, total=False):
     buffer_memory: int
     max_block_ms: int
     partitioner: Partitioner | None
+    large_values: str | None
     transactional_id: str | None
     transaction_timeout_ms: int
     commit_wait_ms: int
@@ -123,6 +125,8 @@ class ConsumerKeywords(TypedDict, total=False):
     default_api_timeout_ms: int
     retry_backoff_ms: int
     on_corrupt: Literal["raise", "skip"]
+    large_value_max_bytes: int
+    large_values: str | None
     check_crcs: bool
 
 
@@ -145,3 +149,17 @@ class PoolKeywords(TypedDict, total=False):
     max_poll_interval_ms: int
     group_session_timeout_ms: int
     drain_timeout_s: float
+
+
+class QueueKeywords(TypedDict, total=False):
+    """As `QueueConfig`."""
+
+    visibility_timeout_s: float
+    max_handling_s: float
+    max_deliveries: int
+    backoff_s: float
+    backoff_max_s: float
+    ordered_by_key: bool
+    dead_letters: Literal["keep", "discard"]
+    start: Literal["earliest", "latest"]
+    retention: Literal["topic", "hold", "delete_done"]

@@ -19,13 +19,14 @@ from rayq.config import (
     ConsumerConfig,
     PoolConfig,
     ProducerConfig,
+    QueueConfig,
     TopicConfig,
     described,
     range_of,
     types_of,
 )
 
-KINDS = (TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
+KINDS = (TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig, QueueConfig)
 
 
 class Key(NamedTuple):

@@ -346,6 +346,32 @@ class InvalidAssignmentError(RayqError):
     subscribes to it."""
 
 
+class QueueExistsError(RayqError):
+    """There is a queue of this name already."""
+
+
+class UnknownQueueError(RayqError, KeyError):
+    """There is no queue of this name, or it was deleted."""
+
+    __str__ = RayqError.__str__
+
+
+class LockLostError(RayqError):
+    """The record is not this consumer's any more: its lock ran out, or was freed, and the message
+    says who has it. It may be handled a second time."""
+
+
+class TaskArgumentsError(RayqError, ValueError):
+    """A record of a queue holds no arguments that its function takes. It goes to the dead letters
+    at once: another try would not mend it."""
+
+
+class QueueLimitError(RayqError):
+    """A queue's partition holds as much as it may: settle some of it first."""
+
+    retriable = True
+
+
 class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
 
@@ -409,6 +435,28 @@ class CorruptBatchError(RayqError):
     next_offset: int | None = None
     crc_matches: bool = False
     """Whether the bytes are as they were written: then no other copy of them is better."""
+
+
+class LargeValueError(CorruptBatchError):
+    """A large value cannot be put together: a chunk of it is missing or of another value, the
+    object that has it is gone, or size or checksum of the whole are wrong. Nothing of it is handed
+    out; reading goes on behind it as behind other records that cannot be read."""
+
+    retriable = False
+    crc_matches = True
+
+
+class LargeValueRefusedError(RayqError):
+    """This reader does not read a large value, although it may be all right: it is larger than
+    `large_value_max_bytes`, or in an object that the reader's `large_values` does not name.
+
+    The reader stays at the record: the one of `topic_partition` at `offset`.
+    `seek(error.topic_partition, error.next_offset)` goes on without it.
+    """
+
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None
+    next_offset: int | None = None
 
 
 class DeserializationError(RayqError):
@@ -605,6 +653,19 @@ class CoordinatorLoadingError(InternalError):
     wrote."""
 
     retriable = True
+
+
+class QueueLoadingError(InternalError):
+    """The leader of a partition is still reading what its queues have settled."""
+
+    retriable = True
+
+
+class QueueFencedError(InternalError):
+    """Another leader of the data partition has taken a queue's state over, or the queue was
+    deleted: nothing was written, and no repetition will be."""
+
+    not_written = True
 
 
 class TransactionEndedError(InternalError):

@@ -165,16 +165,34 @@ _POOL = {
     "key_deserializer": _HANDLERS,
 }
 
+_QUEUE = {
+    "share_record_lock_duration_ms": "say visibility_timeout_s=",
+    "ack_timeout_ms": "say visibility_timeout_s=",
+    "share_delivery_count_limit": "say max_deliveries=",
+    "max_receive_count": "say max_deliveries=",
+    "max_redeliver_count": "say max_deliveries=",
+    "max_retries": "say max_deliveries=, which counts the first delivery, too",
+    "retries": "say max_deliveries=, which counts the first delivery, too",
+    "retry_backoff": "say backoff_s=",
+    "retry_backoff_max": "say backoff_max_s=",
+    "dead_letter_queue": 'say dead_letters="keep": they go to the queue <name>.dead',
+    "dead_letter_topic": 'say dead_letters="keep": they go to the topic <name>.dead',
+    "auto_offset_reset": "say start=",
+    "share_auto_offset_reset": "say start=",
+}
+
 _BY_KIND = {
     "topic": _TOPIC,
     "cluster": _CLUSTER,
     "producer": _PRODUCER,
     "consumer": _CONSUMER,
     "pool": _POOL,
+    "queue": _QUEUE,
 }
 
 
 def said_here(kind: str, name: str) -> str | None:
     """What to say instead of `name` (with underscores) in a config of this kind ("topic",
-    "cluster", "producer", "consumer", "pool"). None for a name that Kafka does not use either."""
+    "cluster", "producer", "consumer", "pool", "queue"). None for a name that Kafka does not use
+    either."""
     return _BY_KIND[kind].get(name) or _EVERYWHERE.get(name)

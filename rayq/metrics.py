@@ -39,6 +39,7 @@ _PARTITION = ("cluster", "topic", "partition")
 _REPLICA = ("cluster", "broker", "topic", "partition")
 _GROUP = ("cluster", "group")
 _POOL = ("cluster", "pool", "group")
+_QUEUE = ("cluster", "queue", "topic", "partition")
 _GROUP_PARTITION = ("cluster", "group", "topic", "partition")
 
 _METRICS = (
@@ -252,6 +253,50 @@ _METRICS = (
         _PROCESS,
         "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
         "then on all readers see how it ended.",
+    ),
+    # Queues, from their keepers.
+    Metric(
+        "rayq_queue_state_bytes",
+        "gauge",
+        ("cluster", "partition"),
+        "What the keeper that leads this partition of __queue_state holds of its queues; above 64 "
+        "MiB they give out no more records until some are settled.",
+    ),
+    # From the leader of the data partition.
+    Metric("rayq_queue_ready", "gauge", _QUEUE, "Records that could be taken now."),
+    Metric("rayq_queue_locked", "gauge", _QUEUE, "Records that consumers hold: in flight."),
+    Metric("rayq_queue_delayed", "gauge", _QUEUE, "Records that wait until they are due."),
+    Metric(
+        "rayq_queue_moving",
+        "gauge",
+        _QUEUE,
+        "Records on their way to the dead letters, or back.",
+    ),
+    Metric(
+        "rayq_queue_oldest_ready_seconds",
+        "gauge",
+        _QUEUE,
+        "How long the oldest record that could be taken has waited.",
+    ),
+    Metric(
+        "rayq_queue_trouble",
+        "gauge",
+        _QUEUE,
+        "1: the partition is at a limit, or its dead letters cannot be written; `rayq queue "
+        "describe` says why.",
+    ),
+    Metric(
+        "rayq_queue_dead_total",
+        "counter",
+        _QUEUE,
+        "Records that failed for good, since this leader began.",
+    ),
+    Metric(
+        "rayq_queue_expired_total",
+        "counter",
+        _QUEUE,
+        "Records that the topic's retention took before they were settled, since this leader "
+        "began.",
     ),
     # Remote storage. Of a partition with any of it, from the leader.
     Metric(

@@ -390,6 +390,72 @@ class ObjectStoreInfo(msgspec.Struct, frozen=True):
     """Deleted topics that still have objects there."""
 
 
+class QueuePartitionInfo(msgspec.Struct, frozen=True):
+    """How a queue stands in one partition of its topic, as its leader answered just now. What
+    follows the partition is None where no leader answered; `trouble` says why."""
+
+    partition: int
+    trouble: str | None = None
+    """What keeps it from giving records out, or from writing its dead letters. None: it works."""
+    start_offset: int | None = None
+    """All below is settled."""
+    end_offset: int | None = None
+    """Records from here on are not given out yet."""
+    ready: int | None = None
+    """Records that could be taken now."""
+    blocked: int | None = None
+    """Records that wait for an earlier one of their key (`ordered_by_key`)."""
+    locked: int | None = None
+    """Records that consumers hold."""
+    delayed: int | None = None
+    """Records that wait for their time."""
+    moving: int | None = None
+    """Records that failed for good and are being written to the dead letters."""
+    dead: int | None = None
+    """Records moved to the dead letters since this leader began."""
+    expired: int | None = None
+    """Records that retention removed before they were settled, since this leader began."""
+    oldest_ready_ms: int | None = None
+    """How long the oldest record that could be taken has waited."""
+    next_due_ms: int | None = None
+    """How long until the next delayed record is due."""
+    waiting_takes: int | None = None
+    """Consumers that wait for records."""
+
+
+class QueueInfo(msgspec.Struct, frozen=True):
+    """A queue, its partitions in order and its whole config (defaults included)."""
+
+    name: str
+    queue_id: str
+    topic: str
+    partitions: list[QueuePartitionInfo]
+    config: Mapping[str, object]
+
+
+class QueueRecordInfo(msgspec.Struct, frozen=True):
+    """An unsettled record of a queue. `state` is "ready", "locked", "delayed" or "moving"; `count`
+    is how often it was given out."""
+
+    topic_partition: TopicPartition
+    offset: int
+    state: str
+    count: int
+    holder: str | None
+    """The consumer that has it, while it is locked."""
+    due_ms: int | None
+    """Unix time at which its delay ends; for a lock, how many ms are left of it."""
+
+
+class MovedRecords(msgspec.Struct, frozen=True):
+    """What became of the records of one partition that were to be moved out of a queue."""
+
+    moved: list[int]
+    """The offsets that are settled by it, or were before."""
+    refused: dict[int, str]
+    """Why others are as they were, by offset."""
+
+
 class PoolConsumer(msgspec.Struct, frozen=True):
     """One consumer of a pool. `state` is "pending" (it waits for room on a node, or starts),
     "running" or "draining" (it finishes its batch and leaves). The counts are since its start;

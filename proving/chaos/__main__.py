@@ -47,6 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="clients with transactions beside the load, which are killed and hang as well",
     )
     parser.add_argument(
+        "--queues",
+        action="store_true",
+        help="queues beside the load, whose workers are killed and hang as well",
+    )
+    parser.add_argument(
         "--hostile",
         action="store_true",
         help="no faults: hostile clients beside honest ones, every other minute",
@@ -68,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.rate,
         options.leniency,
         options.transactions,
+        options.queues,
     )
     try:
         # Ray prints much on stdout about each process that dies.

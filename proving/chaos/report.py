@@ -34,6 +34,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "problems": result.problems,
         "injected": dict(result.injected),
         "transactions": dict(result.transactions),
+        "queues": dict(result.queues),
         "history": None if result.history is None else str(result.history),
         "kinds": {
             str(kind): {
@@ -103,6 +104,9 @@ def show(result: Result, console: Console) -> None:
     if result.transactions:
         counts = ", ".join(f"{count} {what}" for what, count in result.transactions.items())
         console.print(f"clients with transactions: {counts}", highlight=False)
+    if result.queues:
+        counts = ", ".join(f"{count} {what}" for what, count in result.queues.items())
+        console.print(f"workers of queues: {counts}", highlight=False)
     if result.history is not None:
         console.print(
             f"The history is kept: python -m rayq.testing.checker {result.history}",

@@ -25,6 +25,7 @@ from proving.chaos.guard import Guard
 from proving.chaos.load import Load, LoadSpec, read_all
 from proving.chaos.measure import Measured, measure, violations
 from proving.chaos.processes import MARK
+from proving.chaos.queues import QUEUE_TOPICS, QueueLoad
 from proving.chaos.standstill import Standstill
 from proving.chaos.transactions import TRANSACTION_TOPICS, TransactionLoad
 from rayq.errors import RayqError
@@ -50,6 +51,7 @@ class Plan:
     leniency: float = 1.0
     """The factor by which the limits of pauses and of recoveries grow."""
     has_transactions: bool = False
+    has_queues: bool = False
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Result:
     load_s: float = 0.0
     transactions: Counter[str] = field(default_factory=Counter)
     """What the clients with transactions did, where the plan has some."""
+    queues: Counter[str] = field(default_factory=Counter)
+    """What became of the workers of queues, where the plan has some."""
     history: Path | None = None
     """The history file, which is kept only after a failure."""
 
@@ -120,6 +124,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
     cluster = ChaosCluster(directory / "data")
     load: Load | None = None
     transactions: TransactionLoad | None = None
+    queues: QueueLoad | None = None
     try:
         say("starting a Ray head and three nodes with a broker each")
         cluster.start()
@@ -139,6 +144,11 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             transactions.start(cluster.rayq)
             cluster.topics += TRANSACTION_TOPICS
             cluster.wait_settled()
+        if plan.has_queues:
+            queues = QueueLoad(spec)
+            queues.start(cluster.rayq)
+            cluster.topics += QUEUE_TOPICS
+            cluster.wait_settled()
         started_s = time.monotonic()
         with Injector(cluster) as injector, Standstill() as standstill:
             _break(plan, cluster, injector, standstill, result, say, started_s)
@@ -151,6 +161,9 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         if transactions is not None:
             result.transactions = transactions.counts
             result.problems += transactions.finish(cluster.rayq)
+        if queues is not None:
+            result.queues = queues.counts
+            result.problems += queues.finish(cluster.rayq)
         read_all(cluster.rayq, spec)
         say("judging")
         with open(spec.history, "rb") as file:
@@ -160,6 +173,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
     finally:
         if transactions is not None:
             transactions.abort()
+        if queues is not None:
+            queues.abort()
         if load is not None:
             load.abort()
         cluster.close()

@@ -18,6 +18,7 @@ import msgspec
 
 import proving.simulation.mutations_groups  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs
+import proving.simulation.mutations_queues  # registers its bugs
 import proving.simulation.mutations_sharing  # registers its bugs
 import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs

@@ -74,6 +74,8 @@ class SimulatedNetwork:
         self._listeners: dict[tuple[str, int], SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, NetworkHost] = {}
         self._ports: dict[str, int] = {}
+        self.on_lost: Callable[[Owner], None] | None = None
+        """Called with both owners of a connection as soon as one of them loses it."""
 
     def add_host(self, host: NetworkHost) -> None:
         self._hosts[host.name] = host
@@ -249,6 +251,7 @@ class SimulatedNetwork:
         )
         client.out = server.into = Stream(client, server, there, back)
         server.out = client.into = Stream(server, client, back, there)
+        client.on_lost = server.on_lost = self._lost
         self._transports = {
             transport: place
             for transport, place in self._transports.items()
@@ -299,6 +302,11 @@ class SimulatedNetwork:
     def _note(self, what: str, links: list[Link]) -> None:
         names = ", ".join(f"{link.source.name}>{link.target.name}" for link in links)
         self.loop.trace.note(f"{what}: {names}")
+
+    def _lost(self, transport: SimulatedTransport) -> None:
+        if self.on_lost is not None:
+            self.on_lost(transport.owner)
+            self.on_lost(transport.out.receiver.owner)
 
     def _lost_touch(self) -> None:
         """Sets the time at which both ends give up for each connection that has no working link."""

@@ -22,6 +22,7 @@ from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
+from proving.simulation.workload_queues import QueueWorkload
 from proving.simulation.workload_swarm import SwarmWorkload
 from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
 from proving.simulation.workload_transactions import TransactionWorkload
@@ -29,7 +30,6 @@ from proving.simulation.world import World
 from rayq.config import ClusterConfig
 from rayq.testing.checker import check
 
-RECORDS_MIN = 1_000
 FAULTS_MIN = 8
 RECOVERY_LIMIT_S = 60.0
 READ_LIMIT_S = 60.0
@@ -68,6 +68,7 @@ SCENARIOS: dict[str, type[Workload]] = {
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
     "transactions": TransactionWorkload,
+    "queues": QueueWorkload,
     "tiered": TieredWorkload,
     "tiered-transactions": TieredTransactionWorkload,
 }
@@ -193,8 +194,8 @@ async def _script(
     )
     await asyncio.sleep(max(0.0, begin_s + workload.lasts_s - world.now_s))
     await cluster.wait_until(
-        lambda: workload.recorder.acknowledged >= RECORDS_MIN,
-        f"{RECORDS_MIN} acknowledged records",
+        lambda: workload.recorder.acknowledged >= workload.records_min,
+        f"{workload.records_min} acknowledged records",
         limit_s=RECOVERY_LIMIT_S,
     )
     await workload.stop_sending()

@@ -14,7 +14,7 @@ import os
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from proving.simulation.link import Link
@@ -153,6 +153,7 @@ class SimulatedTransport(asyncio.Transport):
         self.loop = loop
         self.owner = owner
         self.gone = False
+        self.on_lost: Callable[[SimulatedTransport], None] | None = None
         self.rng = rng
         self._context = context
         self._protocol: asyncio.BaseProtocol | None = None
@@ -252,6 +253,8 @@ class SimulatedTransport(asyncio.Transport):
         if self.gone:
             return
         self.gone = self._closing = True
+        if self.on_lost is not None:
+            self.on_lost(self)
         self._unsent.clear()
         self.into.received.clear()
         self.loop.call_soon(self._tell_lost, error, context=self._context)

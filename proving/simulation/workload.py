@@ -61,6 +61,8 @@ class Workload:
     back."""
     lasts_s = 60.0
     """How many virtual seconds it runs; longer where recovery or the records take longer."""
+    records_min = 1_000
+    """It goes on until so many records are acknowledged."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
     """The sync time of a seed's disks."""
     heals_at_s = 48.0

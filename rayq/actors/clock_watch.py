@@ -11,6 +11,8 @@ logger = logging.getLogger(__name__)
 CLOCK_LEAP_MS = 60_000
 CATCH_UP_RATE = 24
 """Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
+DELAYS_RATE = 0.02
+"""A wall clock that leapt takes delays along by so much of the time for which it is wrong."""
 LOOK_INTERVAL_MS = 60_000
 """Of a longer time between two looks only so much counts for catching up."""
 
@@ -55,3 +57,26 @@ class ClockWatch:
         """The latest time that it may be, to date what happens now. What is dated so never counts
         as older than it is, also when `now_ms` has caught up with the wall clock."""
         return max(self.now_ms(), self._wall_ms)
+
+
+class DelayClock(ClockWatch):
+    """What time it is for delays: none ends early because the wall clock is ahead for a while, and
+    those that wait because it is behind go on as soon as it is right again.
+
+    It is the wall clock, but never ahead of a time that goes on with the monotonic clock, and comes
+    nearer to the wall clock only slowly. What the wall clock says at the beginning is believed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._trusted_ms = self._now_ms
+
+    def look(self) -> None:
+        """Compares the two clocks, at any time."""
+        wall_ms, monotonic_s = self._clock.wall_ms(), self._clock.monotonic()
+        passed_ms = (monotonic_s - self._monotonic_s) * 1000
+        self._wall_ms, self._monotonic_s = wall_ms, monotonic_s
+        self._trusted_ms += passed_ms
+        most_ms = DELAYS_RATE * passed_ms
+        self._trusted_ms += max(-most_ms, min(most_ms, wall_ms - self._trusted_ms))
+        self._now_ms = min(float(wall_ms), self._trusted_ms)

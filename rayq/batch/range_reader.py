@@ -90,6 +90,7 @@ def read_range(
     columns: Sequence[str] = COLUMNS,
     batch_records: int = BATCH_RECORDS,
     fail_on_data_loss: bool = True,
+    large_values: str | None = None,
     timeout_s: float = 60.0,
 ) -> Iterator[Any]:
     """The records of the split, in order, as `pyarrow.RecordBatch`es of at most `batch_records`
@@ -99,7 +100,8 @@ def read_range(
     compacted log has gaps), never fewer, and without those of transactions that were aborted or
     that `split.without` names: leaders that move are followed, failures are tried again, and
     without any progress for `timeout_s` seconds it raises. All readers of a process share their
-    connections. `cluster`: None means the process's current one. Closing the generator stops
+    connections. `cluster`: None means the process's current one. `large_values`: below which URL
+    values are read that are objects, by this process's credentials. Closing the generator stops
     fetching.
 
     Raises PartitionOfflineError or TimeoutError (no progress), OpenTransactionError (no progress,
@@ -108,14 +110,16 @@ def read_range(
     the split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
     `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
     CorruptBatchError (records of the split cannot be read; it has their `offset` and the
-    `next_offset`, to read the rest as a split of its own), InvalidRequestError, MissingExtraError.
+    `next_offset`, to read the rest as a split of its own; LargeValueError is one),
+    LargeValueRefusedError (a value is an object, and not below `large_values`),
+    InvalidRequestError, MissingExtraError.
     """
     schema = read_schema(columns)
     if type(batch_records) is not int or batch_records < 1:
         raise InvalidRequestError(f"batch_records has to be a positive int, not {batch_records!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
     reset: Literal["none", "earliest"] = "none" if fail_on_data_loss else "earliest"
-    reader = _Reader(client, background, split, reset, timeout_s)
+    reader = _Reader(client, background, split, reset, timeout_s, large_values)
     return _batches(reader, schema, batch_records)
 
 
@@ -186,6 +190,7 @@ class _Reader:
         split: Split,
         reset: Literal["none", "earliest"],
         timeout_s: float,
+        large_values: str | None,
     ) -> None:
         self._client = client
         self.background = background
@@ -194,7 +199,9 @@ class _Reader:
         self._partition = JobPartition(client, split.place, split.topic_id, timeout_s)
         self._news = Wakeup()
         self._config = ConsumerConfig(
-            auto_offset_reset=reset, fetch_buffer_bytes=FETCH_BUFFER_BYTES
+            auto_offset_reset=reset,
+            fetch_buffer_bytes=FETCH_BUFFER_BYTES,
+            large_values=large_values,
         )
         self._assigned = AssignedPartition(self._stream_from(split.start))
         self._fetcher: Fetcher | None = None

@@ -9,10 +9,13 @@ import typer
 from rayq.cli import (
     bench,
     cluster,
+    dead_letters,
     groups,
+    large_values,
     log,
     moves,
     operations,
+    queues,
     servers,
     storage,
     topics,
@@ -21,6 +24,7 @@ from rayq.cli import (
 from rayq.cli.consume import consume
 from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
+from rayq.cli.queue_records import put, take, work
 from rayq.cli.restore import restore
 
 app = typer.Typer(
@@ -41,6 +45,8 @@ topics.app.command()(produce)
 topics.app.command()(consume)
 topics.app.command("delete-records")(delete_records)
 topics.app.command()(restore)
+for queue_verb in (put, take, work):
+    queues.app.command()(queue_verb)
 topics.app.command("set-replication-factor")(moves.set_replication_factor)
 for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)
@@ -51,8 +57,11 @@ cluster.app.command("replace-disk")(operations.replace_disk)
 cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(queues.app, name="queue")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(storage.app, name="storage")
+app.add_typer(large_values.app, name="values")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(log.app, name="log")

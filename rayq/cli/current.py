@@ -22,6 +22,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     UnknownGroupError,
+    UnknownQueueError,
     UnknownTopicError,
 )
 from rayq.records import ClusterInfo
@@ -62,11 +63,12 @@ def connected(
     *,
     topics: Iterable[str] = (),
     groups: Iterable[str] = (),
+    queues: Iterable[str] = (),
 ) -> Iterator[Cluster]:
     """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
-    `topics` and `groups` are the names that the verb still has to find: the error for one that does
-    not exist suggests the nearest name that does. Raises NoClusterError when there is no cluster,
-    or when no broker answers."""
+    `topics`, `groups` and `queues` are the names that the verb still has to find: the error for one
+    that does not exist suggests the nearest name that does. Raises NoClusterError when there is no
+    cluster, or when no broker answers."""
     with _cluster(address) as cluster:
         check_answers(cluster, timeout_s)
         try:
@@ -75,6 +77,8 @@ def connected(
             raise _with_nearest(error, "topic", topics, lambda: _topics(cluster)) from error
         except UnknownGroupError as error:
             raise _with_nearest(error, "group", groups, lambda: _groups(cluster)) from error
+        except UnknownQueueError as error:
+            raise _with_nearest(error, "queue", queues, lambda: _queues(cluster)) from error
         except TimeoutError as error:
             hint = "`rayq cluster health` says what is wrong."
             raise error.with_message(f"{error} {hint}") from error
@@ -103,6 +107,10 @@ def _topics(cluster: Cluster) -> list[str]:
 
 def _groups(cluster: Cluster) -> list[str]:
     return [one.group for one in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
+
+
+def _queues(cluster: Cluster) -> list[str]:
+    return cluster.admin.list_queues(timeout_s=CONNECT_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Options that many verbs share, and what completes topic and group names in a shell."""
+"""Options that many verbs share, and what completes names of topics, groups and queues in a shell.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +58,12 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
+def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
+    with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
+        return offered(cluster.admin.list_queues(timeout_s=COMPLETION_TIMEOUT_S), incomplete)
+    return []
+
+
 TopicName = Annotated[
     str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
 ]
@@ -66,4 +73,8 @@ TopicNames = Annotated[
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group)]
 GroupNames = Annotated[
     list[str], typer.Argument(metavar="GROUP", autocompletion=complete_group)
+]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete_queue)]
+QueueNames = Annotated[
+    list[str], typer.Argument(metavar="QUEUE", autocompletion=complete_queue)
 ]

@@ -238,8 +238,8 @@ def _records(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
             yield lines
         if len(rest) > BATCH_BYTES_MAX:
             raise RecordTooLargeError(
-                f"A record is longer than {BATCH_BYTES_MAX} bytes, the largest there can be: is "
-                "the delimiter (-D) right?"
+                f"A record is longer than {BATCH_BYTES_MAX} bytes, the most that is read of one: "
+                "is the delimiter (-D) right?"
             )
     if rest:
         yield [bytes(rest)]
@@ -257,8 +257,9 @@ def _send_all(
     acks=0)."""
     answers = Answers()
     done_bytes = number = 0
+    sends_many = source.is_plain and producer.config.large_values is None
     for lines in _records(stream, delimiter):
-        if source.is_plain:
+        if sends_many:
             values, keys = source.columns(lines)
             answers.add(
                 producer.send_many(topic, values, keys=keys, partition=source.partition)

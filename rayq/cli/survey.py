@@ -22,6 +22,7 @@ from rayq.records import (
     GroupInfo,
     HangingTransaction,
     ObjectStoreInfo,
+    QueueInfo,
     Reassignment,
     RemotePartitionInfo,
     TopicInfo,
@@ -36,7 +37,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 class Survey(NamedTuple):
     """A cluster, its topics (rayq's own too), its groups, the moves and transactions that are under
-    way, and the object store (None: no topic uses it).
+    way, the object store (None: no topic uses it), and its queues.
     `silent` are the brokers that count as live and do not answer: where the voters have no
     majority, no controller can declare them dead."""
 
@@ -49,6 +50,7 @@ class Survey(NamedTuple):
     hanging: list[HangingTransaction]
     store: ObjectStoreInfo | None
     remote: list[RemotePartitionInfo]
+    queues: list[QueueInfo]
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -144,6 +146,14 @@ def survey(cluster: Cluster) -> Survey:
                 raise
             return None, []
 
+    async def queues() -> list[QueueInfo]:
+        try:
+            return await admin.describe_queues(timeout_s=COORDINATORS_TIMEOUT_S)
+        except RayqError as error:
+            if not error.retriable:
+                raise
+            return []
+
     async def is_silent(broker: BrokerInfo) -> bool:
         try:
             await client.ask(
@@ -174,6 +184,7 @@ def survey(cluster: Cluster) -> Survey:
             hanging=await hanging(topics),
             store=store,
             remote=partitions,
+            queues=await queues(),
         )
 
     return background.run(look())

@@ -267,6 +267,9 @@ def add_partitions(
         int | None,
         typer.Option("-p", "--partitions", help="How many in all.", show_default=False),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where a queue needs the order of keys.")
+    ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
@@ -276,7 +279,7 @@ def add_partitions(
     with connected(cluster, topics=[topic]) as connection:
         before = len(connection.admin.describe_topic(topic).partitions)
         total = partitions if partitions is not None else before + (num or 0)
-        connection.admin.create_partitions(topic, total)
+        connection.admin.create_partitions(topic, total, force=force)
     if json:
         output.print_json({"topic": topic, "before": before, "partitions": total})
     else:

@@ -10,11 +10,24 @@ from datetime import datetime
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, TopicConfig, parse
+from rayq.config import (
+    ClusterConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    QueueConfig,
+    TopicConfig,
+    parse,
+)
 from rayq.errors import ConfigError, InvalidRequestError
 from rayq.records import TopicPartition
 
-ConfigKind = type[TopicConfig] | type[ClusterConfig] | type[ProducerConfig] | type[ConsumerConfig]
+ConfigKind = (
+    type[TopicConfig]
+    | type[ClusterConfig]
+    | type[ProducerConfig]
+    | type[ConsumerConfig]
+    | type[QueueConfig]
+)
 
 _DURATIONS_MS = {
     "": 1,
@@ -44,6 +57,10 @@ PARTITIONS_MAX = 100_000
 
 def is_number(text: str | bytes) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+
+
+def is_decimal(text: str) -> bool:
+    return re.fullmatch(r"\d+(?:\.\d*)?", text, re.ASCII) is not None
 
 
 # --- numbers with units ---------------------------------------------------------------------------
@@ -176,11 +193,11 @@ def config_names(kind: ConfigKind) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def default_of(name: str) -> Any:
-    """The default of a topic's config key. Raises ConfigError."""
-    if name not in config_names(TopicConfig):
-        parse(TopicConfig, {name: None})
-    return getattr(TopicConfig(), name)
+def default_of(name: str, kind: type[TopicConfig] | type[QueueConfig] = TopicConfig) -> Any:
+    """The default of a config key. Raises ConfigError."""
+    if name not in config_names(kind):
+        parse(kind, {name: None})  # type: ignore[type-var]
+    return getattr(kind(), name)
 
 
 def _config_value(name: str, text: str, hint: Any) -> Any:
@@ -195,7 +212,8 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
                 return duration_ms(text)
             return size_bytes(text) if _is_size(name) else int(text)
         if float in kinds:
-            return float(text)
+            is_time = name.endswith("_s") and _NUMBER.fullmatch(text) and not is_decimal(text)
+            return duration_ms(text) / 1000 if is_time else float(text)
         if dict in kinds:
             return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -6,13 +6,14 @@ import asyncio
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
 from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
+from rayq.client.admin.queues import queue_name
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
@@ -36,10 +37,26 @@ from rayq.client.group_positions import check_group
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
+from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX, names_and_weights, whole_between
+from rayq.client.queues.queue import AsyncQueue, Queue
+from rayq.client.queues.queue_core import QueueCore
 from rayq.client.shared_clients import acquire
 from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
-from rayq.config_keywords import ConsumerKeywords, PoolKeywords, ProducerKeywords, TopicKeywords
+from rayq.config import (
+    ClusterConfig,
+    ConsumerConfig,
+    PoolConfig,
+    ProducerConfig,
+    QueueConfig,
+    parse,
+)
+from rayq.config_keywords import (
+    ConsumerKeywords,
+    PoolKeywords,
+    ProducerKeywords,
+    QueueKeywords,
+    TopicKeywords,
+)
 from rayq.environment import Address
 from rayq.errors import (
     ClosedError,
@@ -63,6 +80,8 @@ if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type chec
 
 RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
+QUEUE_POOL_MAX = 16
+"""Default of `queue_pool(max_consumers=...)`."""
 POOL_CHECK_TIMEOUT_S = 30.0
 """How long a pool's topics are looked up before it starts."""
 
@@ -140,7 +159,9 @@ class Cluster:
         self._lifecycle = lifecycle
         self._config = config or ClusterConfig()
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
-        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any]] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
+            weakref.WeakSet()
+        )
         self._is_closed = False
         self.admin = Admin(self.shared_client)
 
@@ -472,6 +493,101 @@ class Cluster:
             consumer.seek_to_last(count)
             return newest(consumer.until_end(timeout_s), count)
 
+    # --- queues ---------------------------------------------------------------------------------
+
+    @takes_timeout
+    def create_queue(
+        self,
+        name: str,
+        *,
+        topic: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        exist_ok: bool = False,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Unpack[QueueKeywords],
+    ) -> Queue:
+        """Creates a queue, and a topic of its own unless it reads `topic`, as `admin.create_queue`
+        does; returns it as `queue` does with `prefetch` and `large_values`."""
+        self.admin.create_queue(
+            name,
+            topic=topic,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            exist_ok=exist_ok,
+            timeout_s=timeout_s,
+            **config,
+        )
+        return self.queue(name, prefetch=prefetch, large_values=large_values)
+
+    def queue(
+        self,
+        names: str | Sequence[str],
+        *,
+        weights: Sequence[int] | None = None,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
+    ) -> Queue:
+        """A queue for threads, to put records into and to take them out. Several `names`: it takes
+        from all of them, by `weights` (1 to 1,000 each, 1 by default): where each has a backlog,
+        of any 2 x sum(weights) records each gets its share.
+
+        Up to `prefetch` records (at most 10,000) are locked ahead while others are handled, but no
+        more than are handled in half a second: what takes long is left to other consumers. 0: none.
+
+        A value above `max_message_bytes` is put in chunks, or as an object below the URL
+        `large_values`, and arrives whole; see docs/how-to/large-values.md. Raises
+        UnknownQueueError, InvalidRequestError, ConfigError (large_values is no URL)."""
+        checked, each = names_and_weights(names, weights)
+        whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
+        _, background = self.shared_client()
+
+        async def make() -> QueueCore:
+            client, release = self._acquire()
+            core = QueueCore(client, checked, each, prefetch, release, large_values)
+            try:
+                await core.open()
+            except BaseException:
+                await core.close()
+                raise
+            return core
+
+        core = background.run(make())
+        queue = Queue(
+            core, background, lambda: self.producer(large_values=large_values or "chunks")
+        )
+        watch(queue, core, f"A queue of {', '.join(map(repr, checked))}")
+        self._made.add(queue)
+        return queue
+
+    def async_queue(
+        self,
+        names: str | Sequence[str],
+        *,
+        weights: Sequence[int] | None = None,
+        prefetch: int = PREFETCH,
+        large_values: str | None = None,
+    ) -> AsyncQueue:
+        """As `queue`, for the running event loop: its methods are coroutines. Locks are extended on
+        the same loop: do not block it. The queues are looked up at its first use."""
+        checked, each = names_and_weights(names, weights)
+        whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
+        self._check_async("async_queue")
+        client, release = self._acquire()
+
+        def ended() -> None:
+            unwatch(core)
+            release()
+
+        core = QueueCore(client, checked, each, prefetch, ended, large_values)
+        queue = AsyncQueue(
+            core, lambda: self.async_producer(large_values=large_values or "chunks")
+        )
+        watch_loop(queue, core, f"An async queue of {', '.join(map(repr, checked))}")
+        return queue
+
     # --- consumer pools -------------------------------------------------------------------------
 
     def consumer_pool(
@@ -520,6 +636,53 @@ class Cluster:
                 f"dead_letter_topic cannot be {topic!r} itself: what fails would come again for "
                 "ever."
             )
+        return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
+
+    def queue_pool(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        name: str | None = None,
+        min_consumers: int = 0,
+        max_consumers: int = QUEUE_POOL_MAX,
+        target_lag_s: float = 10.0,
+        cool_down_s: float = 30.0,
+        resources: dict[str, float | int] | None = None,
+        drain_timeout_s: float = 60.0,
+        large_values: str | None = None,
+    ) -> ConsumerPool:
+        """Runs `handler(task)` on every record of a queue, by as many consumers as it takes.
+
+        The consumers are started and stopped by how many records wait, and how old the oldest is,
+        down to none; there may be more of them than partitions. What the handler returns from is
+        acknowledged; what it raises on is given back, and goes to the dead letters with its error
+        after the queue's `max_deliveries`. Handlers, keywords (as in `rayq.config.PoolConfig`) and
+        where it runs are as of `consumer_pool`; `name` is the queue's by default, `large_values` is
+        as in `queue`. A handler that takes more than the queue's `max_handling_s` is killed with
+        its consumer.
+
+        Raises ConfigError, HandlerError, UnknownQueueError, PoolExistsError, InvalidRequestError
+        (no Ray: the cluster was connected to by its address)."""
+        pool_name = check_group(queue_name(queue) if name is None else name)
+        check_handler(handler)
+        runtime = self._pool_runtime()
+        found = self.admin.describe_queue(queue, timeout_s=POOL_CHECK_TIMEOUT_S)
+        config = parse(
+            PoolConfig,
+            {
+                "min_consumers": min_consumers,
+                "max_consumers": max_consumers,
+                "target_lag_s": target_lag_s,
+                "cool_down_s": cool_down_s,
+                "resources": resources,
+                "drain_timeout_s": drain_timeout_s,
+                "max_poll_interval_ms": round(
+                    parse(QueueConfig, found.config).max_handling_s * 1000
+                ),
+            },
+        )
+        spec = PoolSpec(pool_name, found.topic, queue, config, queue, large_values)
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:
@@ -604,9 +767,9 @@ class Cluster:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the consumers made by this object, then its producers (delivering what they hold),
-        all at once, and its connections. Idempotent. Raises the first DeliveryError, when all are
-        closed."""
+        """Closes the consumers and queues made by this object, then its producers (delivering what
+        they hold), all at once, and its connections. Idempotent. Raises the first DeliveryError,
+        when all are closed."""
         if self._is_closed:
             return
         background = background_loop()
@@ -627,8 +790,8 @@ class Cluster:
             raise first_error
 
     def _close_made(self) -> RayqError | None:
-        """Closes all consumers, then all producers: what a consumer calls at its end may send.
-        Returns the first error."""
+        """Closes all consumers and queues, then all producers: what a consumer calls at its end may
+        send. Returns the first error."""
         first_error: RayqError | None = None
         made = list(self._made)
         for consumer in (one for one in made if isinstance(one, Consumer)):
@@ -637,6 +800,11 @@ class Cluster:
                     consumer.close()
                 except ConcurrentUseError:  # Another thread polls it.
                     consumer.abandon()
+            except RayqError as error:
+                first_error = first_error or error
+        for queue in (one for one in made if isinstance(one, Queue)):
+            try:
+                queue.close()
             except RayqError as error:
                 first_error = first_error or error
         # Side by side: each takes as long as its records may, where no broker answers.

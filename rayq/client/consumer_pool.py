@@ -1,4 +1,5 @@
-"""Consumer pools as users hold them: `cluster.consumer_pool(...)` starts one, wherever it runs."""
+"""Consumer pools as users hold them: `cluster.consumer_pool(...)` or `cluster.queue_pool(...)`
+starts one, wherever it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ class PoolSpec:
     name: str
     topic: str
     group: str
+    """Of a queue's pool: the queue."""
     config: PoolConfig
+    queue: str | None = None
+    """None: its consumers are members of the group."""
+    large_values: str | None = None
+    """As `cluster.queue` takes it."""
 
 
 class PoolControl(Protocol):
@@ -47,7 +53,8 @@ class PoolControl(Protocol):
 
 
 class ConsumerPool:
-    """A pool of consumers that runs by itself; made by `cluster.consumer_pool(...)`.
+    """A pool of consumers that runs by itself; made by `cluster.consumer_pool(...)` or
+    `cluster.queue_pool(...)`.
 
     On Ray it outlives this process (`cluster.consumer_pools()` finds it again), and this handle
     pickles. The end of a `with` block stops it.
@@ -65,7 +72,9 @@ class ConsumerPool:
     @takes_timeout
     def wait_idle(self, timeout_s: float | None = None) -> PoolStatus:
         """Waits until everything in the topic is handled and committed, what was delivered before
-        this call in any case. Raises TimeoutError after `timeout_s` seconds, UnknownPoolError."""
+        this call in any case; of a queue's pool until nothing waits and nothing is in hand
+        (records that are delayed, after a failure too, do not count). Raises TimeoutError after
+        `timeout_s` seconds, UnknownPoolError."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         looks = self.status().looks
         while True:

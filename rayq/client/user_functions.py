@@ -13,7 +13,7 @@ def name_of(function: Callable[..., Any] | None) -> str:
     return f"{module}.{name}" if isinstance(module, str) else str(name)
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """The class and the text of an error that a user's function raised. Ends in a full stop."""
     try:
         text = str(error)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayq.config import TopicConfig, as_dict, parse_stored
+from rayq.config import QueueConfig, TopicConfig, as_dict, parse_stored
 from rayq.core.metadata_records import (
     BrokerCordoned,
     BrokerFenced,
@@ -23,6 +23,8 @@ from rayq.core.metadata_records import (
     PartitionChanged,
     PartitionValue,
     ProducerIdsAllocated,
+    QueueChanged,
+    QueueDeleted,
     RemoteDoubted,
     RemoteGarbage,
     RemoteGarbageRemoved,
@@ -38,7 +40,7 @@ from rayq.core.metadata_records import (
     Voter,
     VotersChanged,
 )
-from rayq.errors import UnknownTopicError
+from rayq.errors import UnknownQueueError, UnknownTopicError
 from rayq.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
@@ -94,6 +96,25 @@ class Topic:
         return self.config.min_insync(value.replication_factor)
 
 
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue as it was created, or changed last. It reads one topic, for ever."""
+
+    queue_id: str
+    name: str
+    topic_id: str
+    config: QueueConfig
+    options: Mapping[str, Any]
+    """As those of a topic."""
+    partitions: int
+    """How many the topic had when the queue was created."""
+
+    @property
+    def whole_config(self) -> dict[str, Any]:
+        """As that of a topic."""
+        return {**self.options, **as_dict(self.config)}
+
+
 class ClusterState:
     """See the module. Lookups return None for what is not there."""
 
@@ -105,6 +126,12 @@ class ClusterState:
         self.brokers: dict[int, RegisteredBroker] = {}
         self.topics: dict[str, Topic] = {}
         self.topic_ids: dict[str, str] = {}
+        self.queues: dict[str, Queue] = {}
+        """By queue id."""
+        self.queue_ids: dict[str, str] = {}
+        """By name."""
+        self._queues_of: dict[str, set[str]] = {}
+        """Queue ids by topic id."""
         self.moving: set[tuple[str, int]] = set()
         """The partitions, as (topic id, partition), that are being moved."""
         self.next_producer_id = 0
@@ -167,6 +194,11 @@ class ClusterState:
             if pin.topic_id == topic_id and partition in pin.starts
         )
         return min(starts, default=None)
+
+    def queues_of(self, topic_id: str) -> list[Queue]:
+        """The queues that read a topic, by name."""
+        found = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
+        return sorted(found, key=lambda queue: queue.name)
 
     # --- the only change --------------------------------------------------------------------
 
@@ -238,6 +270,9 @@ class ClusterState:
         self.pins = {
             pin_id: pin for pin_id, pin in self.pins.items() if pin.topic_id != record.topic_id
         }
+        for queue in self.queues_of(record.topic_id):
+            del self.queues[queue.queue_id], self.queue_ids[queue.name]
+        self._queues_of.pop(record.topic_id, None)
 
     def _partition_changed(self, record: PartitionChanged) -> None:
         topic = self.topics[record.topic_id]
@@ -291,6 +326,22 @@ class ClusterState:
     def _snapshot_unpinned(self, record: SnapshotUnpinned) -> None:
         del self.pins[record.pin_id]
 
+    def _queue_changed(self, record: QueueChanged) -> None:
+        self.queues[record.queue_id] = Queue(
+            queue_id=record.queue_id,
+            name=record.name,
+            topic_id=record.topic_id,
+            config=parse_stored(QueueConfig, record.config),
+            options=record.config,
+            partitions=record.partitions,
+        )
+        self.queue_ids[record.name] = record.queue_id
+        self._queues_of.setdefault(record.topic_id, set()).add(record.queue_id)
+
+    def _queue_deleted(self, record: QueueDeleted) -> None:
+        del self.queue_ids[self.queues.pop(record.queue_id).name]
+        self._queues_of[record.topic_id].discard(record.queue_id)
+
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id
 
@@ -336,6 +387,10 @@ class ClusterState:
                     records.append(RemoteMoved(topic.topic_id, number, partition.remote))
                 if partition.is_remote_doubted:
                     records.append(RemoteDoubted(topic.topic_id, number))
+        records.extend(
+            QueueChanged(one.queue_id, one.name, one.topic_id, one.options, one.partitions)
+            for one in self.queues.values()
+        )
         records.extend(self.pins.values())
         records.append(ProducerIdsAllocated(self.next_producer_id))
         records.extend(RequestDone(request_id) for request_id in self.requests_done)
@@ -375,6 +430,13 @@ class ClusterState:
                 assert partition.remote.start <= partition.remote.end, f"{where} {partition.remote}"
         for pin in self.pins.values():
             assert pin.topic_id in self.topics, pin
+        for name, queue_id in self.queue_ids.items():
+            assert self.queues[queue_id].name == name
+        for queue in self.queues.values():
+            assert queue.topic_id in self.topics, queue
+            assert self.queue_ids[queue.name] == queue.queue_id, queue
+            assert queue in self.queues_of(queue.topic_id), queue
+        assert sum(map(len, self._queues_of.values())) == len(self.queues)
         assert list(self.marks) == sorted(self.marks), self.marks
 
 
@@ -384,6 +446,14 @@ def find_topic(state: ClusterState, name: str) -> Topic:
     if topic is None:
         raise UnknownTopicError(f"There is no topic {name!r}.")
     return topic
+
+
+def find_queue(state: ClusterState, name: str) -> Queue:
+    """The queue of that name. Raises UnknownQueueError."""
+    queue_id = state.queue_ids.get(name)
+    if queue_id is None:
+        raise UnknownQueueError(f"There is no queue {name!r}.")
+    return state.queues[queue_id]
 
 
 _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
@@ -408,4 +478,6 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     RemoteGarbageRemoved: ClusterState._remote_garbage_removed,
     SnapshotPinned: ClusterState._snapshot_pinned,
     SnapshotUnpinned: ClusterState._snapshot_unpinned,
+    QueueChanged: ClusterState._queue_changed,
+    QueueDeleted: ClusterState._queue_deleted,
 }

@@ -247,6 +247,23 @@ class SnapshotUnpinned(MetadataRecord, frozen=True):
     topic_id: str
 
 
+class QueueChanged(MetadataRecord, frozen=True):
+    """A queue's whole value; the first record of an id creates it. `config` has the keys that were
+    given."""
+
+    queue_id: str
+    name: str
+    topic_id: str
+    config: Mapping[str, Any]
+    partitions: int
+    """How many the topic had when the queue was created."""
+
+
+class QueueDeleted(MetadataRecord, frozen=True):
+    queue_id: str
+    topic_id: str
+
+
 class ProducerIdsAllocated(MetadataRecord, frozen=True):
     """Producer ids below `next_producer_id` are handed out."""
 

@@ -51,13 +51,19 @@ class Limits(NamedTuple):
     consumers_max: int | None
     target_lag_s: float
     cool_down_s: float
+    one_each: bool = True
+    """Whether a partition is read by one consumer at a time, as in a group. So it is not in a
+    queue."""
 
 
 class PartitionProgress(NamedTuple):
-    """How far the group is in one partition: it goes on at `position`; the log ends at `end`."""
+    """How far the group is in one partition: it goes on at `position`; the log ends at `end`. Of a
+    queue: so many before the end wait or are in hand."""
 
     position: int
     end: int
+    oldest_s: float | None = None
+    """How old the oldest is that waits, where that is known (of a queue)."""
 
     @property
     def lag(self) -> int:
@@ -192,7 +198,10 @@ class PoolScaling:
             self._ends[partition] = progress.end
             if progress.lag:
                 lag += progress.lag
-                lag_s = max(lag_s, growth.age_s(progress.position, look.at_s))
+                age_s = progress.oldest_s
+                if age_s is None:
+                    age_s = growth.age_s(progress.position, look.at_s)
+                lag_s = max(lag_s, age_s)
         totals = self._totals
         totals.append((look.at_s, self._produced, look.handled, lag_s))
         while len(totals) > 2 and totals[1][0] <= look.at_s - WINDOW_S:
@@ -253,15 +262,18 @@ class PoolScaling:
         return recommended[0][1]
 
     def _least(self, partitions: int) -> int:
-        return min(self.limits.consumers_min, partitions)
+        least = self.limits.consumers_min
+        return min(least, partitions) if self.limits.one_each else least
 
     def _limited(self, wanted: int, reason: str, partitions: int) -> tuple[int, str]:
-        least, most = self._least(partitions), partitions
+        least = self._least(partitions)
+        most = partitions if self.limits.one_each else max(wanted, least)
         if self.limits.consumers_max is not None:
             most = min(most, self.limits.consumers_max)
         if wanted < least:
             return least, f"min_consumers; {reason}"
         if wanted > most:
-            limit = "there are no more partitions" if most == partitions else "max_consumers"
+            is_full = self.limits.one_each and most == partitions
+            limit = "there are no more partitions" if is_full else "max_consumers"
             return most, f"{limit}: {wanted} would be better; {reason}"
         return wanted, reason

@@ -42,12 +42,17 @@ OFFSETS_TOPIC = "__consumer_offsets"
 """Rayq's own topic of what groups committed: clients may read it, not change it."""
 TRANSACTIONS_TOPIC = "__transaction_state"
 """Rayq's own topic of what transaction coordinators decided, likewise."""
-OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+QUEUES_TOPIC = "__queue_state"
+"""Rayq's own topic of what queues have settled, likewise."""
+OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC)
 OWN_TOPIC_OPTIONS = {
     "cleanup_policy": "compact",
     "segment_bytes": 16 * MIB,
     "max_message_bytes": 64 * MIB,
 }
+QUEUES_TOPIC_OPTIONS = {**OWN_TOPIC_OPTIONS, "delete_retention_ms": 600_000}
+"""Each 256 records that are settled leave a tombstone: a day's would be gigabytes. Only followers
+read them, and one that was away for longer copies the log from its beginning."""
 OWN_TOPIC_FIXED = {
     "cleanup_policy",
     "flush",
@@ -61,18 +66,18 @@ OWN_TOPIC_FIXED = {
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
-def check_topic_name(name: str) -> None:
+def check_topic_name(name: str, what: str = "topic") -> None:
     """Checks a name. Raises InvalidTopicError. Names become directory names; a leading "__" is
-    reserved."""
+    reserved. `what` has the name, in messages."""
     if not name:
-        raise InvalidTopicError("A topic name cannot be empty.")
+        raise InvalidTopicError(f"A {what} name cannot be empty.")
     if len(name) > TOPIC_NAME_LENGTH_MAX:
         raise InvalidTopicError(
-            f"A topic name has at most {TOPIC_NAME_LENGTH_MAX} characters, not {len(name)}."
+            f"A {what} name has at most {TOPIC_NAME_LENGTH_MAX} characters, not {len(name)}."
         )
     if name in {".", ".."} or not _LEGAL_NAME.fullmatch(name):
         raise InvalidTopicError(
-            f"{name!r} is not a legal topic name: use letters, digits, '.', '_' and '-', "
+            f"{name!r} is not a legal {what} name: use letters, digits, '.', '_' and '-', "
             "and more than dots."
         )
     if name.startswith("__"):
@@ -118,17 +123,26 @@ def ensure_own_topic(
 ) -> list[MetadataRecord]:
     """Creates one of `OWN_TOPICS`, unless it is there. Raises InvalidReplicationFactorError while
     too few brokers live, ReplicaLimitError."""
-    if name in state.topic_ids:
+    known = state.topic_named(name)
+    if known is not None and known.partitions:
         return []
-    return _create(
-        state, topic_id, name, OWN_TOPIC_OPTIONS, partitions=partitions, replication_factor=None
+    options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
+    created = _create(
+        state,
+        topic_id if known is None else known.topic_id,
+        name,
+        options,
+        partitions=partitions,
+        replication_factor=None,
     )
+    # A controller that died in the middle may have left the topic alone.
+    return created if known is None else created[1:]
 
 
 def check_not_internal(name: str) -> None:
     """Raises InvalidTopicError for a topic that only rayq itself may change."""
     if name in OWN_TOPICS:
-        calls = "group" if name == OFFSETS_TOPIC else "transaction"
+        calls = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transaction"}.get(name, "queue")
         raise InvalidTopicError(
             f"{name!r} is rayq's own: it cannot be written to, grown, reconfigured or deleted by "
             f"clients. Use the {calls} calls of the admin instead."

@@ -80,6 +80,7 @@ def read_topic(
     pattern: str | re.Pattern[str] | None = None,
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
+    large_values: str | None = None,
     timeout_s: float = 60.0,
     ray_remote_args: dict[str, Any] | None = None,
     **bounds: Any,
@@ -107,7 +108,9 @@ def read_topic(
     `fail_on_data_loss=False` they are logged and left out. (Ray Data's own `max_errored_blocks`
     leaves out tasks that fail: keep it at 0.) What a topic with `remote_storage` has in the object
     store, the tasks read there; retention leaves it while this process has the dataset. A topic
-    that was deleted meanwhile raises UnknownTopicError. Raises what `snapshot` raises.
+    that was deleted meanwhile raises UnknownTopicError. Large values come whole: those in chunks
+    always, those in objects where `large_values` is the URL that their producers have, with the
+    credentials of the nodes. Raises what `snapshot` raises.
     """
     found = cluster or Cluster.current()
     if isinstance(topics, Snapshot):
@@ -131,6 +134,7 @@ def read_topic(
         cluster=found,
         columns=columns,
         fail_on_data_loss=fail_on_data_loss,
+        large_values=large_values,
         timeout_s=timeout_s,
     )
     tasks = source.task_count(min_partitions)
@@ -150,6 +154,7 @@ class TopicDatasource(Datasource):
         cluster: Cluster,
         columns: Sequence[str] = ALL_COLUMNS,
         fail_on_data_loss: bool = True,
+        large_values: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -158,6 +163,7 @@ class TopicDatasource(Datasource):
         self._columns = tuple(columns)
         self._schema = read_schema(columns)
         self._fail_on_data_loss = fail_on_data_loss
+        self._large_values = large_values
         self._timeout_s = timeout_s
         self._record_bytes: dict[str, float] | None = None
         self._cuts = object_starts(cluster, taken.ranges, timeout_s=timeout_s)
@@ -199,6 +205,7 @@ class TopicDatasource(Datasource):
                     self._split([split], math.ceil(self._size_of(split) / BLOCK_BYTES) or 1),
                     self._columns,
                     self._fail_on_data_loss,
+                    self._large_values,
                     self._timeout_s,
                 ),
                 # The number of records is not known: compaction leaves offsets without a record.
@@ -247,6 +254,7 @@ class TopicDatasource(Datasource):
                     sample,
                     columns=self._columns,
                     fail_on_data_loss=False,
+                    large_values=self._large_values,
                     timeout_s=min(SAMPLE_TIMEOUT_S, self._timeout_s),
                 )
                 found[topic] = sum(batch.nbytes for batch in batches) / sample.offsets
@@ -260,6 +268,7 @@ def _reading(
     blocks: list[Split],
     columns: tuple[str, ...],
     fail_on_data_loss: bool,
+    large_values: str | None,
     timeout_s: float,
 ) -> Callable[[], Iterator[pa.Table]]:
     """The function of a read task, for any process. The offsets of each block are decided before:
@@ -272,6 +281,7 @@ def _reading(
                 block,
                 columns=columns,
                 fail_on_data_loss=fail_on_data_loss,
+                large_values=large_values,
                 timeout_s=timeout_s,
             )
             yield pa.Table.from_batches(list(batches), schema=read_schema(columns))

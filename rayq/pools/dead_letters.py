@@ -62,7 +62,7 @@ class DeadLetters:
         if self._producer is None:
             timeout_ms = min(TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
             self._producer = self._cluster.async_producer(
-                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
+                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms, large_values="chunks"
             )
         letter = dead_letter(topic, record, error)
         try:

@@ -26,21 +26,27 @@ was handled: they are committed once more so often while no consumer runs."""
 class GroupProgress:
     """Measures it anew at each call of `measure`."""
 
-    def __init__(self, clock: Clock, spec: PoolSpec) -> None:
+    def __init__(
+        self, clock: Clock, spec: PoolSpec, client: Client, watcher: AsyncConsumer
+    ) -> None:
+        """`watcher` is of the group, without being a member; it is closed with this."""
         self._clock = clock
+        self._client = client
+        self._watcher = watcher
         self._pool = spec.name
         self._topic = spec.topic
         self._is_pinned = spec.config.auto_offset_reset == "earliest"
         self._renewed_at_s = clock.monotonic()
         self.partitions: dict[int, PartitionProgress] = {}
 
-    async def measure(
-        self, client: Client, watcher: AsyncConsumer, *, has_consumers: bool
-    ) -> list[int]:
+    async def close(self) -> None:
+        await self._watcher.close()
+
+    async def measure(self, *, has_consumers: bool) -> list[int]:
         """Returns the partitions that are as they were before, because their leader has not
-        answered. `watcher` is of the group, without being a member. Raises RayqError when nothing
-        can be said."""
-        topic = await client.topic(
+        answered. Raises RayqError when nothing can be said."""
+        watcher = self._watcher
+        topic = await self._client.topic(
             self._topic, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=0.0
         )
         places = [TopicPartition(self._topic, number) for number in range(len(topic.partitions))]

@@ -11,13 +11,8 @@ what is no longer its own.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
 from collections.abc import Callable, Collection, Iterable
-
-import msgspec
 
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolSpec
@@ -26,12 +21,12 @@ from rayq.environment import Environment
 from rayq.errors import (
     CommitRefusedError,
     CorruptBatchError,
-    HandlerError,
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
 )
 from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
+from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member, MemberReport
 from rayq.pools.pool_batch import PoolBatch, poll_batch
 from rayq.pools.pool_handler import PoolHandler, described
 from rayq.pools.pool_transactions import PoolTransactions, RefusedOutgoing
@@ -39,45 +34,14 @@ from rayq.records import Outgoing, Record, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.5
 COMMIT_INTERVAL_S = 0.2
-LEASE_S = 60.0
-"""A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
-FAILED_POLL_PAUSE_S = 1.0
-FAILED_POLLS_MAX = 60
-"""After so many failed polls in a row the consumer ends, and its pool starts another: it may be the
-consumer's place in the group that failed for good."""
-ABORT_TIMEOUT_S = 1.0
 KEEP_IN_GROUP = 3
 """A consumer at a long piece of work shows up in its group every so many parts of
 `max_poll_interval_ms`."""
 
 
-class MemberDiedError(Exception):
-    """A consumer is gone; the message says why, as far as that is known."""
-
-
-class MemberReport(msgspec.Struct, frozen=True):
-    """What a consumer tells its pool. The counts are since its start."""
-
-    node: str
-    pid: int
-    partitions: list[int]
-    records: int
-    busy_s: float
-    retries: int
-    dead_letters: int
-    handling_s: float
-    """How long the handler has been at the call it is at."""
-    problem: str | None
-    is_leaving: bool
-    """It finishes, or has ended, because its pool asked it to, or because its pool is gone."""
-    failure: str | None
-    """Why it has ended by itself; None while it has not."""
-
-
-class PoolMember:
-    """See the module. All on one event loop; a plain handler runs in a thread."""
+class PoolMember(Member):
+    """See the module."""
 
     def __init__(
         self,
@@ -89,14 +53,10 @@ class PoolMember:
     ) -> None:
         """`name` tells it from the other consumers of the pool, those of the past too. For
         `environment.threads` and `load_handler` see `PoolHandler`."""
-        self._environment = environment
-        self._cluster = cluster
-        self._spec = spec
-        self._config = spec.config
         exactly_once = spec.config.exactly_once
-        self._handler = PoolHandler(
-            environment.threads, load_handler, exactly_once=exactly_once
-        )
+        handler = PoolHandler(environment.threads, load_handler, exactly_once=exactly_once)
+        super().__init__(environment, spec, handler)
+        self._cluster = cluster
         self._transactions = PoolTransactions(cluster, spec, name) if exactly_once else None
         self._consumer: AsyncConsumer | None = None
         self._dead_letters = DeadLetters(cluster, spec.config)
@@ -105,62 +65,17 @@ class PoolMember:
         exactly_once: a transaction has committed it."""
         self._gone: set[int] = set()
         """Partitions that were taken while a batch was in hand."""
-        self._partitions: set[int] = set()
         self._is_holding = False
-        self._failed_polls = 0
-        self._draining = asyncio.Event()
-        now_s = environment.clock.monotonic()
-        self._heard_at_s = now_s
-        self._committed_at_s = now_s
-        self._polled_at_s = now_s
-        self._handling_since_s: float | None = None
-        self._records = self._retries = 0
-        self._busy_s = 0.0
-        self._problem: str | None = None
-        self._failure: str | None = None
-
-    # --- what the pool asks ---------------------------------------------------------------------
-
-    def report(self) -> MemberReport:
-        """Asking also keeps it alive: see LEASE_S."""
-        now_s = self._now_s
-        self._heard_at_s = now_s
-        since_s = self._handling_since_s
-        return MemberReport(
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            partitions=sorted(self._partitions),
-            records=self._records,
-            busy_s=self._busy_s,
-            retries=self._retries,
-            dead_letters=self._dead_letters.written,
-            handling_s=0.0 if since_s is None else now_s - since_s,
-            problem=self._problem,
-            is_leaving=self._draining.is_set(),
-            failure=self._failure,
-        )
-
-    def drain(self) -> None:
-        """Finish the batch, commit, leave the group: then `run` returns."""
-        self._draining.set()
+        self._committed_at_s = self._polled_at_s = self._now_s
 
     # --- its life -------------------------------------------------------------------------------
 
-    @property
-    def _now_s(self) -> float:
-        return self._environment.clock.monotonic()
+    def report(self) -> MemberReport:
+        """As of any consumer."""
+        self._dead_letter_count = self._dead_letters.written
+        return super().report()
 
-    async def run(self) -> None:
-        """Until it is drained, or its pool is gone. Cancelling it is the end of a consumer that is
-        killed: the batch it is at is not committed."""
-        self._handling_since_s = self._now_s
-        try:
-            await self._handler.make()
-        except HandlerError as error:
-            self._failure = str(error)
-            return
-        finally:
-            self._handling_since_s = None
+    async def _consume(self) -> None:
         config = self._config
         consumer = self._consumer = self._cluster.async_consumer(
             self._spec.topic,
@@ -174,7 +89,7 @@ class PoolMember:
             group_heartbeat_interval_ms=min(3_000, config.group_session_timeout_ms // 3),
         )
         try:
-            while not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX:
+            while self._is_going_on:
                 try:
                     await self._turn(consumer)
                 except TransactionAbortedError as error:
@@ -192,18 +107,6 @@ class PoolMember:
             self._dead_letters.close()
             if self._transactions is not None:
                 self._transactions.close()
-        await self._handler.close()
-        if not self._draining.is_set():
-            self._failure = self._problem
-
-    def _check_lease(self) -> None:
-        if self._now_s - self._heard_at_s > LEASE_S and not self._draining.is_set():
-            logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
-            self._draining.set()
-
-    @property
-    def _pool(self) -> str:
-        return self._spec.name
 
     @property
     def _poll_limit_s(self) -> float:
@@ -250,19 +153,6 @@ class PoolMember:
         # What came is its own, also of partitions that went and came back within this poll.
         self._gone = set()
         return batch
-
-    async def _sleep(self, pause_s: float) -> None:
-        """Returns early when the consumer is drained."""
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._draining.wait()
-        except asyncio.TimeoutError:
-            pass
-
-    def _note(self, problem: str) -> None:
-        if problem != self._problem:
-            logger.warning("a consumer of pool %r: %s", self._pool, problem)
-        self._problem = problem
 
     # --- partitions that come and go ------------------------------------------------------------
 

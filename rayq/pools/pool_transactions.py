@@ -109,6 +109,7 @@ class PoolTransactions:
                 transactional_id=self._id,
                 max_block_ms=self._timeout_ms,
                 delivery_timeout_ms=self._timeout_ms,
+                large_values="chunks",
             )
         return self._opened
 

@@ -1,8 +1,9 @@
-"""A pool of consumers: looks at its group's lag once a second, starts and stops consumers.
+"""A pool of consumers: looks at the lag of its group or queue once a second, starts and stops
+consumers.
 
-A pool keeps nothing on disk. The group's commits say what is handled; the consumers outlive the
-pool's process and are found again by name. A consumer that is not found is harmless: the group
-shares the partitions with it until it ends by itself (`pool_member.LEASE_S`).
+A pool keeps nothing on disk. The group's commits, or the queue, say what is handled; the consumers
+outlive the pool's process and are found again by name. A consumer that is not found is harmless:
+it shares the work with the others until it ends by itself (`member.LEASE_S`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rayq.errors import RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.pools.group_progress import OFFSET_TIMEOUT_MS, GroupProgress
-from rayq.pools.pool_member import MemberDiedError, MemberReport
+from rayq.pools.member import MemberDiedError, MemberReport
+from rayq.pools.queue_progress import QueueProgress
 from rayq.records import PoolConsumer, PoolStatus
 
 logger = logging.getLogger(__name__)
@@ -109,9 +111,11 @@ class RunningPool:
                 consumers_max=config.max_consumers,
                 target_lag_s=config.target_lag_s,
                 cool_down_s=config.cool_down_s,
+                one_each=spec.queue is None,
             )
         )
-        self._progress = GroupProgress(environment.clock, spec)
+        self._progress: GroupProgress | QueueProgress | None = None
+        """None before `start`."""
         self._decision: Decision | None = None
         self._wanted = 0
         self._looks = 0
@@ -149,15 +153,14 @@ class RunningPool:
             self._members[name] = _Member(name, handle)
         self._wanted = len(self._members)
         client = self._cluster.new_client()
-        config = ConsumerConfig(default_api_timeout_ms=OFFSET_TIMEOUT_MS)
-        watcher = AsyncConsumer(client, config, (), client.close, group=self._spec.group)
+        progress = self._progress = self._measuring(client)
         looked_s = self._now_s
         try:
             while True:
                 began_s = self._now_s
                 await self._hear_members()
                 try:
-                    await self._look(client, watcher)
+                    await self._look(progress)
                 except RayqError as error:
                     self._look_problem = (
                         f"the lag could not be measured: {type(error).__name__}: {error}"
@@ -172,7 +175,14 @@ class RunningPool:
                 await self._start_and_stop()
                 await asyncio.sleep(max(began_s + LOOK_INTERVAL_S - self._now_s, 0.05))
         finally:
-            await watcher.close()
+            await progress.close()
+
+    def _measuring(self, client: Client) -> GroupProgress | QueueProgress:
+        if self._spec.queue is not None:
+            return QueueProgress(self._spec, client)
+        config = ConsumerConfig(default_api_timeout_ms=OFFSET_TIMEOUT_MS)
+        watcher = AsyncConsumer(client, config, (), client.close, group=self._spec.group)
+        return GroupProgress(self._environment.clock, self._spec, client, watcher)
 
     async def stop(self, drain: bool, timeout_s: float) -> None:
         """Returns when all consumers have left or were killed."""
@@ -194,20 +204,20 @@ class RunningPool:
 
     # --- looking --------------------------------------------------------------------------------
 
-    async def _look(self, client: Client, watcher: AsyncConsumer) -> None:
+    async def _look(self, progress: GroupProgress | QueueProgress) -> None:
         has_consumers = any(one.last is not None for one in self._members.values())
-        unknown = await self._progress.measure(client, watcher, has_consumers=has_consumers)
+        unknown = await progress.measure(has_consumers=has_consumers)
         self._look_problem = None
         if unknown:
             self._look_problem = f"partitions whose leader has not said where they end: {unknown}"
-        if not self._progress.partitions:
+        if not progress.partitions:
             return
         members = [one for one in self._members.values() if not one.is_draining]
         before = self._wanted
         self._decision = self._scaling.decide(
             Look(
                 at_s=self._now_s,
-                partitions=dict(self._progress.partitions),
+                partitions=dict(progress.partitions),
                 consumers=self._wanted,
                 running=sum(one.state == "running" for one in members),
                 handled=self._records,
@@ -252,10 +262,14 @@ class RunningPool:
                 continue
             silent_s = 0.0 if member.asking is None else self._now_s - member.asked_at_s
             if max(member.last.handling_s, silent_s) > limit_s:
+                limit = f"max_poll_interval_ms ({limit_s * 1000:.0f} ms)"
+                advice = "Give it fewer records (max_records), or raise the limit"
+                if self._spec.queue is not None:
+                    limit = f"max_handling_s ({limit_s:g} s)"
+                    advice = "Divide the work, or alter the queue"
                 self._member_problem = (
                     f"a call of the handler on {member.last.node} (pid {member.last.pid}) took "
-                    f"more than max_poll_interval_ms ({limit_s * 1000:.0f} ms): its consumer was "
-                    "killed. Give it fewer records (max_records), or raise the limit"
+                    f"more than {limit}: its consumer was killed. {advice}"
                 )
                 logger.warning("pool %r: %s", self._spec.name, self._member_problem)
                 self._kill(member)
@@ -383,7 +397,7 @@ class RunningPool:
             wanted=self._wanted,
             reason="it has just started" if found is None else found.reason,
             consumers=[_shown(one) for one in self._members.values()],
-            partitions=len(self._progress.partitions),
+            partitions=0 if self._progress is None else len(self._progress.partitions),
             lag=None if found is None else found.lag,
             lag_s=0.0 if found is None else found.lag_s,
             lag_slope=0.0 if found is None else found.lag_slope,

@@ -11,7 +11,8 @@ from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
-from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
+from rayq.pools.member import Member, MemberDiedError, MemberReport
+from rayq.pools.members import make_member
 from rayq.pools.running_pool import MemberHandle, RunningPool
 from rayq.records import PoolStatus
 
@@ -25,7 +26,7 @@ class LocalMember:
     """A consumer as a task of this loop. A kill ends it without a commit; a plain handler that is
     at a call is left to its thread."""
 
-    def __init__(self, member: PoolMember, name: str) -> None:
+    def __init__(self, member: Member, name: str) -> None:
         self._member = member
         self._task = asyncio.get_running_loop().create_task(member.run(), name=name)
 
@@ -61,7 +62,7 @@ class LocalHosting:
 
     async def start_member(self, name: str) -> MemberHandle:
         environment = with_one_thread(system_environment(None))
-        member = PoolMember(
+        member = make_member(
             environment, self._cluster, self._spec, name, lambda: self._handler
         )
         return LocalMember(member, f"consumer {name} of pool {self._spec.name}")

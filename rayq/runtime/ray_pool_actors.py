@@ -24,8 +24,9 @@ from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig
 from rayq.environment import Address
 from rayq.errors import HandlerError, RayqError
+from rayq.pools.member import MemberDiedError, MemberReport
+from rayq.pools.members import make_member
 from rayq.pools.pool_handler import is_async
-from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
 from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
@@ -63,13 +64,13 @@ def consumer_prefix(cluster_name: str, pool: str) -> str:
 
 
 class PoolConsumerActor:
-    """The Ray actor around one `PoolMember`."""
+    """The Ray actor around one `Member`."""
 
     def __init__(self, work: PoolWork) -> None:
         environment = system_environment(None)
         name = ray.get_runtime_context().get_actor_name() or work.spec.name
         self._reports = start_reports(environment, ClusterConfig(), name)
-        self._member = PoolMember(
+        self._member = make_member(
             with_one_thread(environment),
             work.cluster,
             work.spec,

@@ -42,6 +42,7 @@ def read(
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     include_headers: bool = False,
+    large_values: str | None = None,
     timeout_s: float = 60.0,
 ) -> DataFrame:
     """The records of `topics` (or of the topics whose whole name `pattern` matches) as a DataFrame.
@@ -71,6 +72,9 @@ def read(
     `remote_storage` has in the object store, the tasks read there; while the driver runs, for a day
     at most, retention leaves it.
 
+    Large values come whole: those in chunks always, those in objects where `large_values` is the
+    URL that their producers have, read with the credentials of the executors.
+
     Raises the errors of `rayq.batch.offset_ranges.snapshot`: UnknownTopicError,
     OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.
     A task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
@@ -99,6 +103,7 @@ def read(
         splits,
         include_headers=include_headers,
         fail_on_data_loss=fail_on_data_loss,
+        large_values=large_values,
         timeout_s=timeout_s,
     )
 
@@ -110,6 +115,7 @@ def read_ranges(
     *,
     include_headers: bool = False,
     fail_on_data_loss: bool = True,
+    large_values: str | None = None,
     timeout_s: float = 60.0,
 ) -> DataFrame:
     """The records of exactly these ranges, with one Spark partition for each, in their order."""
@@ -118,7 +124,7 @@ def read_ranges(
     if not splits:
         return spark.createDataFrame([], schema)
     count = len(splits)
-    fetch = _fetcher(cluster, list(splits), columns, fail_on_data_loss, timeout_s)
+    fetch = _fetcher(cluster, list(splits), columns, fail_on_data_loss, large_values, timeout_s)
     # Spark cuts a range of `count` numbers into `count` partitions of one number each.
     return spark.range(0, count, 1, count).mapInArrow(fetch, schema)
 
@@ -128,6 +134,7 @@ def _fetcher(
     splits: list[Split],
     columns: Sequence[str],
     fail_on_data_loss: bool,
+    large_values: str | None,
     timeout_s: float,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The function that a task runs. It pickles with these arguments and no more."""
@@ -140,6 +147,7 @@ def _fetcher(
                     splits[number],
                     columns=columns,
                     fail_on_data_loss=fail_on_data_loss,
+                    large_values=large_values,
                     timeout_s=timeout_s,
                 )
 

@@ -62,6 +62,7 @@ def stream(
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     include_headers: bool = False,
+    large_values: str | None = None,
     group: str | None = None,
     name: str | None = None,
     timeout_s: float = 60.0,
@@ -85,6 +86,8 @@ def stream(
     left out with a warning. `timeout_s`: how long, in seconds, a leader may be away while a task
     reads. `retry_timeout_s`: how long while the query looks for new records.
 
+    `large_values`: as for `rayq.spark.read`.
+
     `group`: after each batch the query commits its positions to this consumer group, so that people
     can see its lag. The group must have no members.
 
@@ -106,6 +109,7 @@ def stream(
         min_partitions=min_partitions,
         options={
             "include_headers": include_headers,
+            "large_values": large_values,
             "fail_on_data_loss": fail_on_data_loss,
             "timeout_s": seconds(timeout_s),
         },

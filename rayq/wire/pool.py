@@ -39,6 +39,10 @@ class ConnectionPool:
         self._attempts: dict[Address, asyncio.Future[Connection | RayqError]] = {}
         self._is_closed = False
 
+    def current(self, host: str, port: int) -> Connection | None:
+        """The connection to an address, if one is open."""
+        return self._connections.get((host, port))
+
     async def get(self, host: str, port: int) -> Connection:
         """The open connection to an address. Concurrent callers share one attempt to open it.
 

@@ -42,10 +42,12 @@ from rayq.wire.stream import FrameStream
 
 logger = logging.getLogger(__name__)
 
-CLIENT_APIS = frozenset((*range(40), *range(70, 80), 85, 86, 88, 89, *range(100, 110)))
+CLIENT_APIS = frozenset(
+    (*range(40), *range(70, 80), 85, 86, 88, 89, *range(100, 110), *range(128, 144))
+)
 """Only servers may send other requests than these. 70 to 79: what producers and operators ask the
 coordinator of a transaction. 85 to 89: pins of batch jobs, and topics that are restored or leave
-the object store. 100 to 109: what leaders tell of remote storage."""
+the object store. 100 to 109: what leaders tell of remote storage. 128 to 143: queues."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated by then, TLS included, is closed."""

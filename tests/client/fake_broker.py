@@ -52,6 +52,7 @@ from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server
 from tests.client.fake_groups import FakeGroups
+from tests.client.fake_queues import FakeQueues
 from tests.client.fake_transaction_log import (
     PlayedTransactions,
     Transaction,
@@ -215,6 +216,7 @@ class FakeCluster:
         """The ids of changes that were made; they are not made again when a client repeats them."""
         self.groups = FakeGroups(self)
         self.transactions = FakeTransactions(self)
+        self.queues = FakeQueues(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -549,6 +551,12 @@ class FakeCluster:
                 return m.ChangeResponse(self.version)
             case m.Produce():
                 return self._produce(broker, request, payload)
+            case m.DescribeQueues():
+                return self.queues.describe(request)
+            case m.Take():
+                return self.queues.take(broker, request)
+            case m.Settle():
+                return self.queues.settle(broker, request)
             case m.ListOffsets():
                 return self._list_offsets(broker, request)
             case m.DescribeOpenTransactions():

@@ -16,6 +16,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import ConsumerPool
 from rayq.client.consuming.consumer import AsyncConsumer, Consumer
 from rayq.client.producing.producer import AsyncProducer, Producer
+from rayq.client.queues.queue import AsyncQueue, Queue
 from rayq.client.timeouts import TIMEOUT_S_MAX, seconds, takes_timeout
 from rayq.errors import InvalidRequestError
 from rayq.records import TopicPartition
@@ -51,7 +52,17 @@ def test_a_timeout_given_by_place_or_by_name_is_checked() -> None:
 
 
 def test_every_public_timeout_is_checked() -> None:
-    faces = (AsyncAdmin, AsyncConsumer, Consumer, AsyncProducer, Producer, ConsumerPool, Cluster)
+    faces = (
+        AsyncAdmin,
+        AsyncConsumer,
+        Consumer,
+        AsyncProducer,
+        Producer,
+        AsyncQueue,
+        Queue,
+        ConsumerPool,
+        Cluster,
+    )
     functions = [
         method
         for face in faces

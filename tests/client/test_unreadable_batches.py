@@ -161,7 +161,7 @@ def test_a_batch_of_a_newer_rayq_is_told_and_does_not_keep_other_partitions_wait
     fake.write("t", [b"v"])
     fake.write("t", [b"v"])
     fake.write("t", [b"other"], partition=1)
-    fake.replace_batch("t", 0, sealed({"attributes": 1 << 9}, KEYED))
+    fake.replace_batch("t", 0, sealed({"attributes": 1 << 12}, KEYED))
     with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
         assert offsets(consumer, 1) == [(1, 0)]
         with pytest.raises(UnsupportedFormatError, match="Seek to 1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 from rayq import Cluster
 from rayq.cli.main import run
 from rayq.client.admin import health
 
 ROOT = Path(__file__).resolve().parents[2]
+_built = functools.cache(typer.main.get_command)
+"""To put the verbs together takes longer than most of them do."""
 
 
 class Ran(NamedTuple):
@@ -67,6 +71,7 @@ class Command:
         try:
             with given.open() as file, self._monkeypatch.context() as patch:
                 patch.setattr(sys, "stdin", file)
+                patch.setattr(typer.main, "get_command", _built)
                 try:
                     code = run(arguments)
                 except SystemExit as end:  # a completion

@@ -40,10 +40,15 @@ def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) ->
         time.sleep(0.01)
 
 
-def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 60.0) -> list[Record]:
+def read_all(
+    cluster: Cluster, topic: str, *, timeout_s: float = 60.0, large_values: str | None = None
+) -> list[Record]:
     """Every record from the log start up to the present end."""
     with cluster.consumer(
-        topic, auto_offset_reset="earliest", max_poll_records=10_000
+        topic,
+        auto_offset_reset="earliest",
+        max_poll_records=10_000,
+        large_values=large_values,
     ) as consumer:
         return list(consumer.until_end(timeout_s))
 

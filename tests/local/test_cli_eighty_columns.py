@@ -32,10 +32,22 @@ storage status TOPIC
 storage verify-remote TOPIC
 storage pins
 storage unpin PIN -y
+values collect VALUES --dry-run
 group list
 group describe GROUP
 group seek GROUP --to beginning --dry-run
 group delete GROUP -y
+queue create QUEUE -t TOPIC
+queue list -a
+queue describe QUEUE
+queue alter QUEUE -c backoff_s=3
+queue peek QUEUE -n 3
+queue purge QUEUE -y
+dead-letters list TOPIC -n 2
+dead-letters show TOPIC 0/1
+dead-letters redrive TOPIC --dry-run
+dead-letters discard QUEUE -y
+queue delete QUEUE -y
 transactions list -a
 transactions describe ID
 transactions abort ID -y
@@ -57,7 +69,7 @@ log verify DATA/broker-0
 """
 ELSEWHERE = {
     *("start", "stop", "token"),
-    *("topic produce", "topic consume"),  # They print records.
+    *("topic produce", "topic consume", "queue put", "queue take", "queue work"),  # Records.
     *("cluster restart-broker", "cluster stop-broker", "cluster replace-disk"),
     "cluster recover-quorum",
 }
@@ -93,6 +105,8 @@ def test_no_line_is_longer_than_the_terminal(
     rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n" * 50)
     rayq_command.well("topic", "consume", topic, "-g", group, "-e", "-n", "3")
     names = {"TOPIC": topic, "NEW": topic + "-new", "GROUP": group, "DATA": cluster.data_dir}
+    names["VALUES"] = f"file://{cluster.data_dir}/values"
+    names["QUEUE"] = "a-queue-whose-name-is-longer"
     names["ID"] = "a-transactional-id-whose-name-is-longer"
     producer = cluster.producer(transactional_id=names["ID"])
     producer.begin_transaction()

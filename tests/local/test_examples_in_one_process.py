@@ -70,6 +70,13 @@ def test_outbox_tells_of_every_order_once() -> None:
     assert "50 messages of 50 orders, 0 of them twice" in printed
 
 
+@pytest.mark.thorough  # eight processes start
+def test_queue_resize_images_makes_each_thumbnail_though_workers_are_killed() -> None:
+    printed = run("examples/queue_resize_images.py")
+    assert "killed 2 of 8 workers" in printed
+    assert re.search(r"32 of 32 pictures are done; \d+ tasks were given out again", printed), printed
+
+
 def test_tiered_storage_reads_from_the_store_and_comes_back_from_it() -> None:
     printed = run("examples/tiered_storage.py")
     stored = re.search(r"the store has the readings up to (\d+), the disks the rest", printed)

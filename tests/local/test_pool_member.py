@@ -20,8 +20,11 @@ from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.environment import system_environment
 from rayq.config import PoolConfig
 from rayq.errors import DisconnectedError, HandlerError, RayqError, UnknownTopicError
+from rayq.pools import member as pools_member
 from rayq.pools import pool_member, running_pool
-from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
+from rayq.pools.group_progress import GroupProgress
+from rayq.pools.member import MemberDiedError, MemberReport
+from rayq.pools.pool_member import PoolMember
 from rayq.pools.running_pool import PoolHosting, RunningPool
 from rayq.runtime.local_pool import with_one_thread
 
@@ -328,7 +331,7 @@ def test_partitions_that_bring_nothing_are_committed_while_others_are_busy(
 def test_a_consumer_whose_polls_keep_failing_ends_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_member, "FAILED_POLLS_MAX", 3)
+    monkeypatch.setattr(pools_member, "FAILED_POLLS_MAX", 3)
     monkeypatch.setattr(pool_member, "FAILED_POLL_PAUSE_S", 0.0)
 
     async def fails(_consumer: PlayedConsumer) -> list[Record]:
@@ -347,7 +350,7 @@ def test_a_consumer_whose_polls_keep_failing_ends_and_says_why(
 def test_a_consumer_without_a_pool_ends_though_its_handler_keeps_failing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_member, "LEASE_S", 0.05)
+    monkeypatch.setattr(pools_member, "LEASE_S", 0.05)
 
     def handler(records: list[Record]) -> None:
         raise OSError("away")
@@ -486,7 +489,11 @@ class Watcher:
             return SimpleNamespace(partitions=[0, 1])
 
         client = cast(Client, SimpleNamespace(topic=topic))
-        await pool._look(client, cast(AsyncConsumer, self))
+        if pool._progress is None:
+            pool._progress = GroupProgress(
+                pool._environment.clock, pool._spec, client, cast(AsyncConsumer, self)
+            )
+        await pool._look(pool._progress)
 
 
 def test_positions_of_a_pool_that_sleeps_for_long_do_not_expire() -> None:

@@ -28,6 +28,8 @@ from rayq.storage.batch import (
     check_produced,
     check_records,
     decode_columns,
+    due_header,
+    due_ms_of,
     encode_batch,
     encode_marker,
     read_header,
@@ -256,7 +258,7 @@ def test_a_newer_magic_or_unknown_attributes_are_an_unsupported_format() -> None
     with pytest.raises(UnsupportedFormatError):
         decode(sealed({"attributes": 2}, GOOD))
     with pytest.raises(UnsupportedFormatError):
-        check_produced(read_header(sealed({"attributes": 256}, GOOD)))
+        check_produced(read_header(sealed({"attributes": 1 << 12}, GOOD)))
 
 
 def test_a_leader_takes_dense_batches_with_records_only() -> None:
@@ -463,3 +465,16 @@ def test_overwritten_bytes_are_noticed_wherever_they_are(records, place, noise) 
     damaged[place : place + len(noise)] = noise
     damaged = damaged[: len(data)]
     assert damaged == data or read_anything(bytes(damaged)) is None
+
+
+def test_a_batch_tells_that_a_record_of_it_is_due_later() -> None:
+    headers = [None, [("name", b"x")], [due_header(1_700_000_000_000)]]
+    batch = encode_batch([b"a", b"b", b"c"], None, headers)
+    _, header = next(split_batches(batch))
+    assert header.is_delayed
+    found = decode_columns(batch, 0, header).headers
+    assert found is not None
+    assert [due_ms_of(one) for one in found] == [None, None, 1_700_000_000_000]
+    plain = encode_batch([b"a", b"b"], None, headers[:2])
+    assert not next(split_batches(plain))[1].is_delayed
+    assert due_ms_of([("rayq.due", b"soon")]) is None, "what is no time holds up nothing"

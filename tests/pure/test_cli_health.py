@@ -21,6 +21,8 @@ from rayq.records import (
     HangingTransaction,
     ObjectStoreInfo,
     PartitionInfo,
+    QueueInfo,
+    QueuePartitionInfo,
     Reassignment,
     RemotePartitionInfo,
     ReplicaInfo,
@@ -293,3 +295,51 @@ def test_the_worst_comes_first() -> None:
     severities = [problem.severity for problem in problems]
     assert severities == sorted(severities, key=["error", "warning", "notice"].index)
     assert severities[0] == "error"
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+def queue_problems(**figures: int | str) -> list[Problem]:
+    told = QueuePartitionInfo(0, **figures)  # type: ignore[arg-type]
+    queues = [QueueInfo("tasks", "id", "tasks", [told], {})]
+    return find_problems(cluster(), [topic(partition([0, 1, 2]))], queues=queues)
+
+
+def test_a_queue_at_work_is_no_problem() -> None:
+    assert queue_problems(ready=7, locked=1, waiting_takes=0, oldest_ready_ms=900_000) == []
+    assert queue_problems(ready=1, locked=0, waiting_takes=0, oldest_ready_ms=1_000) == []
+
+
+def test_a_queue_that_nobody_takes_from_is_noted() -> None:
+    problem = only(queue_problems(ready=7, locked=0, waiting_takes=0, oldest_ready_ms=900_000))
+    assert problem.severity == "notice"
+    assert "7 records wait, the oldest for 900 s" in problem.why
+
+
+def test_a_queue_in_trouble_says_why() -> None:
+    problem = only(queue_problems(trouble="10,000 records are in flight"))
+    assert problem.severity == "warning"
+    assert problem.what == "Queue tasks does not work in tasks-0"
+    assert problem.why.startswith("10,000 records are in flight")
+    assert problem.next_command == "rayq queue describe tasks"
+
+
+def test_records_that_retention_took_unsettled_are_told() -> None:
+    problem = only(queue_problems(expired=3))
+    assert (problem.severity, problem.what) == (
+        "warning",
+        "Queue tasks lost 3 records to retention",
+    )
+
+
+def test_dead_letters_are_noted_and_wait_for_nobody() -> None:
+    letters = QueuePartitionInfo(0, ready=2, oldest_ready_ms=900_000)
+    queues = [
+        QueueInfo("tasks", "id", "tasks", [QueuePartitionInfo(0)], {}),
+        QueueInfo("tasks.dead", "other", "tasks.dead", [letters], {}),
+    ]
+    topics = [topic(partition([0, 1, 2]))]
+    problem = only(find_problems(cluster(), topics, queues=queues))
+    assert problem.severity == "notice"
+    assert problem.next_command == "rayq dead-letters list tasks"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayq.actors.clock_watch import CATCH_UP_RATE, ClockWatch
+from rayq.actors.clock_watch import CATCH_UP_RATE, DELAYS_RATE, ClockWatch, DelayClock
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -82,3 +82,21 @@ def test_what_was_written_last_is_as_old_as_an_unwatched_clock_says_only_after_a
     watch = ClockWatch(clocks)
     watch.doubt(clocks.true_ms - MINUTE_MS)
     assert clocks.watched(watch, MINUTE_MS) - clocks.true_ms <= CATCH_UP_RATE * MINUTE_MS
+
+
+def test_a_clock_that_is_ahead_for_a_while_hardly_cuts_a_delay_short() -> None:
+    clocks = TwoClocks()
+    clock = DelayClock(clocks)
+    clocks.off_ms = HOUR_MS
+    assert clocks.watched(clock, MINUTE_MS) <= clocks.true_ms + DELAYS_RATE * MINUTE_MS
+    clocks.off_ms = 0
+    assert clocks.watched(clock, MINUTE_MS) == clocks.true_ms
+
+
+def test_delays_go_on_as_soon_as_a_clock_that_was_behind_is_right_again() -> None:
+    clocks = TwoClocks()
+    clock = DelayClock(clocks)
+    clocks.off_ms = -HOUR_MS
+    assert clocks.watched(clock, MINUTE_MS) == clocks.true_ms - HOUR_MS
+    clocks.off_ms = 0
+    assert clock.now_ms() >= clocks.true_ms - 2 * DELAYS_RATE * MINUTE_MS

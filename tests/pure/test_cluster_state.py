@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rayq.core import (
     broker_changes,
     cluster_state,
     metadata_records,
+    queue_changes,
     reassignment,
     remote_changes,
     topic_changes,
@@ -535,6 +537,20 @@ class Metadata(RuleBasedStateMachine):
     def leave_the_store(self, name: str) -> None:
         self.do(lambda: topic_changes.end_remote_storage(self.state, name, now_ms=1))
 
+    @rule(name=st.sampled_from("qr"), topic=st.sampled_from(["a", "b", "q.dead"]),
+          partitions=st.sampled_from([None, 2]), letters=st.sampled_from(["keep", "discard"]))
+    def create_queue(self, name: str, topic: str, partitions: int | None, letters: str) -> None:
+        self.serial += 1
+        serials = itertools.count(self.serial * 10)
+        self.do(lambda: queue_changes.create_queue(
+            self.state, new_id=lambda: f"id{next(serials)}", name=name, topic=topic,
+            options={"dead_letters": letters}, partitions=partitions, replication_factor=1,
+            topic_options={}, keeper_partitions=1))
+
+    @rule(name=st.sampled_from(["q", "r", "q.dead"]))
+    def delete_queue(self, name: str) -> None:
+        self.do(lambda: queue_changes.delete_queue(self.state, name))
+
     @rule()
     def remove_garbage(self) -> None:
         for topic_id in list(self.state.garbage):
@@ -612,6 +628,7 @@ class Metadata(RuleBasedStateMachine):
         assert rebuilt.topic_ids == self.state.topic_ids
         assert list(rebuilt.requests_done) == list(self.state.requests_done)
         assert (rebuilt.pins, rebuilt.garbage) == (self.state.pins, self.state.garbage)
+        assert (rebuilt.queues, rebuilt.queue_ids) == (self.state.queues, self.state.queue_ids)
 
     @invariant()
     def leaders_are_live_members_of_their_isr(self) -> None:

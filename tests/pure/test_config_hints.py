@@ -16,6 +16,7 @@ from rayq.config import (
     ConsumerConfig,
     PoolConfig,
     ProducerConfig,
+    QueueConfig,
     TopicConfig,
     check_group_keys,
     parse,
@@ -28,6 +29,7 @@ KINDS = {
     "producer": ProducerConfig,
     "consumer": ConsumerConfig,
     "pool": PoolConfig,
+    "queue": QueueConfig,
 }
 
 

@@ -12,7 +12,7 @@ from rayq import config, config_keywords
 NAMED = {"key_serializer", "value_serializer", "key_deserializer", "value_deserializer"}
 
 
-@pytest.mark.parametrize("title", ["Cluster", "Consumer", "Pool", "Producer", "Topic"])
+@pytest.mark.parametrize("title", ["Cluster", "Consumer", "Pool", "Producer", "Queue", "Topic"])
 def test_each_key_of_a_config_is_a_keyword_of_the_same_type(title: str) -> None:
     keys = get_type_hints(getattr(config, f"{title}Config"))
     keywords = get_type_hints(getattr(config_keywords, f"{title}Keywords"))

@@ -64,6 +64,7 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with cluster.producer(transactional_id="orders") as producer, producer.transaction():
             producer.send("orders", b"one")
         cluster.create_topic("old", remote_storage=True)
+        cluster.admin.create_queue("tasks")
         with cluster.consumer("orders", group="delays", auto_offset_reset="earliest") as consumer:
             seen = 0
             while seen < 400:

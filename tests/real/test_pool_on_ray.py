@@ -15,7 +15,7 @@ import pytest
 import ray
 
 import rayq
-from rayq import Cluster, ConsumerPool, Record
+from rayq import Cluster, ConsumerPool, QueueTask, Record
 from rayq.runtime import ray_pool_actors
 from tests.local.support import eventually
 from tests.real.support import actor_pid, actors_of, is_gone
@@ -187,3 +187,32 @@ def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_lo
             lambda: "no_such_module_anywhere" in (pool.status().problem or ""), "it is told", 30
         )
     assert ray.is_initialized()
+
+
+@pytest.mark.thorough
+def test_a_queues_pool_survives_a_kill_and_has_more_consumers_than_partitions(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """What the killed consumer was at comes again as soon as its connection has gone."""
+    queue = cluster.create_queue("jobs", visibility_timeout_s=300, backoff_s=0)
+    queue.put_many([b"%d" % number for number in range(200)])
+    path = str(tmp_path)
+
+    def handle(task: QueueTask) -> None:
+        import os
+        import time
+
+        time.sleep(0.03)
+        with open(f"{path}/{os.getpid()}", "a") as file:
+            file.write(f"{(task.value or b'').decode()}\n")
+
+    with cluster.queue_pool(
+        "jobs", handle, min_consumers=2, max_consumers=3, resources={"num_cpus": 0}
+    ) as pool:
+        eventually(lambda: len(handled(tmp_path)) > 20, "it began", 60)
+        eventually(lambda: pool.status().running >= 2, "two consumers at one partition", 60)
+        victim = next(one.pid for one in pool.status().consumers if one.pid is not None)
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: len(handled(tmp_path)) == 200, "all was handled", 60)
+        pool.wait_idle(60)
+    queue.close()

@@ -61,7 +61,9 @@ class Servers:
         ]
         return messages.MetadataResponse("c", 1, 1, self.controller, [], [], found)
 
-    async def request(self, host: str, port: int, request: Any, *, timeout_s: float) -> Any:
+    async def request(
+        self, host: str, port: int, request: Any, payload: bytes = b"", *, timeout_s: float
+    ) -> Any:
         self.asked.append((host, request))
         await asyncio.sleep(0.001)
         return await self.answer(request), b""

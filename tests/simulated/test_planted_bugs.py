@@ -34,6 +34,7 @@ FIRST_SEEDS = {
     "refusal_of_an_older_proposal_believed": 61,
     "pointer_moved_by_any_leader": 11,
     "unknown_commit_cleaned_up": 12,
+    "locks_by_wall_clock": 5,
 }
 """The first seed of each hunt, so that a hunt need not look for long; other seeds would do, too."""
 

@@ -195,6 +195,24 @@ def test_records_without_a_key_and_control_batches_stay(compacted: Place) -> Non
     assert records(log) == [(0, None, b"1"), (2, None, None), (3, b"a", b"3")]
 
 
+def test_chunks_from_before_the_topic_was_compacted_stay_and_manifests_are_superseded(
+    compacted: Place,
+) -> None:
+    log = compacted.open()
+    for key in (b"a", b"b", b"a"):
+        for batch in (
+            encode_batch([b"piece"], headers=[[("rayq.chunk", b"")]], is_chunk=True),
+            encode_batch([b"manifest"], [key], is_large=True),
+        ):
+            log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=NOW_MS)
+    roll(log)
+    run_pass(log)
+    assert [offset for offset, _, _ in records(log)] == [0, 2, 3, 4, 5]
+    headers = [header for _, header in split_batches(read_bytes(log)) if header.record_count]
+    assert [header.is_chunk for header in headers] == [True, True, False, True, False]
+    assert [header.is_large for header in headers] == [False, False, True, False, True]
+
+
 @pytest.mark.parametrize("what", WRONG_BODIES)
 def test_a_batch_that_is_none_although_its_crcs_are_right_is_kept_as_it_is_and_told(
     compacted: Place, what: str
@@ -203,7 +221,7 @@ def test_a_batch_that_is_none_although_its_crcs_are_right_is_kept_as_it_is_and_t
     write(log, (b"a", b"1"))
     wrong = moved(sealed({}, WRONG_BODIES[what]), 1)
     log.append_as_follower(wrong)
-    unknown = moved(sealed({"attributes": 1 << 9}, KEYED), 2)
+    unknown = moved(sealed({"attributes": 1 << 12}, KEYED), 2)
     log.append_as_follower(unknown)
     write(log, (b"a", b"2"))
     roll(log)

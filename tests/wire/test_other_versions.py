@@ -21,7 +21,8 @@ def test_each_message_is_recorded() -> None:
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_what_an_earlier_version_sent_is_read_as_it_was_meant(name: str) -> None:
     fields = msgspec.msgpack.decode(RECORDED[name], strict=False)
-    read = msgspec.to_builtins(msgspec.msgpack.decode(RECORDED[name], type=kinds()[name]))
+    message = msgspec.msgpack.decode(RECORDED[name], type=kinds()[name])
+    read = msgspec.to_builtins(message, builtin_types=(bytes,))
     assert begins_with(plain(read), plain(fields))
 
 

@@ -16,6 +16,7 @@ from typing import cast
 import msgspec
 
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
+from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.hosting import Runtime
@@ -386,6 +387,8 @@ class Broker:
         match request:
             case messages.Metadata():
                 return self._metadata(request, peer.room)
+            case messages.DescribeQueues():
+                return self._describe_queues(request, peer.room)
             case messages.AllocateProducerId():
                 return self._allocate_producer_id()
             case messages.ReplicaHostHeartbeat():
@@ -479,11 +482,7 @@ class Broker:
         self, request: messages.Metadata, room: AnswerRoom
     ) -> messages.MetadataResponse:
         asked = None if request.topics is None else set(request.topics)
-        metadata = self.metadata
-        if metadata.version < request.version_min and request.wait_ms:
-            await metadata.changed.wait_until(
-                lambda: metadata.version >= request.version_min, request.wait_ms / 1000
-            )
+        await self._await_version(request.version_min, request.wait_ms)
         async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
             answer = self._metadata_page(asked, request)
             await asyncio.sleep(0)  # and others have their turn before its next.
@@ -527,6 +526,33 @@ class Broker:
             topics=topics,
             next_after=after if left else None,
         )
+
+    async def _describe_queues(
+        self, request: messages.DescribeQueues, room: AnswerRoom
+    ) -> messages.DescribeQueuesResponse:
+        await self._await_version(request.version_min, request.wait_ms)
+        async with room.take(ANSWER_BYTES_MAX):
+            state = self.metadata.state
+            names = set(state.queue_ids)
+            if request.names is not None:
+                names.intersection_update(request.names)
+                found = (state.queues.get(queue_id) for queue_id in request.queue_ids)
+                names.update(queue.name for queue in found if queue is not None)
+            left = sorted(name for name in names if name > request.after)
+            page = left[: messages.QUEUES_PAGE]
+            queues = [state.queues[state.queue_ids[name]] for name in page]
+            return messages.DescribeQueuesResponse(
+                self.metadata.version,
+                [described_queue(one, state.topics[one.topic_id].name) for one in queues],
+                page[-1] if len(page) < len(left) else None,
+            )
+
+    async def _await_version(self, version_min: int, wait_ms: int) -> None:
+        metadata = self.metadata
+        if metadata.version < version_min and wait_ms:
+            await metadata.changed.wait_until(
+                lambda: metadata.version >= version_min, wait_ms / 1000
+            )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
         """A topic as it is told to clients, encoded once for all clients until metadata change."""

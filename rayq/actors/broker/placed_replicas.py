@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.cluster_state import Partition, Topic
+from rayq.core.cluster_state import Partition, Queue, Topic
 from rayq.core.metadata_records import (
     MetadataRecord,
     PartitionChanged,
+    QueueChanged,
+    QueueDeleted,
     RemoteDoubted,
     RemoteGarbage,
     RemoteMoved,
@@ -21,6 +23,18 @@ from rayq.core.metadata_records import (
 )
 from rayq.records import TopicIdPartition
 from rayq.wire import messages
+
+
+def described_queue(queue: Queue, topic: str) -> messages.QueueMetadata:
+    """A queue as it is told to the leaders of its topic, and to clients."""
+    return messages.QueueMetadata(
+        queue_id=queue.queue_id,
+        name=queue.name,
+        topic_id=queue.topic_id,
+        topic=topic,
+        config=queue.whole_config,
+        partitions=queue.partitions,
+    )
 
 
 class PlacedReplicas:
@@ -75,6 +89,10 @@ class PlacedReplicas:
             pinned_offset=self._metadata.state.pinned_offset(topic.topic_id, number),
             partitions=len(topic.partitions),
             is_remote_doubted=partition.is_remote_doubted,
+            queues=[
+                described_queue(queue, topic.name)
+                for queue in self._metadata.state.queues_of(topic.topic_id)
+            ],
         )
 
     def take(
@@ -98,7 +116,13 @@ class PlacedReplicas:
                     touched.add((record.topic_id, record.partition))
                 case SnapshotPinned():
                     touched.update((record.topic_id, number) for number in record.starts)
-                case TopicConfigChanged() | SnapshotUnpinned() | RemoteGarbage():
+                case (
+                    TopicConfigChanged()
+                    | SnapshotUnpinned()
+                    | RemoteGarbage()
+                    | QueueChanged()
+                    | QueueDeleted()
+                ):
                     topics.add(record.topic_id)
                 case TopicDeleted():
                     touched.update(key for key in hosted if key[0] == record.topic_id)

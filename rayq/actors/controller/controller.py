@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
-from rayq.core import broker_changes, reassignment, remote_changes, topic_changes
+from rayq.core import (
+    broker_changes,
+    queue_changes,
+    reassignment,
+    remote_changes,
+    topic_changes,
+)
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
@@ -284,10 +290,31 @@ class Controller:
                     topic_id=self._environment.new_id(),
                     partitions=self._config.transaction_state_partitions,
                 )
+            case messages.CreateQueue():
+                return None, queue_changes.create_queue(
+                    state,
+                    new_id=self._environment.new_id,
+                    name=request.name,
+                    topic=request.topic,
+                    options=request.config,
+                    partitions=request.partitions,
+                    replication_factor=request.replication_factor,
+                    topic_options=request.topic_config,
+                    keeper_partitions=self._config.queue_state_partitions,
+                    store=self._store,
+                )
+            case messages.AlterQueue():
+                return None, queue_changes.alter_queue(
+                    state, request.name, request.config, new_id=self._environment.new_id
+                )
+            case messages.DeleteQueue():
+                return None, queue_changes.delete_queue(state, request.name)
             case messages.DeleteTopic():
+                queue_changes.check_deleted_topic(state, request.name)
                 now_ms = self._environment.clock.wall_ms()
                 return None, topic_changes.delete_topic(state, request.name, now_ms=now_ms)
             case messages.CreatePartitions():
+                queue_changes.check_new_partitions(state, request.name, force=request.force)
                 return None, topic_changes.create_partitions(state, request.name, request.total)
             case messages.AlterTopicConfig():
                 changes = topic_changes.alter_topic_config(

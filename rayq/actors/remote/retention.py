@@ -57,6 +57,8 @@ class RemoteRetention:
         pinned_offset = self._remote_log.pinned_offset  # It may be newer than the assignment here.
         if pinned_offset is not None:
             limit_offset = min(limit_offset, pinned_offset)
+        if replica_log.held_offset is not None:
+            limit_offset = min(limit_offset, replica_log.held_offset)
         start = retention_start(
             chain(
                 (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),

@@ -93,6 +93,28 @@ class LeaderReads:
             ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
             return self._read_answer(self._replica_log.log, ends, next_offset, cached.aborted), data
 
+    async def read_stable(
+        self, offset: int, bytes_max: int
+    ) -> tuple[bytes, int, list[tuple[int, int]]]:
+        """Whole batches from the one of `offset` on, where the next one begins, and the aborted
+        transactions that may have batches among them. All lie below the last stable offset. Raises
+        as `fetch`."""
+        self._check()
+        self.check_serving()
+        self._check_start(offset)
+        if (remote := self._remote_of(offset)) is not None:
+            cached = await remote.bring(offset, bytes_max)
+            data, next_offset = await remote.read(cached, offset, bytes_max)
+            aborted = cached.aborted
+        else:
+            limit = self._replica_log.last_stable_offset
+            data, next_offset, aborted = await self._replica_log.read_with_aborted(
+                offset, limit, bytes_max
+            )
+        self._check()
+        self._check_start(offset)
+        return data, next_offset, aborted
+
     def _remote_of(self, offset: int) -> RemoteReads | None:
         """What reads a record that this disk has no more. None: it is not such a record. Raises
         RemoteMissingError."""

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.queues.leader_queues import LeaderQueues
+from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.adoption import Adoption, must_adopt
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
@@ -26,7 +28,12 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.topic_changes import (
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    QUEUES_TOPIC,
+    TRANSACTIONS_TOPIC,
+)
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -42,7 +49,7 @@ from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
-CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator)
+CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator, QueueKeeper)
 
 
 class Replica:
@@ -95,10 +102,13 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | Adoption | None = None
-        self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
+        self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
+        self._queues: LeaderQueues | None = None
+        """Beside the leader of a data partition."""
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
+        self._delay_clock = DelayClock(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
         self._local_retention = LocalRetention(self._replica_log, self._clock_watch)
         self._compactor = Compactor(
@@ -186,6 +196,7 @@ class Replica:
             leader = self._lead(assignment)
             if leader is None:
                 return
+            self._lead_queues(leader, assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
                 self._coordinator = GroupCoordinator(
                     self._replica_log,
@@ -204,6 +215,10 @@ class Replica:
                     ask_broker=self._ask_broker,
                     links=self._links,
                     clock_watch=self._clock_watch,
+                )
+            elif assignment.topic == QUEUES_TOPIC and self._coordinator is None:
+                self._coordinator = QueueKeeper(
+                    self._replica_log, leader, assignment, ask_broker=self._ask_broker
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
@@ -245,6 +260,22 @@ class Replica:
         assert isinstance(self._role, Adoption)
         self._role = leader = self._leader_of(self.assignment, self._role.remote_log)
         leader.committed(self.assignment)
+        self._lead_queues(leader, self.assignment)
+
+    def _lead_queues(self, leader: Leader, assignment: messages.PartitionAssignment) -> None:
+        """Has the queues led that read this partition."""
+        if assignment.topic in OWN_TOPICS:
+            return
+        if self._queues is None:
+            self._queues = LeaderQueues(
+                self._replica_log,
+                leader,
+                assignment,
+                links=self._links,
+                clock_watch=self._delay_clock,
+            )
+        else:
+            self._queues.committed(assignment)
 
     def _leader_of(
         self, assignment: messages.PartitionAssignment, remote_log: RemoteLog | None
@@ -279,6 +310,9 @@ class Replica:
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
             coordinator.end(reason)
+        queues, self._queues = self._queues, None
+        if queues is not None:
+            queues.end(reason)
         role, self._role = self._role, None
         if role is not None:
             role.end(reason)
@@ -319,6 +353,14 @@ class Replica:
                 f"{kind.topic}."
             )
         return self._coordinator
+
+    def queues(self, leader_epoch: int) -> LeaderQueues:
+        """The queues beside the leader, for a request in that epoch. Raises what `leader` raises,
+        and InvalidRequestError for a topic that no queue can read."""
+        self.leader(leader_epoch)
+        if self._queues is None:
+            raise InvalidRequestError(f"{self.where} is rayq's own: it has no queues.")
+        return self._queues
 
     # --- what any replica answers -----------------------------------------------------------
 
@@ -378,6 +420,8 @@ class Replica:
             ]
             if self._role.remote is not None:
                 samples += self._role.remote.measure(at)
+            if self._queues is not None:
+                samples += self._queues.measure()
         return samples
 
     def remote_backlog_bytes(self) -> int:
@@ -406,10 +450,13 @@ class Replica:
         role = self._role
         if isinstance(role, Leader):
             role.expire_waiters(now_s)
+        if self._queues is not None and self._replica_log.is_open:
+            self._queues.tick()
         if now_s < self._look_s or not self._replica_log.is_open:
             return
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
         self._clock_watch.look()
+        self._delay_clock.look()
         self._compactor.tick(now_s)
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)
@@ -431,6 +478,10 @@ class Replica:
         if not self.assignment.is_remote_doubted:
             # The topic gave up its objects: what is only there is gone.
             start = max(start, log.local_start_offset)
+        held = replica_log.held_offset
+        if held is not None:
+            is_followed = self._queues is not None and self._queues.deletes_what_is_done
+            start = held if is_followed else min(start, held)
         if start <= log.start_offset:
             return
         log_event(

@@ -16,6 +16,7 @@ import msgspec
 
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -327,6 +328,16 @@ class ReplicaHost:
                 return self._writable(request).produce(request, payload)
             case messages.Fetch():
                 return self._leader(request).reads.fetch(request, peer.room)
+            case (
+                messages.Take()
+                | messages.Settle()
+                | messages.DescribeQueue()
+                | messages.ListQueueRecords()
+                | messages.MoveQueueRecords()
+                | messages.PurgeQueue()
+            ):
+                replica = self._replica(request.topic_id, request.partition)
+                return replica.queues(request.leader_epoch).handle(peer, request)
             case messages.ReplicaFetch():
                 return self._leader(request).replica_fetch(request)
             case messages.ReplicaFlushed():
@@ -398,6 +409,10 @@ class ReplicaHost:
                 return self._transactions(request).describe(request)
             case messages.AbortTransaction():
                 return self._transactions(request).abort(request)
+            case messages.OpenQueueState():
+                return self._keeper(request).open_state(request)
+            case messages.WriteQueueState():
+                return self._keeper(request).write(request, payload)
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
@@ -427,6 +442,10 @@ class ReplicaHost:
     def _transactions(self, request: messages.ToCoordinator[Any]) -> TransactionCoordinator:
         replica = self._replica(request.topic_id, request.partition)
         return replica.coordinator(TransactionCoordinator, request.leader_epoch)
+
+    def _keeper(self, request: messages.ToCoordinator[Any]) -> QueueKeeper:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(QueueKeeper, request.leader_epoch)
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))

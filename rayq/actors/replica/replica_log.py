@@ -74,6 +74,8 @@ class ReplicaLog:
         self.trouble: str | None = None
         """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
+        self.held_offset: int | None = None
+        """Retention goes no further, for a queue that owns the topic. None: there is none."""
         self.appended = Signal()
         """The log grew, or its start moved."""
         self.committed = Signal()

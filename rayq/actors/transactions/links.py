@@ -1,5 +1,5 @@
-"""The way from a replica process to the leaders of other partitions, and to the coordinators of
-transactions. A process has one `Links`, which its replicas share.
+"""The way from a replica process to the leaders of other partitions, to the coordinators of
+transactions and the keepers of queues. A process has one `Links`, which its replicas share.
 
 It finds leaders by the metadata of this node's broker, and asks for them anew after a leader
 refused or did not answer.
@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple, TypeVar, cast
 
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.kept_queues import keeper_partition
+from rayq.core.topic_changes import QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.environment import Environment
 from rayq.errors import (
     ClosedError,
@@ -58,7 +59,8 @@ class Links:
         self._ask_broker = ask_broker
         self._leaders: dict[str, list[_Leader | None]] = {}
         """By topic id, then by partition; None where a partition has no leader."""
-        self._transactions_topic_id: str | None = None
+        self._own_topic_ids: dict[str, str] = {}
+        """By name, of the topics of rayq's own that were asked for."""
         self._missing_since_s: dict[str, float] = {}
         self._questions: dict[Hashable, asyncio.Future[Any]] = {}
 
@@ -104,7 +106,7 @@ class Links:
 
     async def coordinators(self) -> int:
         """How many partitions `__transaction_state` has. Raises UnknownTopicError."""
-        return len(self._leaders[await self._find_coordinators()])
+        return len(self._leaders[await self.find_own(TRANSACTIONS_TOPIC)])
 
     async def _ask_coordinator(
         self, family: int, build: Build[messages.ResponseT]
@@ -114,7 +116,7 @@ class Links:
         deadline_s, retry_s = loop.time() + PATIENCE_S, RETRY_S
         while True:
             try:
-                topic_id = await self._find_coordinators()
+                topic_id = await self.find_own(TRANSACTIONS_TOPIC)
                 return await self.ask_leader(topic_id, partition, build)
             except RayqError as error:
                 if not (error.retriable or isinstance(error, UnknownTopicError)):
@@ -127,15 +129,28 @@ class Links:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_MAX_S)
 
-    async def _find_coordinators(self) -> str:
-        """The topic id of `__transaction_state`, whose leaders are known then."""
-        topic_id = self._transactions_topic_id
+    async def find_own(self, name: str) -> str:
+        """The topic id of a topic of rayq's own, whose leaders are known then. Raises
+        UnknownTopicError."""
+        topic_id = self._own_topic_ids.get(name)
         if topic_id is None or topic_id not in self._leaders:
-            await self._once(TRANSACTIONS_TOPIC, lambda: self._look_up([TRANSACTIONS_TOPIC], []))
-            topic_id = self._transactions_topic_id
+            await self._once(name, lambda: self._look_up([name], []))
+            topic_id = self._own_topic_ids.get(name)
         if topic_id is None or topic_id not in self._leaders:
-            raise UnknownTopicError(f"There is no topic {TRANSACTIONS_TOPIC} (yet).")
+            raise UnknownTopicError(f"There is no topic {name} (yet).")
         return topic_id
+
+    # --- keepers of queues ------------------------------------------------------------------
+
+    async def ask_keeper(
+        self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
+    ) -> tuple[messages.ResponseT, memoryview]:
+        """The answer of the keeper of a queue to one attempt, as `exchange` asks for it. Raises
+        UnknownTopicError, too, while the metadata here are older than the queue."""
+        topic_id = await self.find_own(QUEUES_TOPIC)
+        # Their number is final: the queue's record was committed after those of all partitions.
+        partition = keeper_partition(queue_id, len(self._leaders[topic_id]))
+        return await self.exchange(topic_id, partition, build, payload)
 
     # --- leaders ----------------------------------------------------------------------------
 
@@ -144,6 +159,17 @@ class Links:
     ) -> messages.ResponseT:
         """The answer of a partition's leader to one attempt. After an error that another leader may
         not give, the next attempt asks for new metadata first."""
+        answer, _ = await self.exchange(topic_id, partition, build)
+        return answer
+
+    async def exchange(
+        self,
+        topic_id: str,
+        partition: int,
+        build: Build[messages.ResponseT],
+        payload: bytes = b"",
+    ) -> tuple[messages.ResponseT, memoryview]:
+        """As `ask_leader`, with a payload there and back."""
         if topic_id not in self._leaders:
             await self._once(topic_id, lambda: self._look_up([], [topic_id]))
         leaders = self._leaders.get(topic_id)
@@ -153,14 +179,29 @@ class Links:
             raise NotLeaderError(f"Partition {partition} of topic {topic_id} has no leader now.")
         try:
             request = build(topic_id, partition, leader.epoch)
-            answer, _ = await self._pool.request(
-                leader.host, leader.port, request, timeout_s=ATTEMPT_TIMEOUT_S
+            return await self._pool.request(
+                leader.host, leader.port, request, payload, timeout_s=ATTEMPT_TIMEOUT_S
             )
         except RayqError as error:
             if error.stale_metadata and self._leaders.get(topic_id) is leaders:
                 del self._leaders[topic_id]
             raise
-        return answer
+
+    async def find_topic(self, name: str) -> tuple[str, int]:
+        """The id of a topic, and how many partitions it has. Raises UnknownTopicError."""
+        answer = await self._once(
+            ("topic", name), lambda: self._ask_broker(messages.Metadata([name]))
+        )
+        if answer.controller is None:
+            raise ControllerUnavailableError("The broker's metadata may be old: it has just begun.")
+        for topic in answer.topics:
+            if topic.partitions:
+                return topic.topic_id, len(topic.partitions)
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+
+    async def new_producer_id(self) -> int:
+        """A producer id that nobody had before, and nobody else gets."""
+        return (await self._ask_broker(messages.AllocateProducerId())).producer_id
 
     def is_gone(self, topic_id: str) -> bool:
         """Whether the topic was deleted: the metadata lacked it whenever it was asked for within
@@ -181,8 +222,8 @@ class Links:
             else:
                 self._missing_since_s.setdefault(topic_id, now_s)
         for topic in answer.topics:
-            if topic.name == TRANSACTIONS_TOPIC:
-                self._transactions_topic_id = topic.topic_id
+            if topic.name in names:
+                self._own_topic_ids[topic.name] = topic.topic_id
             self._leaders[topic.topic_id] = [_leader(one) for one in topic.partitions]
 
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:

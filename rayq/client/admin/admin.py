@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
+from rayq.client.admin.queues import QueueAdmin, check_states, queue_config, queue_name
 from rayq.client.admin.remote import RemoteAdmin
 from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
 from rayq.client.admin.transactions import TransactionAdmin
@@ -26,7 +27,7 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
-from rayq.config_keywords import TopicKeywords
+from rayq.config_keywords import QueueKeywords, TopicKeywords
 from rayq.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
 from rayq.records import (
     BrokerInfo,
@@ -34,7 +35,10 @@ from rayq.records import (
     GroupInfo,
     GroupListing,
     HangingTransaction,
+    MovedRecords,
     ObjectStoreInfo,
+    QueueInfo,
+    QueueRecordInfo,
     Reassignment,
     RemotePartitionInfo,
     RemoteVerification,
@@ -48,6 +52,7 @@ from rayq.wire.messages import (
     AlterTopicConfig,
     Change,
     CreatePartitions,
+    CreateQueue,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
@@ -167,12 +172,18 @@ class AsyncAdmin:
 
     @takes_timeout
     async def create_partitions(
-        self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+        self,
+        name: str,
+        total: int,
+        *,
+        force: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
         """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
-        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError."""
+        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError, also where
+        a queue handles the records of each key in their order, unless `force` is True."""
         total = whole_number("total", total)
-        request = CreatePartitions(name=topic_name(name), total=total)
+        request = CreatePartitions(name=topic_name(name), total=total, force=force)
         await self._client.change(request, timeout_s=timeout_s)
         await until_ready(self._client, name, total, timeout_s=timeout_s)
 
@@ -595,6 +606,144 @@ class AsyncAdmin:
         Raises InvalidRequestError where there is no such pin."""
         await RemoteAdmin(self._client, timeout_s).unpin(pin_id)
 
+    # --- queues ---------------------------------------------------------------------------------
+
+    @takes_timeout
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        topic: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        exist_ok: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Unpack[QueueKeywords],
+    ) -> None:
+        """Creates a queue; returns when the leader of each partition has begun with it.
+
+        `topic` None: over a topic of its own of the same name, which is made with `partitions` and
+        `replication_factor` as in `create_topic`, and of which retention removes only what is
+        settled (`retention="hold"` is the default then). Else over that topic, which stays as it
+        is. With `dead_letters="keep"` there is a queue `<name>.dead` too, over a topic of that
+        name.
+
+        `config` is as in `QueueConfig`. With `exist_ok` a queue that is there already is left as it
+        is; one over another topic, or that differs in what is given here, is a QueueExistsError.
+
+        Raises QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and what
+        `create_topic` raises: TopicExistsError where a topic of that name is there without such a
+        queue.
+        """
+        is_own = topic is None
+        given: dict[str, Any] = {"retention": "hold"} if is_own else {}
+        request = CreateQueue(
+            name=queue_name(name),
+            topic=name if topic is None else topic_name(topic),
+            config={**given, **queue_config(config)},
+            partitions=whole_number("partitions", partitions) if is_own else None,
+            replication_factor=None
+            if replication_factor is None
+            else whole_number("replication_factor", replication_factor),
+        )
+        deadline = self._client.now + timeout_s
+        is_new = await QueueAdmin(self._client, timeout_s).create(request, exist_ok=exist_ok)
+        if is_new and is_own:
+            await until_ready(self._client, name, partitions, timeout_s=timeout_s)
+            deadline = self._client.now + timeout_s
+        if is_new:
+            left_s = max(deadline - self._client.now, 0.0)
+            await QueueAdmin(self._client, left_s).until_open(name)
+
+    @takes_timeout
+    async def alter_queue(
+        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[QueueKeywords]
+    ) -> None:
+        """Changes the given keys of a queue's config. Raises ConfigError, UnknownQueueError."""
+        if not changes:
+            raise InvalidRequestError("alter_queue needs at least one key to change.")
+        await QueueAdmin(self._client, timeout_s).alter(queue_name(name), queue_config(changes))
+
+    @takes_timeout
+    async def delete_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Forgets a queue and what it has settled. Its topic stays, with its records, and so do its
+        dead letters. Raises UnknownQueueError."""
+        await QueueAdmin(self._client, timeout_s).delete(queue_name(name))
+
+    @takes_timeout
+    async def list_queues(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
+        """The names of all queues, sorted."""
+        listed = await QueueAdmin(self._client, timeout_s).listed()
+        return [one.name for one in listed]
+
+    @takes_timeout
+    async def describe_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> QueueInfo:
+        """A queue, and how it stands in each partition as its leader says; without figures where
+        none answers. Raises UnknownQueueError."""
+        return await QueueAdmin(self._client, timeout_s).describe(queue_name(name))
+
+    @takes_timeout
+    async def describe_queues(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[QueueInfo]:
+        """All queues, each as `describe_queue` tells."""
+        return await QueueAdmin(self._client, timeout_s).describe_all()
+
+    @takes_timeout
+    async def list_queue_records(
+        self,
+        name: str,
+        *,
+        states: str | Iterable[str] = (),
+        limit: int = 1000,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> list[QueueRecordInfo]:
+        """Unsettled records of a queue, those of partition 0 first and the oldest of each partition
+        first, up to `limit`. `states`: only "ready", "locked", "delayed" or "moving" ones. Nothing
+        is taken. Raises UnknownQueueError."""
+        admin = QueueAdmin(self._client, timeout_s)
+        chosen = check_states(states)
+        return await admin.records(
+            queue_name(name), states=chosen, limit=whole_number("limit", limit)
+        )
+
+    @takes_timeout
+    async def purge_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> int:
+        """Settles all records of a queue that no consumer holds, and answers how many these were.
+        They stay in the topic. Raises UnknownQueueError."""
+        return await QueueAdmin(self._client, timeout_s).purge(queue_name(name))
+
+    @takes_timeout
+    async def move_queue_records(
+        self,
+        name: str,
+        records: Mapping[TopicPartition, Iterable[int]],
+        *,
+        to_topic: str | None = None,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, MovedRecords]:
+        """Writes records of a queue, given by partition and offset, to another topic, each exactly
+        once, and settles them. `to_topic` None: each to the topic that its header `rayq.source`
+        names, as dead letters have it. The headers that made it a dead letter are left out. Records
+        that are settled already count as moved; what cannot be moved (a consumer holds it, say) is
+        in `refused`. May be repeated. Raises UnknownQueueError, InvalidRequestError."""
+        target = "" if to_topic is None else topic_name(to_topic)
+        return await QueueAdmin(self._client, timeout_s).move(
+            queue_name(name), by_partition(records, "offsets"), to_topic=target
+        )
+
+    @takes_timeout
+    async def discard_queue_records(
+        self,
+        name: str,
+        records: Mapping[TopicPartition, Iterable[int]],
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, MovedRecords]:
+        """Settles records of a queue, given by partition and offset, so that nobody gets them. They
+        stay in the topic. Answers and raises as `move_queue_records` does."""
+        return await QueueAdmin(self._client, timeout_s).move(
+            queue_name(name), by_partition(records, "offsets"), to_topic=None
+        )
+
 
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
@@ -654,3 +803,13 @@ class Admin:
     describe_remote_storage = _blocking(AsyncAdmin.describe_remote_storage)
     verify_remote = _blocking(AsyncAdmin.verify_remote)
     unpin = _blocking(AsyncAdmin.unpin)
+    create_queue = _blocking(AsyncAdmin.create_queue)
+    alter_queue = _blocking(AsyncAdmin.alter_queue)
+    delete_queue = _blocking(AsyncAdmin.delete_queue)
+    list_queues = _blocking(AsyncAdmin.list_queues)
+    describe_queue = _blocking(AsyncAdmin.describe_queue)
+    describe_queues = _blocking(AsyncAdmin.describe_queues)
+    list_queue_records = _blocking(AsyncAdmin.list_queue_records)
+    purge_queue = _blocking(AsyncAdmin.purge_queue)
+    move_queue_records = _blocking(AsyncAdmin.move_queue_records)
+    discard_queue_records = _blocking(AsyncAdmin.discard_queue_records)

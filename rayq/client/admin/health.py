@@ -8,7 +8,14 @@ from typing import Literal
 import msgspec
 
 from rayq.config import HOUR_MS, MIB
-from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OWN_TOPICS, TRANSACTIONS_TOPIC
+from rayq.core.queue_changes import DEAD
+from rayq.core.topic_changes import (
+    DEFAULT_REPLICATION_FACTOR,
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    QUEUES_TOPIC,
+    TRANSACTIONS_TOPIC,
+)
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -16,6 +23,7 @@ from rayq.records import (
     HangingTransaction,
     ObjectStoreInfo,
     PartitionInfo,
+    QueueInfo,
     Reassignment,
     RemotePartitionInfo,
     TopicInfo,
@@ -29,6 +37,8 @@ DISK_FULL_BYTES = 128 * MIB
 """Appends are refused a little below it (64 MiB are kept back)."""
 UPLOAD_LATE_MS = HOUR_MS
 """What could have been in the object store for longer than this is worth a warning."""
+UNTAKEN_MS = 5 * 60_000
+"""A record that could have been taken for longer than this, while nobody takes any, is noted."""
 NAMED_MAX = 8
 """How many partitions a problem names; the rest are counted."""
 
@@ -62,6 +72,7 @@ def find_problems(
     hanging: Iterable[HangingTransaction] = (),
     store: ObjectStoreInfo | None = None,
     remote: Iterable[RemotePartitionInfo] = (),
+    queues: Iterable[QueueInfo] = (),
 ) -> list[Problem]:
     """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
     count as live and do not answer."""
@@ -80,6 +91,7 @@ def find_problems(
         *_transaction_problems(transactions),
         *_unknown_transaction_problems(hanging),
         *_remote_problems(store, list(remote)),
+        *_queue_problems(list(queues)),
     ]
     order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
     return sorted(problems, key=lambda problem: order[problem.severity])
@@ -269,24 +281,26 @@ def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
         )
 
 
+_KEPT = {
+    OFFSETS_TOPIC: "how far groups have read",
+    TRANSACTIONS_TOPIC: "which transactions are open or committed",
+    QUEUES_TOPIC: "what queues have settled",
+}
+
+
 def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
-    """Groups and transactions that were used before there were enough brokers left their topic with
-    few replicas."""
+    """Groups, transactions and queues that were used before there were enough brokers left their
+    topic with few replicas."""
     takers = sum(not broker.cordoned for broker in cluster.brokers)
     wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
     for topic in topics:
         factor = min((len(_wanted(partition)) for partition in topic.partitions), default=wanted)
         if topic.name in OWN_TOPICS and factor < wanted:
-            lost = (
-                "which transactions are open or committed"
-                if topic.name == TRANSACTIONS_TOPIC
-                else "how far groups have read"
-            )
             yield Problem(
                 "notice",
                 f"{topic.name} has {_count(factor, 'replica', 'replicas')} of each partition, and "
                 f"there are {takers} brokers",
-                f"it is from when there were fewer: a lost disk may take {lost}",
+                f"it is from when there were fewer: a lost disk may take {_KEPT[topic.name]}",
                 f"rayq topic set-replication-factor {topic.name} -r {wanted}",
             )
 
@@ -387,6 +401,51 @@ def _remote_problems(
 def _places(partitions: Iterable[RemotePartitionInfo]) -> str:
     places = [one.topic_partition for one in partitions]
     return _named([f"{place.topic}-{place.partition}" for place in places])
+
+
+def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
+    dead_queues = {f"{queue.name}{DEAD}" for queue in queues}
+    for queue in queues:
+        name, partitions = queue.name, queue.partitions
+        stuck = [one for one in partitions if one.trouble is not None]
+        if stuck:
+            places = _named([f"{queue.topic}-{one.partition}" for one in stuck])
+            yield Problem(
+                "warning",
+                f"Queue {name} does not work in {places}",
+                f"{stuck[0].trouble}; what it holds is kept",
+                f"rayq queue describe {name}",
+            )
+        if expired := sum(one.expired or 0 for one in partitions):
+            yield Problem(
+                "warning",
+                f"Queue {name} lost {_count(expired, 'record', 'records')} to retention",
+                f"the retention of topic {queue.topic} took them before anybody settled them",
+                f"rayq queue alter {name} -c retention=hold, or a longer retention_ms of the topic",
+            )
+        ready = sum(one.ready or 0 for one in partitions)
+        if ready and name in dead_queues:
+            yield Problem(
+                "notice",
+                f"Queue {name} has {_count(ready, 'dead letter', 'dead letters')}",
+                "they failed for good, or were rejected; each says why in its headers",
+                f"rayq dead-letters list {name.removesuffix(DEAD)}",
+            )
+        elif (oldest_ms := _untaken_ms(queue)) > UNTAKEN_MS:
+            yield Problem(
+                "notice",
+                f"Nobody takes from queue {name}",
+                f"{_count(ready, 'record waits', 'records wait')}, the oldest for "
+                f"{oldest_ms // 1000:,} s, and no consumer holds any",
+                f"rayq queue describe {name}; rayq queue delete {name} if nobody needs it",
+            )
+
+
+def _untaken_ms(queue: QueueInfo) -> int:
+    """How long its oldest record has waited, where no consumer holds or awaits any; 0 otherwise."""
+    if any(one.locked or one.waiting_takes for one in queue.partitions):
+        return 0
+    return max((one.oldest_ready_ms or 0 for one in queue.partitions), default=0)
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from datetime import timedelta
 
 from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
+from rayq.client.large.reader import LargeValues
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ConsumerConfig
 from rayq.errors import (
@@ -80,6 +82,7 @@ class Fetcher:
         self.is_member: Callable[[], bool] = lambda: False
         """Whether a group's coordinator says what is read."""
         self.elsewhere: Elsewhere | None = None
+        self.large = LargeValues(client, config)
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -210,16 +213,11 @@ class Fetcher:
             await self._begin(stream, topic)
             self.tell()
         while not stream.is_fetched:
-            while not self._may_fetch(stream):
-                waiting = self._waiting[stream] = self._loop.create_future()
-                if self._may_fetch(stream):  # Room was made before this stream was seen to wait.
-                    break
-                await waiting
-            self._waiting.pop(stream, None)
-            if self.elsewhere is not None and await self._fetch_elsewhere(stream, self.elsewhere):
-                continue
+            await self._wait_for_room(stream)
             leader = self._client.metadata.leader(*self._place(stream, topic))
             try:
+                if await self._fetch_elsewhere(stream, topic):
+                    continue
                 if leader is None:
                     raise self._client.no_leader_error(*self._place(stream, topic))
                 await self._fetch(stream, topic, leader)
@@ -228,6 +226,14 @@ class Fetcher:
                 await self._reset(stream, error)
             except RayqError as error:
                 await self._recover(stream, topic, leader, error, backoff.next_s())
+
+    async def _wait_for_room(self, stream: Stream) -> None:
+        while not self._may_fetch(stream):
+            waiting = self._waiting[stream] = self._loop.create_future()
+            if self._may_fetch(stream):  # Room was made before this stream was seen to wait.
+                break
+            await waiting
+        self._waiting.pop(stream, None)
 
     async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
         """Goes on where `auto_offset_reset` says."""
@@ -356,8 +362,8 @@ class Fetcher:
         if is_news:
             hides_aborted = self.isolation == READ_COMMITTED
             aborted = frozenset(response.aborted if hides_aborted else ())
-            stream.received(Fetched(payload, batches, next_offset, aborted=aborted), log_end)
-            self.tell()
+            fetched = Fetched(payload, batches, next_offset, aborted=aborted)
+            await self._deliver(stream, topic_id, fetched, log_end)
         else:
             is_first = stream.log_end is None
             stream.log_end = log_end
@@ -365,15 +371,39 @@ class Fetcher:
             if is_first:  # The position is in the log.
                 self.tell()
 
-    async def _fetch_elsewhere(self, stream: Stream, elsewhere: Elsewhere) -> bool:
+    async def _deliver(
+        self, stream: Stream, topic_id: str, fetched: Fetched, log_end: int
+    ) -> None:
+        """Hands an answer to the stream, with the large values in it. Those are more than was asked
+        for, so one that has several may be handed over in parts, as the consumer takes them."""
+        if not any(header.is_large or header.is_chunk for _, header in fetched.batches):
+            stream.received(fetched, log_end)
+            self.tell()
+            return
+        # Batch jobs read what is there, all of it, or say so.
+        refuses_loss = stream.end is not None and self._config.auto_offset_reset == "none"
+        parts = LargeParts(
+            self.large, stream, topic_id, fetched, refuses_loss=refuses_loss
+        )
+        while (part := await parts.next(self._bytes_max)) is not None:
+            stream.received(part, log_end)
+            self.tell()
+            if not parts.is_over:
+                await self._wait_for_room(stream)
+
+    async def _fetch_elsewhere(self, stream: Stream, topic_id: str) -> bool:
         """False: the leader has to be asked."""
+        elsewhere = self.elsewhere
+        if elsewhere is None:
+            return False
         assert stream.fetch_offset is not None
         # By halves: the next one comes while the user's thread takes records of this one.
         found = await elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
         if found is None:
             return False
-        stream.received(found, max(stream.log_end or 0, found.next_offset))
-        self.tell()
+        await self._deliver(
+            stream, topic_id, found, max(stream.log_end or 0, found.next_offset)
+        )
         return True
 
     async def _recover(

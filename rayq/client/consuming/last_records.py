@@ -1,5 +1,5 @@
 """The last records of a partition, counted as records: compaction leaves gaps between offsets, and
-so do transactions."""
+so do transactions and the chunks of large values."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class LastRecords:
 
     async def offset(self, place: TopicPartition, count: int) -> int:
         """The offset of the first of the last `count` records, as the log is now; the log start
-        where there are fewer, the end for none. Only what may have gaps is read, backwards from the
-        end: what compaction may have been at, and all of a log with transactions, whose markers
-        take offsets."""
+        where there are fewer, the end for none. Records are decoded only where there may be gaps,
+        backwards from the end: what compaction may have been at, what has chunks of large values,
+        and all of a log with transactions, whose markers take offsets."""
         first, log = await self._log_start(place), await self._describe(place)
         is_committed = self._fetcher.isolation == READ_COMMITTED
         end = log.last_stable_offset if is_committed else log.high_watermark
@@ -79,6 +79,8 @@ class LastRecords:
         if not log.is_used:
             answer, _ = await self._fetch(place, end - count, 1)
             stop = max(first, min(end, answer.cleaned_offset))
+        if await self._has_chunks(place, max(stop, end - count), end):
+            stop = end
         missing = count - (end - stop)  # From `stop` on every offset has a record.
         if missing <= 0:
             return end - count
@@ -97,6 +99,18 @@ class LastRecords:
             missing -= len(found)
             stop, width = start, 2 * width
         return first
+
+    async def _has_chunks(self, place: TopicPartition, start: int, stop: int) -> bool:
+        """Whether there are chunks of large values, which are no records, from `start` to
+        `stop`."""
+        while start < stop:
+            answer, payload = await self._fetch(place, start, SCAN_BYTES)
+            if any(header.is_chunk for _, header in split_batches(payload)):
+                return True
+            if answer.next_offset <= start:
+                break
+            start = answer.next_offset
+        return False
 
     async def _offsets(
         self, place: TopicPartition, start: int, stop: int, count: int
@@ -165,7 +179,7 @@ class LastRecords:
 
 def _offsets_of(payload: memoryview, at: int, header: BatchHeader) -> Iterable[int]:
     """None of a batch that holds nothing to read."""
-    if header.is_control:
+    if header.is_control or header.is_chunk:
         return ()
     try:
         return decode_columns(payload, at, header).offsets

@@ -14,11 +14,13 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
+    LargeValueError,
     RayqError,
     RecordTooLargeError,
     UnsupportedFormatError,
@@ -43,6 +45,9 @@ Start = int | None
 """Where reading begins: an offset from 0; EARLIEST or LATEST; None: where the group's last commit
 says, and without a commit or a group where `auto_offset_reset` says."""
 
+LargeValue = bytes | RayqError | None
+"""A large value, or why it cannot be had; None: it has expired, and is passed over."""
+
 Transactions = frozenset[tuple[int, int]]
 """`(family, epoch)` of each."""
 
@@ -58,6 +63,14 @@ class Fetched(NamedTuple):
     """Reading goes on at `next_offset` even if what was read before ends elsewhere."""
     aborted: Transactions = frozenset()
     """Transactions whose batches are passed over."""
+    large: Mapping[int, LargeValue] = MappingProxyType({})
+    """The large values of these batches, by offset."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+        large_bytes = sum(len(one) for one in self.large.values() if isinstance(one, bytes))
+        return len(self.payload) + large_bytes
 
 
 class Slice(NamedTuple):
@@ -187,7 +200,7 @@ class Stream:
         self.fetch_offset = fetched.next_offset
         if fetched.batches:
             self.last_epoch = fetched.batches[-1][1].leader_epoch
-        self.received_bytes += len(fetched.payload)
+        self.received_bytes += fetched.size_bytes
         self.fetched.append(fetched)
 
     def jump(self, offset: int) -> None:
@@ -288,7 +301,7 @@ class Stream:
             if self._batch_index == len(fetched.batches):
                 self._batch_index = 0
                 self.fetched.popleft()
-                self.consumed_bytes += len(fetched.payload)
+                self.consumed_bytes += fetched.size_bytes
                 if fetched.is_jump:
                     self._go_to(fetched.next_offset)
                 else:
@@ -300,11 +313,18 @@ class Stream:
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
             assert wanted is not None, "records come after the start is known"
             is_past_end = self.end is not None and header.base_offset >= self.end
-            is_shown = not is_past_end and self._is_shown(header, fetched.aborted)
+            is_shown = not is_past_end and self.is_shown(header, fetched.aborted)
+            if is_shown and header.is_large:
+                is_shown = fetched.large.get(header.base_offset, _UNREAD) is not None
             if header.next_offset > wanted and is_shown:
                 size_bytes = self._size_of(fetched, at, header, bytes_max)
                 try:
                     columns = decode_columns(fetched.payload, at, header, check_crc)
+                    if header.is_large:
+                        columns = _with_large(columns, header, fetched.large)
+                        size_bytes += sum(map(len, filter(None, columns.values)))
+                except LargeValueError:
+                    raise
                 except CorruptBatchError as error:
                     raise self._located(fetched, wanted, error) from error
                 except UnsupportedFormatError as error:
@@ -334,10 +354,10 @@ class Stream:
             self._skip_to(header.next_offset, header.leader_epoch)
         return False
 
-    def _is_shown(self, header: BatchHeader, aborted: Transactions) -> bool:
+    def is_shown(self, header: BatchHeader, aborted: Transactions) -> bool:
         """Whether users may see the records of a batch. The bit of a transaction tells nothing:
         compaction clears it once the transaction is committed."""
-        if header.is_control:
+        if header.is_control or header.is_chunk:
             return False
         if not aborted and not self.without:
             return True
@@ -421,6 +441,22 @@ class Stream:
         assert self.position is not None
         self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
         self.position = columns.offsets[0]
+
+
+_UNREAD = CorruptBatchError("It stands for a large value, and cannot be read.")
+"""In the place of a large value whose manifest arrived with a wrong CRC."""
+
+
+def _with_large(
+    columns: Columns, header: BatchHeader, large: Mapping[int, LargeValue]
+) -> Columns:
+    """The records with the values that they stand for. Raises what became of such a value."""
+    if not columns.values:  # Compaction or an abort removed the record.
+        return columns
+    found = large.get(header.base_offset, _UNREAD)
+    if isinstance(found, RayqError):
+        raise found.with_message(found.message) from found.__cause__
+    return columns._replace(values=[found])
 
 
 def transaction_of(header: BatchHeader) -> tuple[int, int] | None:

@@ -60,6 +60,9 @@ class ProducerBatch(Outcome):
         "opened_at",
         "is_announced",
         "is_urgent",
+        "is_chunk",
+        "is_large",
+        "is_barrier",
         "values",
         "keys",
         "headers",
@@ -82,14 +85,26 @@ class ProducerBatch(Outcome):
         self.is_urgent = False
         """Whether a thread waits for the batch and sends nothing more meanwhile. Then the batch
         does not linger."""
+        self.is_chunk = False
+        """Whether its one record is a chunk of a large value, and so none of the user's."""
+        self.is_large = False
+        """Whether its one record stands for a large value."""
+        self.is_barrier = False
+        """Whether it is taken only once all that was taken before has its outcome."""
         # Set by `seal`.
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] | None = None
         self.headers: Sequence[Headers | None] | None = None
         self.timestamps_ms: int | list[int] = 0
 
+    @property
+    def record_count(self) -> int:
+        """How many records of the user's it has."""
+        return 0 if self.is_chunk else self.count
+
     def seal(self) -> None:
-        """Turns the rows into columns; nothing is appended from here on. Idempotent."""
+        """Turns the rows into columns; nothing is appended from here on. Idempotent. Raises what
+        keeps a large value from being sent."""
         if not self.rows:
             return
         assert len(self.rows) == self.count, "each record has its place"
@@ -279,6 +294,32 @@ class Accumulator:
                 break
         return start
 
+    def append_closed(self, queue: PartitionQueue, batches: tuple[ProducerBatch, ...]) -> bool:
+        """Adds batches that are full already, all of them or none, behind what this thread appended
+        before. They reserve their sizes. False: there is no room; more than the whole buffer finds
+        it once the buffer is empty. Raises the error that records are refused with."""
+        self._close_open(queue, queue.open)
+        opened_at = self._now()
+        for batch in batches:
+            batch.opened_at, batch.loop_thread = opened_at, self._loop_thread
+        added = dict.fromkeys(batches)
+        size_bytes = sum(batch.reserved_bytes for batch in batches)
+        limit_bytes = self._config.buffer_memory
+        with self._lock:
+            is_refused = self._refusal is not None
+            has_room = False
+            if not is_refused:
+                used_bytes = self._reserved_bytes - self._released_bytes
+                has_room = used_bytes == 0 or used_bytes + size_bytes <= limit_bytes
+                if has_room:
+                    self._reserved_bytes += size_bytes
+                    self._incomplete |= added
+                    queue.closed += batches
+        if is_refused:
+            self.check_accepts()
+        self._on_work(queue)
+        return has_room
+
     def _announce(self, batch: ProducerBatch) -> None:
         self._on_work(batch.queue)
         batch.is_announced = True
@@ -420,6 +461,10 @@ class Accumulator:
                 self._close_open(queue, queue.open)
             finally:
                 self._lock.release()
+
+    def has_barrier(self, queue: PartitionQueue) -> bool:
+        """Whether the next batch of the queue waits for all that was taken before."""
+        return bool(queue.closed) and queue.closed[0].is_barrier
 
     def is_hurried(self, queue: PartitionQueue) -> bool:
         """Whether the open batch of the queue does not linger: somebody waits for it, for all

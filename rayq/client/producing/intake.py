@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from rayq.client.arguments import shown, topic_name
@@ -21,8 +21,15 @@ from rayq.client.producing.accumulator import (
     running_sizes,
 )
 from rayq.client.producing.futures import DeliveryFuture, Part
+from rayq.client.producing.large_batches import (
+    chunk_bytes_of,
+    record_bytes,
+    send_chunks,
+    send_manifest,
+)
 from rayq.client.producing.partitioner import call_partitioner, next_sticky_partition
 from rayq.config import ProducerConfig, TopicConfig, parse_stored
+from rayq.core.large_values import CHUNK_OFFSETS_MAX, VALUE_ID_BYTES
 from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
@@ -34,6 +41,16 @@ from rayq.storage.batch import encode_batch
 from rayq.wire.messages import TopicMetadata
 
 TIMESTAMP_END_MS = 2**62
+_REMEDY = (
+    "send less, raise it with admin.alter_topic_config, or send large values with "
+    'producer(large_values="chunks").'
+)
+
+
+class StoredValue(NamedTuple):
+    """In the place of a value that was written to an object store."""
+
+    manifest: bytes
 
 
 class TopicQueues:
@@ -141,9 +158,11 @@ class Intake:
         if known is None:
             return None
         size_bytes = RECORD_OVERHEAD_BYTES
+        is_stored = False
         if value is not None:
             if type(value) is not bytes:
-                value = _plain_bytes("value", value)
+                is_stored = type(value) is StoredValue
+                value = value.manifest if is_stored else _plain_bytes("value", value)
             size_bytes += len(value)
         if key is not None:
             if type(key) is not bytes:
@@ -170,9 +189,81 @@ class Intake:
             batch = queue.open
             if batch is None or batch.size_bytes + size_bytes > queue.limit_bytes:
                 queue = self._next_sticky(known)
+        if is_stored:
+            return send_manifest(
+                self._accumulator,
+                queue,
+                value,
+                key,
+                checked,
+                timestamp_ms,
+                rest_bytes=size_bytes - len(value),
+            )
         if size_bytes > known.limit_bytes:
-            self._check_size(known, value, key, checked, size_bytes)
+            error = self._size_error(known, value, key, checked, size_bytes)
+            if error is not None and self._config.large_values == "chunks":
+                return self._offer_chunks(
+                    known, queue, value, key, checked, timestamp_ms, size_bytes, error
+                )
+            if error is not None:
+                raise error
         return self._accumulator.append(queue, value, key, checked, timestamp_ms, size_bytes)
+
+    def _offer_chunks(
+        self,
+        known: TopicQueues,
+        queue: PartitionQueue,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int,
+        size_bytes: int,
+        error: RecordTooLargeError,
+    ) -> DeliveryFuture | None:
+        """As `offer`, of a record that is too large for a batch: `error` says so."""
+        if known.needs_keys:
+            raise InvalidRequestError(
+                f"{queue.topic!r} is compacted (cleanup_policy), which would part the chunks of a "
+                "large value from each other: give the producer the URL of an object store as "
+                f"large_values. {error}"
+            )
+        value = value or b""
+        chunk_bytes = chunk_bytes_of(known.max_message_bytes)
+        chunk_count = -(-len(value) // chunk_bytes)
+        rest_bytes = size_bytes - len(value)
+        needed_bytes = record_bytes(chunk_count, rest_bytes) + BATCH_OVERHEAD_BYTES
+        if not value or needed_bytes > known.max_message_bytes or chunk_count > CHUNK_OFFSETS_MAX:
+            raise error.with_message(
+                f"{error} Chunks do not help: the key, the headers and the offsets of "
+                f"{chunk_count} chunks are too large together."
+            )
+        return send_chunks(
+            self._accumulator,
+            queue,
+            value,
+            key,
+            headers,
+            timestamp_ms,
+            value_id=self._random.randbytes(VALUE_ID_BYTES),
+            chunk_bytes=chunk_bytes,
+            rest_bytes=rest_bytes,
+        )
+
+    def needs_object(
+        self, topic: str, value: Any, key: Any, headers: Iterable[tuple[str, bytes]] | None
+    ) -> bool:
+        """Whether a record of a topic whose metadata is known is too large for a batch. Raises
+        TypeError, InvalidRequestError."""
+        known = self.topics.get(topic)
+        if known is None or value is None:
+            return False
+        value = _plain_bytes("value", value)
+        key = None if key is None else _plain_bytes("key", key)
+        checked, headers_bytes = _check_headers(headers or ())
+        size_bytes = RECORD_OVERHEAD_BYTES + len(value) + len(key or b"") + headers_bytes
+        if size_bytes <= known.limit_bytes:
+            return False
+        return self._size_error(known, value, key, checked or None, size_bytes) is not None
 
     def offer_many(self, job: ManyJob) -> bool:
         """Appends what it can of a `send_many`. Returns False where the buffer is full before all
@@ -232,7 +323,8 @@ class Intake:
                 size_bytes = ends[index + 1] - ends[index] + RECORD_OVERHEAD_BYTES
                 if size_bytes > known.limit_bytes:
                     key = None if keys is None else keys[index]
-                    self._check_size(known, value, key, None, size_bytes)
+                    if error := self._size_error(known, value, key, None, size_bytes):
+                        raise error.with_message(f"{error} send_many sends no large values.")
         job = ManyJob(known, self._wall_ms())
         if not values:
             return job
@@ -280,34 +372,34 @@ class Intake:
         known.sticky = known.queues[partition]
         return known.sticky
 
-    def _check_size(
+    def _size_error(
         self,
         known: TopicQueues,
         value: bytes | None,
         key: bytes | None,
         headers: Headers | None,
         size_bytes: int,
-    ) -> None:
-        """For a record that is larger than a batch, and so has one of its own: it has to be within
+    ) -> RecordTooLargeError | None:
+        """For a record that is larger than a batch, and so has one of its own: whether it is within
         the topic's limits, the one on its stored size and the wider one on its size before
-        compression. Raises RecordTooLargeError."""
+        compression."""
         if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
-            return
+            return None
         if size_bytes > known.plain_bytes_max:
-            raise RecordTooLargeError(
+            return RecordTooLargeError(
                 f"A record of {size_bytes} bytes is above {known.plain_bytes_max}, what the "
                 f"topic's max_message_bytes of {known.max_message_bytes} allows before "
-                "compression: send less, or raise it with admin.alter_topic_config."
+                f"compression: {_REMEDY}"
             )
         stored_bytes = len(
             encode_batch([value], [key], [headers], compression=self._config.compression_type)
         )
-        if stored_bytes > known.max_message_bytes:
-            raise RecordTooLargeError(
-                f"A record of {size_bytes} bytes ({stored_bytes} as it would be stored) is above "
-                f"the topic's max_message_bytes of {known.max_message_bytes}: send less, or raise "
-                "it with admin.alter_topic_config."
-            )
+        if stored_bytes <= known.max_message_bytes:
+            return None
+        return RecordTooLargeError(
+            f"A record of {size_bytes} bytes ({stored_bytes} as it would be stored) is above "
+            f"the topic's max_message_bytes of {known.max_message_bytes}: {_REMEDY}"
+        )
 
 
 def _queue_of(known: TopicQueues, topic: str, partition: int) -> PartitionQueue:
@@ -329,6 +421,8 @@ def _no_key(topic: str) -> NullKeyError:
 
 def value_bytes(value: Any) -> int:
     """The size of a value, 0 of None. Raises TypeError."""
+    if type(value) is StoredValue:
+        return len(value.manifest)
     return 0 if value is None else len(_plain_bytes("value", value))
 
 

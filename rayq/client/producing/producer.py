@@ -60,6 +60,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self.config = config
         self.client = client
         self.core = ProducerCore(client, config, on_close)
+        self._writes_objects = self.core.writes_objects
         self._serializers = Serializers.of(config)
         self._begun: AsyncTransaction[ValueT_contra, KeyT_contra] | None = None
 
@@ -87,6 +88,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         core.check_open()
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
+        if self._writes_objects:
+            headers, value = await self._stored(topic, value, key, headers)
         future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
             future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
@@ -111,6 +114,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         ends_at = None if timeout_s is None else core.client.now + timeout_s
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
+        if self._writes_objects:
+            headers, value = await self._stored(topic, value, key, headers, timeout_s)
         future = await self._accepted(
             topic, value, key, headers, partition, timestamp_ms, timeout_s
         )
@@ -122,6 +127,26 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
             if future.done():
                 return await future
             raise no_result_error(timeout_s) from None
+
+    async def _stored(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes]] | None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[tuple[str, bytes]] | None, Any]:
+        """The headers, and what is to be appended as the value: a large one becomes an object."""
+        core = self.core
+        kept = None if headers is None else list(headers)
+        deadline = core.block_deadline(timeout_s)
+        while topic not in core.intake.topics:
+            core.check_open()
+            await self._wait_ready(topic, 0, deadline, timeout_s)
+        if core.intake.needs_object(topic, value, key, kept):
+            threads = core.client.environment.threads
+            value = await threads.run(core.write_object, topic, value)
+        return kept, value
 
     async def _accepted(
         self,
@@ -271,6 +296,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self._core = core
         self._background = background
         self._offer = core.intake.offer
+        self._writes_objects = core.writes_objects
         self._serializers = Serializers.of(core.config)
         self._begun: Transaction[ValueT_contra, KeyT_contra] | None = None
         background.on_fork(self._forked)
@@ -301,15 +327,19 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         called on the client's event-loop thread, where it must not block; or by this call, where
         the delivery is over before `send` returns (so do not hold a lock that `on_delivery` takes).
 
-        Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full. Raises
-        BufferFullError, UnknownTopicError, RecordTooLargeError, InvalidTimestampError,
-        InvalidRequestError (no such partition), ClosedError, TypeError (not bytes),
-        SerializationError (a serializer raised, or returned no bytes).
+        Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full, and
+        while a large value is written as an object, if `large_values` says so (then it also raises
+        RemoteStorageError, RemoteDeniedError and MissingExtraError). Raises BufferFullError,
+        UnknownTopicError, RecordTooLargeError, InvalidTimestampError, InvalidRequestError (no such
+        partition), ClosedError, TypeError (not bytes), SerializationError (a serializer raised, or
+        returned no bytes).
         """
         if on_delivery is not None:
             check_on_delivery(on_delivery)
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
+        if self._writes_objects:
+            headers, value = self._stored(topic, value, key, headers)
         future = self._offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
             future = self._accepted(topic, value, key, headers, partition, timestamp_ms)
@@ -343,6 +373,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         ends_at = None if timeout_s is None else core.client.now + timeout_s
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
+        if self._writes_objects:
+            headers, value = self._stored(topic, value, key, headers, timeout_s)
         future = self._accepted(topic, value, key, headers, partition, timestamp_ms, timeout_s)
         core.accumulator.hurry(future)
         try:
@@ -351,6 +383,25 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
             if future.done():
                 raise
             raise no_result_error(timeout_s) from None
+
+    def _stored(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes]] | None,
+        timeout_s: float | None = None,
+    ) -> tuple[list[tuple[str, bytes]] | None, Any]:
+        """The headers, and what is to be appended as the value: a large one becomes an object."""
+        core = self._core
+        kept = None if headers is None else list(headers)
+        deadline = core.block_deadline(timeout_s)
+        while topic not in core.intake.topics:
+            self._wait_ready(topic, 0, deadline, timeout_s)
+        if core.intake.needs_object(topic, value, key, kept):
+            self._background.check_callable()
+            value = core.write_object(topic, value)
+        return kept, value
 
     def _accepted(
         self,

@@ -12,14 +12,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from rayq.client.client import Client
+from rayq.client.large.objects import object_uri, write_object
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from rayq.client.producing.futures import ManyDeliveryFuture, Part
-from rayq.client.producing.intake import Intake, TopicQueues
+from rayq.client.producing.intake import Intake, StoredValue, TopicQueues
 from rayq.client.producing.sender import Sender
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import ProducerConfig
+from rayq.core.large_values import VALUE_ID_BYTES, crc_of, manifest_of_object
 from rayq.errors import BufferFullError, ClosedError, DeliveryError, RayqError, TimeoutError
 
 logger = logging.getLogger(__name__)
@@ -79,13 +82,30 @@ class ProducerCore:
             if not batch.is_done:
                 batch.give_up(error)
 
+    def write_object(self, topic: str, value: Any) -> StoredValue:
+        """What stands in the log for a value that is too large for it, once that is stored as an
+        object. Blocks meanwhile. Raises RemoteStorageError, RemoteDeniedError,
+        MissingExtraError."""
+        url, cluster_id = self.config.large_values, self.client.metadata.cluster_id
+        assert url is not None and cluster_id is not None, "with metadata it is known"
+        data = b"".join((value,))
+        value_id = self.client.environment.random.randbytes(VALUE_ID_BYTES)
+        uri = object_uri(url, cluster_id, topic, value_id)
+        write_object(uri, data)
+        return StoredValue(manifest_of_object(len(data), crc_of(data), value_id, uri))
+
     def work_soon(self) -> None:
         """Has the sender look at everything that waits."""
         self.loop.call_soon_threadsafe(self._work_on_all)
 
     def unsent_count(self) -> int:
         """How many records have no outcome yet."""
-        return sum(batch.count for batch in self.accumulator.incomplete())
+        return sum(batch.record_count for batch in self.accumulator.incomplete())
+
+    @property
+    def writes_objects(self) -> bool:
+        """Whether large values become objects."""
+        return self.config.large_values not in (None, "chunks")
 
     @property
     def has_open_transaction(self) -> bool:
@@ -138,7 +158,7 @@ class ProducerCore:
         self._sender.work(list(dict.fromkeys(batch.queue for batch in batches)))
 
     def _failed(self, batch: ProducerBatch, error: RayqError) -> None:
-        self._undelivered += batch.count
+        self._undelivered += batch.record_count
         if self._first_error is None:
             self._first_error = error
         if self.transactions is not None:

@@ -209,6 +209,8 @@ class Sender:
                 self._wait_for_room(channel, connection)
                 return
             if isinstance(step, TakeBatch):
+                if flight.in_flight and accumulator.has_barrier(queue):
+                    return  # The last answer comes back here.
                 batch = accumulator.take(queue, is_open_due=step.is_open_due)
                 if batch is None:
                     is_held_up = step.is_open_due
@@ -324,6 +326,8 @@ class Sender:
                 base_sequence=None if numbers is None else numbers.base_sequence,
                 append_time=channel.queue.append_time,
                 is_transactional=self._transaction is not None,
+                is_large=batch.is_large,
+                is_chunk=batch.is_chunk,
             )
         except Exception as error:
             if not isinstance(error, RayqError):

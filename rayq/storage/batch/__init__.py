@@ -13,8 +13,10 @@ body, and the leader, to check it. Little endian::
 
 `length` counts the whole batch, header included. Attributes: bits 0-2 compression (0 none, 1 lz4),
 bit 3 records carry the append time, bit 4 transactional, bit 5 control, bit 6 some record has no
-key, bit 7 abort. Producers set neither bit 5 nor bit 7, and bit 4 with the producer ids of
-transactions, always. A control batch is the marker of a transaction: see `marker`.
+key, bit 7 abort, bit 8 the one record is the manifest of a large value, bit 9 some record has the
+header `rayq.due` (see `due`), bit 10 the one record is a chunk of a large value. Producers set
+neither bit 5 nor bit 7, and bit 4 with the producer ids of transactions, always. A control batch is
+the marker of a transaction: see `marker`. Readers refuse a batch with a bit that they do not know.
 
 The body is a msgpack array of columns. It is compressed as one lz4 block (with its plain size in
 front) only when that is smaller::
@@ -29,5 +31,6 @@ One of the two CRCs notices a torn write. The bytes after a bad batch have no me
 """
 
 from rayq.storage.batch.body import *
+from rayq.storage.batch.due import *
 from rayq.storage.batch.header import *
 from rayq.storage.batch.marker import *

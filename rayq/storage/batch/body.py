@@ -12,11 +12,15 @@ import msgspec
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRecordError, RecordTooLargeError
 from rayq.records import Headers
+from rayq.storage.batch.due import any_is_due_later
 from rayq.storage.batch.header import (
     APPEND_TIME,
     BATCH_BYTES_MAX,
+    CHUNK,
     COMPRESSION_MASK,
+    DELAYED,
     HEADER_BYTES,
+    LARGE,
     LZ4,
     NULL_KEYS,
     TRANSACTIONAL,
@@ -77,18 +81,23 @@ def encode_batch(
     base_sequence: int | None = None,
     append_time: bool = False,
     is_transactional: bool = False,
+    is_large: bool = False,
+    is_chunk: bool = False,
 ) -> bytearray:
     """One batch of at least one record, with offsets from 0. The leader stamps it.
 
     The caller has checked that keys and values are bytes or None, header names str, timestamps not
     negative. `timestamps_ms` is one time for all records, or one time for each record.
     `append_time` makes readers see the leader's append time instead. `is_transactional` goes with
-    the producer ids of transactions. Raises `RecordTooLargeError` above 64 MiB.
+    the producer ids of transactions. A record with the header `rayq.due` makes the batch DELAYED.
+    `is_large` and `is_chunk` are what the header's attributes of these names say, of one record.
+    Raises `RecordTooLargeError` above 64 MiB.
     """
     count = len(values)
     assert count > 0
     assert keys is None or len(keys) == count
     assert headers is None or len(headers) == count
+    assert count == 1 or not (is_large or is_chunk)
     attributes = (APPEND_TIME if append_time else 0) | (TRANSACTIONAL if is_transactional else 0)
     # `all` runs at the speed of C. Only an empty or a missing key needs a closer look.
     if keys is None or (not all(keys) and any(key is None for key in keys)):
@@ -97,6 +106,9 @@ def encode_batch(
             keys = None
     if headers is not None and not any(headers):
         headers = None
+    if headers is not None and any_is_due_later(headers):
+        attributes |= DELAYED
+    attributes |= (LARGE if is_large else 0) | (CHUNK if is_chunk else 0)
     first, newest, deltas = _time_column(timestamps_ms, count)
     body, compressed = _encode_body(
         (None, deltas, keys, values, headers), is_compressed=compression == "lz4"

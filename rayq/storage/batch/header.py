@@ -38,7 +38,12 @@ TRANSACTIONAL = 1 << 4
 CONTROL = 1 << 5
 NULL_KEYS = 1 << 6
 ABORT = 1 << 7
-KNOWN_ATTRIBUTES = LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT
+LARGE = 1 << 8
+DELAYED = 1 << 9
+CHUNK = 1 << 10
+KNOWN_ATTRIBUTES = (
+    LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT | LARGE | DELAYED | CHUNK
+)
 _SERVER_ATTRIBUTES = CONTROL | ABORT
 """Producers must not set these: readers pass over control batches."""
 
@@ -108,6 +113,23 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     def has_null_keys(self) -> bool:
         """Whether some record has no key: compacted topics refuse such a batch."""
         return self.attributes & NULL_KEYS != 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the batch's one record stands for a large value: its own value is a manifest,
+        which says where that is (`rayq.core.large_values`)."""
+        return self.attributes & LARGE != 0
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether the batch is a piece of a large value. Its one record is none for readers, who
+        pass over it, nor for queues, where it counts as done."""
+        return self.attributes & CHUNK != 0
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether some record has the header `rayq.due`: queues give it out later."""
+        return self.attributes & DELAYED != 0
 
     @property
     def newest_timestamp_ms(self) -> int:
@@ -239,6 +261,17 @@ def check_produced(header: BatchHeader) -> None:
         raise InvalidRecordError(
             f"A produced batch has attributes {header.attributes:#x}; {_SERVER_ATTRIBUTES:#x} "
             "(control, abort) are not for producers to set. Nothing was written."
+        )
+    if (header.is_large or header.is_chunk) and header.record_count > 1:
+        raise InvalidRecordError(
+            f"A produced batch has attributes {header.attributes:#x} and {header.record_count} "
+            f"records: a chunk of a large value ({CHUNK:#x}) and a manifest ({LARGE:#x}) have each "
+            "a batch of its own. Nothing was written."
+        )
+    if header.is_large and header.is_chunk:
+        raise InvalidRecordError(
+            f"A produced batch is a chunk of a large value ({CHUNK:#x}) and a manifest "
+            f"({LARGE:#x}) at once. Nothing was written."
         )
     if header.is_transactional != is_transactional(header.producer_id):
         raise InvalidRecordError(

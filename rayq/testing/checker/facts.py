@@ -8,18 +8,26 @@ from typing import NamedTuple
 
 from rayq.testing.checker.history import (
     Assigned,
+    ClockInDoubt,
     CommitsSeen,
     CommitsSet,
     Committed,
     Committing,
+    Delayed,
+    Disturbed,
     Event,
+    Found,
     GroupOpened,
     Killed,
     Polled,
     ProducerOpened,
+    QueueOpened,
     Released,
     Sending,
     Sent,
+    Settled,
+    Settling,
+    Took,
 )
 
 Place = tuple[str, int]
@@ -81,6 +89,10 @@ class Facts:
     records_polled: int = 0
     group_events: list[Event] = field(default_factory=list)
     """All that concerns groups, in order, for `rayq.testing.checker.groups`."""
+    queue_events: list[Event] = field(default_factory=list)
+    """All that concerns queues, in order, for `rayq.testing.checker.queues`."""
+    queue_sends: list[Send] = field(default_factory=list)
+    """The records of topics that only queues read; they are not among `sends`."""
 
     def promises_durability(self, send: Send) -> bool:
         opened = self.producers.get(send.producer)
@@ -137,16 +149,32 @@ def gather(events: Iterable[Event]) -> Facts:
                 _poll(facts, reading, event)
                 if event.consumer in members:
                     facts.group_events.append(event)
+            case Killed():
+                facts.group_events.append(event)
+                facts.queue_events.append(event)
+            case (
+                QueueOpened()
+                | Delayed()
+                | Took()
+                | Settling()
+                | Settled()
+                | Disturbed()
+                | ClockInDoubt()
+                | Found()
+            ):
+                facts.queue_events.append(event)
             case (
                 GroupOpened()
                 | Released()
-                | Killed()
                 | Committing()
                 | Committed()
                 | CommitsSeen()
                 | CommitsSet()
             ):
                 facts.group_events.append(event)
+    own = {one.topic for one in facts.queue_events if isinstance(one, QueueOpened) and one.is_own}
+    facts.queue_sends = [send for send in facts.sends if send.topic in own]
+    facts.sends = [send for send in facts.sends if send.topic not in own]
     return facts
 
 

@@ -132,8 +132,94 @@ class CommitsSet(_Event, frozen=True, tag="commits-set"):
     offsets: list[tuple[str, int, int]]
 
 
-Event = (
-    ProducerOpened
+class QueueOpened(_Event, frozen=True, tag="queue"):
+    """A queue over a topic, and the topic of its dead letters. With `is_own` only the queue reads
+    its topic, where dead letters may stand again: then no other check judges its records."""
+
+    queue: str
+    topic: str
+    dead_letters: str | None
+    timeout_s: float
+    ordered_by_key: bool = False
+    is_own: bool = False
+
+
+class Delayed(_Event, frozen=True, tag="delayed"):
+    """No queue may give this record out before `due_s`."""
+
+    value: str
+    due_s: float
+
+
+class Took(_Event, frozen=True, tag="took"):
+    """A consumer got these records of a partition from a queue. `asked_s` is when the consumer sent
+    the request, `at_s` when the answer was there; all seconds of a history are of one clock."""
+
+    queue: str
+    consumer: str
+    partition: int
+    asked_s: float
+    at_s: float
+    locks: list[tuple[int, int, str, str | None]]
+    """`(offset, count, value, key)`"""
+    state_epoch: int | None = None
+    """None: the consumer does not know it."""
+
+
+class Settling(_Event, frozen=True, tag="settling"):
+    """A consumer is about to settle these locks of one partition, to give them back ("release"), or
+    to extend them. `number` counts what it settles, upwards."""
+
+    queue: str
+    consumer: str
+    number: int
+    partition: int
+    what: Literal["ack", "nack", "reject", "release", "extend"]
+    at_s: float
+    locks: list[tuple[int, int]]
+    """`(offset, count)`"""
+    state_epoch: int | None = None
+    seconds: float | None = None
+    """How long an extension is, or the delay that a nack asks for."""
+
+
+class Settled(_Event, frozen=True, tag="settled"):
+    """What became of it: "ok" (except for the locks at the offsets in `lost`, which had gone) or
+    "unknown" (any of it may be settled)."""
+
+    consumer: str
+    number: int
+    outcome: Literal["ok", "unknown"]
+    at_s: float
+    lost: list[int] = msgspec.field(default_factory=list)
+    error: str | None = None
+
+
+class Disturbed(_Event, frozen=True, tag="disturbed"):
+    """A connection of the consumer (None: of any) may have broken: no lock that it has is sure to
+    last for its time."""
+
+    consumer: str | None = None
+
+
+class ClockInDoubt(_Event, frozen=True, tag="clock-in-doubt"):
+    """From now on (until one that `is_over`) the wall clock of a server is ahead, which began with
+    it: no delay from before or meanwhile is sure."""
+
+    is_over: bool = False
+
+
+class Found(_Event, frozen=True, tag="found"):
+    """In the end, when nothing is written any more, these records are in a partition of a queue's
+    own topic, or of a topic of dead letters."""
+
+    topic: str
+    partition: int
+    offsets: list[int]
+    values: list[str]
+
+
+Event = (    ProducerOpened
     | Sending
     | Sent
     | Assigned
@@ -145,6 +231,14 @@ Event = (
     | Committed
     | CommitsSeen
     | CommitsSet
+    | QueueOpened
+    | Delayed
+    | Took
+    | Settling
+    | Settled
+    | Disturbed
+    | ClockInDoubt
+    | Found
 )
 
 _encoder = msgspec.json.Encoder()

@@ -10,18 +10,26 @@ from rayq.errors import RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
 from rayq.testing.checker.history import (
     Assigned,
+    ClockInDoubt,
     CommitsSeen,
     CommitsSet,
     Committed,
     Committing,
+    Delayed,
+    Disturbed,
     Event,
+    Found,
     GroupOpened,
     Killed,
     Polled,
     ProducerOpened,
+    QueueOpened,
     Released,
     Sending,
     Sent,
+    Settled,
+    Settling,
+    Took,
     encode_event,
 )
 
@@ -38,6 +46,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._commits: dict[str, int] = {}
+        self._settlings: dict[str, int] = {}
 
     def opened(
         self, producer: str, *, acks: Literal["all", "1", "0"] = "all", idempotent: bool = True
@@ -130,6 +139,92 @@ class Recorder:
     def commits_set(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """What `admin.set_group_offsets` answered."""
         self._note(CommitsSet(group, [(*p, o) for p, o in offsets.items()]))
+
+    # --- queues ---------------------------------------------------------------------------------
+
+    def queue_opened(
+        self,
+        queue: str,
+        topic: str,
+        *,
+        dead_letters: str | None,
+        timeout_s: float,
+        ordered_by_key: bool = False,
+        is_own: bool = False,
+    ) -> None:
+        """Call it before the first take. See `QueueOpened`."""
+        self._note(QueueOpened(queue, topic, dead_letters, timeout_s, ordered_by_key, is_own))
+
+    def delayed(self, value: bytes, due_s: float) -> None:
+        """Call it before the record is sent."""
+        self._note(Delayed(as_text(value), due_s))
+
+    def took(
+        self,
+        queue: str,
+        consumer: str,
+        partition: int,
+        locks: Iterable[tuple[int, int, bytes, bytes | None]],
+        *,
+        asked_s: float,
+        at_s: float,
+        state_epoch: int | None = None,
+    ) -> None:
+        """What a take brought: `(offset, count, value, key)` of each record."""
+        found = [
+            (offset, count, as_text(value), None if key is None else as_text(key))
+            for offset, count, value, key in locks
+        ]
+        self._note(Took(queue, consumer, partition, asked_s, at_s, found, state_epoch))
+
+    def settling(
+        self,
+        queue: str,
+        consumer: str,
+        partition: int,
+        what: Literal["ack", "nack", "reject", "release", "extend"],
+        locks: Sequence[tuple[int, int]],
+        *,
+        at_s: float,
+        state_epoch: int | None = None,
+        seconds: float | None = None,
+    ) -> int:
+        """Call it before the request; returns its number."""
+        number = self._settlings[consumer] = self._settlings.get(consumer, 0) + 1
+        self._note(
+            Settling(
+                queue, consumer, number, partition, what, at_s, list(locks), state_epoch, seconds
+            )
+        )
+        return number
+
+    def settled(self, consumer: str, number: int, *, at_s: float, lost: Iterable[int] = ()) -> None:
+        """`lost` are the offsets of the locks that had gone."""
+        self._note(Settled(consumer, number, "ok", at_s, list(lost)))
+
+    def not_settled(
+        self, consumer: str, number: int, error: BaseException, *, at_s: float
+    ) -> None:
+        text = f"{type(error).__name__}: {error}"
+        self._note(Settled(consumer, number, "unknown", at_s, error=text))
+
+    def disturbed(self, consumer: str | None = None) -> None:
+        """Call it before connections of a consumer (None: of any) are broken."""
+        self._note(Disturbed(consumer))
+
+    def clock_in_doubt(self, *, is_over: bool = False) -> None:
+        """See `ClockInDoubt`."""
+        self._note(ClockInDoubt(is_over))
+
+    def found(self, records: Sequence[Record]) -> None:
+        """What the final read of a queue's own topic, or of its dead letters, returned."""
+        by_place: dict[tuple[str, int], tuple[list[int], list[str]]] = {}
+        for record in records:
+            offsets, values = by_place.setdefault((record.topic, record.partition), ([], []))
+            offsets.append(record.offset)
+            values.append(as_text(record.value or b""))
+        for (topic, partition), (offsets, values) in by_place.items():
+            self._note(Found(topic, partition, offsets, values))
 
     def _note(self, event: Event) -> None:
         if self._file is None:

@@ -11,6 +11,7 @@ from rayq.testing.checker.groups import judge_groups
 from rayq.testing.checker.history import Event
 from rayq.testing.checker.order import check_keys, check_sends
 from rayq.testing.checker.polls import check_polls
+from rayq.testing.checker.queues import check_queues
 from rayq.testing.checker.writes import (
     check_acknowledged,
     check_duplicates,
@@ -28,6 +29,7 @@ CHECKS = (
     check_polls,
     check_sends,
     check_keys,
+    check_queues,
 )
 SHOWN_PER_KIND_MAX = 5
 
@@ -71,11 +73,12 @@ def check(events: Iterable[Event]) -> Verdict:
     """Judges a history that ended with all partitions read to their ends. Raises ValueError for a
     history that contradicts itself."""
     facts = gather(events)
-    outcomes = Counter(send.outcome for send in facts.sends)
+    sends = [*facts.sends, *facts.queue_sends]
+    outcomes = Counter(send.outcome for send in sends)
     groups = judge_groups(facts)
     return Verdict(
         faults=[*(fault for judge in CHECKS for fault in judge(facts)), *groups.faults],
-        sent=len(facts.sends),
+        sent=len(sends),
         acknowledged=outcomes["ok"],
         failed=outcomes["failed"],
         unknown=outcomes["unknown"],

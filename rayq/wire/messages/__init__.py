@@ -17,6 +17,7 @@ from rayq.wire.messages.controller import *
 from rayq.wire.messages.group_coordinator import *
 from rayq.wire.messages.objects import *
 from rayq.wire.messages.partition_leader import *
+from rayq.wire.messages.queues import *
 from rayq.wire.messages.replicas import *
 from rayq.wire.messages.transactions import *
 from rayq.wire.messages.voters import *

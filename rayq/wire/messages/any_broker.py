@@ -134,10 +134,18 @@ class DeleteTopic(Change, frozen=True):
     name: str
 
 
-class CreatePartitions(Change, frozen=True):
-    api: ClassVar[int] = 5
+class _Total(Change, frozen=True):
     name: str
     total: int
+
+
+class CreatePartitions(_Total, frozen=True, kw_only=True):
+    """Adds partitions, up to `total`."""
+
+    # `force` came later: it has to stand behind the fields of `Change`, where kw_only puts it.
+    api: ClassVar[int] = 5
+    force: bool = False
+    """Also where a queue handles records in the order of their keys, which may be lost then."""
 
 
 class AlterTopicConfig(Change, frozen=True):

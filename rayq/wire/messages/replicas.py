@@ -19,6 +19,7 @@ from rayq.wire.messages.base import (
     ToLeader,
     ToPartition,
 )
+from rayq.wire.messages.queues import QueueMetadata
 
 # --- between replicas ---------------------------------------------------------------------------
 
@@ -138,6 +139,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
     adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
     committed ends the doubt."""
+    queues: list[QueueMetadata] = msgspec.field(default_factory=list)
+    """The queues that read this topic, by name."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):

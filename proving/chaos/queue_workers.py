@@ -1,0 +1,123 @@
+"""The process of a worker of queues, which never imports Ray: it takes records and settles them.
+
+All that it does and sees goes to the history, which all processes share. What became of the last
+settlements of a process that was killed nobody knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import time
+from types import FrameType
+
+from proving.chaos.load import LoadSpec
+from rayq.client.queues.queue import Queue
+from rayq.client.queues.task import QueueTask
+from rayq.errors import LockLostError, RayqError
+from rayq.testing.checker import Recorder
+
+TAKE_MAX = 200
+TAKE_TIMEOUT_S = 0.5
+FLUSH_TIMEOUT_S = 30.0
+NACK_SHARE, REJECT_SHARE = 0.02, 0.003
+
+
+class Worker:
+    """A process: it works at one queue until SIGTERM."""
+
+    def __init__(self, spec: LoadSpec, queue: str, name: str) -> None:
+        self._spec = spec
+        self._queue = queue
+        self._name = name
+        self._rng = random.Random(f"{spec.seed}/{name}")
+        self._is_ending = False
+
+    def run(self) -> None:
+        def end(_number: int, _frame: FrameType | None) -> None:
+            self._is_ending = True
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, end)
+        recorder = self._spec.recorder()
+        with self._spec.connect() as cluster, cluster.queue(self._queue) as queue:
+            while not self._is_ending:
+                try:
+                    tasks = queue.take(self._rng.randint(1, TAKE_MAX), timeout_s=TAKE_TIMEOUT_S)
+                except RayqError:
+                    continue  # The leaders do not answer just now.
+                self._handle(recorder, queue, tasks)
+
+    def _handle(self, recorder: Recorder, queue: Queue, tasks: list[QueueTask]) -> None:
+        settled: list[tuple[int, QueueTask]] = []
+        for partition in sorted({task.partition for task in tasks}):
+            some = [task for task in tasks if task.partition == partition]
+            now_s = time.monotonic()
+            locks = [(one.offset, one.delivery_count, one.value or b"", one.key) for one in some]
+            recorder.took(
+                self._queue, self._name, partition, locks, asked_s=now_s, at_s=now_s
+            )
+            for what, share in self._divided(some).items():
+                if share:
+                    settled += self._settle(recorder, partition, what, share)
+        failed: RayqError | None = None
+        try:
+            queue.flush(FLUSH_TIMEOUT_S)
+        except LockLostError:
+            pass  # Each task's own error says so.
+        except RayqError as error:
+            failed = error
+        now_s = time.monotonic()
+        by_number: dict[int, list[QueueTask]] = {}
+        for number, task in settled:
+            by_number.setdefault(number, []).append(task)
+        for number, of_it in by_number.items():
+            lost = [task for task in of_it if task.lost is not None]
+            doubts = [one.lost for one in lost if "could not be told" in str(one.lost)]
+            doubt = doubts[0] if doubts else failed
+            if doubt is not None:
+                recorder.not_settled(self._name, number, doubt, at_s=now_s)
+            else:
+                offsets = [task.offset for task in lost]
+                recorder.settled(self._name, number, at_s=now_s, lost=offsets)
+
+    def _divided(self, tasks: list[QueueTask]) -> dict[str, list[QueueTask]]:
+        """What is done with which of them."""
+        found: dict[str, list[QueueTask]] = {"ack": [], "nack": [], "reject": []}
+        for task in tasks:
+            drawn = self._rng.random()
+            if drawn < REJECT_SHARE:
+                found["reject"].append(task)
+            else:
+                found["nack" if drawn < REJECT_SHARE + NACK_SHARE else "ack"].append(task)
+        return found
+
+    def _settle(
+        self, recorder: Recorder, partition: int, what: str, tasks: list[QueueTask]
+    ) -> list[tuple[int, QueueTask]]:
+        number = recorder.settling(
+            self._queue,
+            self._name,
+            partition,
+            what,  # type: ignore[arg-type]
+            [(one.offset, one.delivery_count) for one in tasks],
+            at_s=time.monotonic(),
+        )
+        for task in tasks:
+            try:
+                if what == "ack":
+                    task.ack()
+                elif what == "nack":
+                    task.nack(0.2)
+                else:
+                    task.reject("unwanted")
+            except LockLostError:
+                pass  # As above.
+        return [(number, task) for task in tasks]
+
+
+def live(spec: LoadSpec, queue: str, name: str) -> None:
+    """The work of the process."""
+    logging.getLogger("rayq").setLevel(logging.ERROR)  # Whoever hung hears of many lost locks.
+    Worker(spec, queue, name).run()

@@ -1,0 +1,208 @@
+"""The invariants of queues, checked with each batch of `__queue_state` that its leader commits.
+
+- the fence of a part of a queue rises, and the epoch of the data leader that opened it never falls;
+- its state epoch never falls, nor does its start while the state epoch stays;
+- within a state epoch what is done stays done, no count falls, and a record has another holder only
+  under a higher count;
+- a block is dropped only below a start that is committed, or as wholly done;
+- what a new leader would read is the state of the leader that serves (`check_replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proving.simulation.invariants import InvariantError
+from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.replica.replica import Replica
+from rayq.core import kept_queues, queue_records
+from rayq.core.kept_queues import KeptQueues, StateKey
+from rayq.core.queue_block import BLOCK_OFFSETS, Block, bits_of
+from rayq.core.queue_mover import DELAYED, READY
+from rayq.core.queue_records import Head, Kept
+from rayq.core.queue_state import QueueState
+from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.storage.batch import decode_columns, read_header
+
+RECORDS_MAX = 100_000
+
+
+class QueueInvariants:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._kept = KeptQueues()
+        self._known: dict[StateKey, Kept] = {}
+        self._openings: dict[StateKey, kept_queues.Opening] = {}
+        self.replays = 0
+        """How often a live state was compared with what is kept of it."""
+
+    def committed(self, replica: Replica, leader_epoch: int, batch: bytes) -> None:
+        """Takes a committed batch of any topic."""
+        if replica.assignment.topic != QUEUES_TOPIC:
+            return
+        columns = decode_columns(batch, 0, read_header(batch))
+        changed: dict[StateKey, None] = {}
+        for key, value in zip(columns.keys or (), columns.values, strict=True):
+            record = kept_queues.decode(key, value)
+            self._kept.replay(record)
+            changed[record.state_key] = None
+        for state_key in changed:
+            self._check_opening(state_key)
+            self._check_state(state_key)
+
+    def check_replay(self, leader: QueueLeader) -> None:
+        """The live state of a queue's leader is what a new leader would read, where no decision of
+        it is under way."""
+        opened = leader.open
+        if opened is None:
+            return
+        state, commits = opened.state, opened.commits
+        state_key = StateKey(leader.queue.queue_id, leader._partition)
+        opening = self._openings.get(state_key)
+        if opening is None:
+            return
+        is_idle = commits._current is None and commits._next is None and not state.is_changed
+        if not is_idle or commits._journal.fence != opening.fence:
+            return
+        if any(block.claimed for block in state._blocks.values()):
+            return  # An operator moves records: what they were is kept until they are moved.
+        records = list(self._read(state_key))
+        replayed = QueueState.replay(leader.config, records, now_s=0.0)
+        assert replayed is not None
+        self.replays += 1
+        # What was only learned of the log above is learned again, and delays may be over.
+        mine, kept = _summary(state, replayed.learned), _summary(replayed, replayed.learned)
+        delays, kept_delays = _delays(state), _delays(replayed)
+        if mine != kept or any(
+            kept_delays.get(offset) != due_ms
+            for offset, due_ms in delays.items()
+            if offset < replayed.learned
+        ):
+            raise InvariantError(
+                f"{leader.where}: the leader has {sorted(mine - kept)[:10]}, and kept is "
+                f"{sorted(kept - mine)[:10]}; delays {delays}, and kept are {kept_delays}"
+            )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _read(self, state_key: StateKey) -> Iterator[kept_queues.KeptRecord]:
+        after: bytes | None = b""
+        while after is not None:
+            page, after = self._kept.read(state_key, after)
+            yield from page
+
+    def _check_opening(self, state_key: StateKey) -> None:
+        opening = self._kept._opening_of(state_key)
+        before = self._openings.pop(state_key, None)
+        if opening is None:
+            return  # The queue was deleted.
+        self._openings[state_key] = opening
+        if before is not None and (
+            opening.fence < before.fence
+            or opening.data_leader_epoch < before.data_leader_epoch
+            or (opening.fence == before.fence and opening != before)
+        ):
+            raise InvariantError(f"{state_key} was open as {before}, and now as {opening}")
+
+    def _check_state(self, state_key: StateKey) -> None:
+        kept = queue_records.decode(self._read(state_key))
+        before = self._known.pop(state_key, None)
+        if kept is None:
+            if before is not None and state_key in self._openings:
+                raise InvariantError(f"{state_key} has no head any more")
+            return
+        self._known[state_key] = kept
+        if before is None:
+            return
+        old, new = before.head, kept.head
+        if new.state_epoch < old.state_epoch:
+            raise InvariantError(f"{state_key} goes back from {old} to {new}")
+        if new.state_epoch > old.state_epoch:
+            return  # An unclean election took records away.
+        if new.start_offset < old.start_offset:
+            raise InvariantError(f"{state_key}: its start goes back from {old} to {new}")
+        for number in {*before.blocks, *kept.blocks}:
+            self._check_block(state_key, number, before, kept)
+        for number in _numbers(old) - _numbers(new):
+            if (number + 1) * BLOCK_OFFSETS > new.start_offset:
+                raise InvariantError(f"{state_key}: block {number} was all done, and is not now")
+
+    def _check_block(
+        self, state_key: StateKey, number: int, before: Kept, kept: Kept
+    ) -> None:
+        old, new = before.blocks.get(number), kept.blocks.get(number)
+        if new is None:
+            is_below = (number + 1) * BLOCK_OFFSETS <= kept.head.start_offset
+            if not is_below and number not in _numbers(kept.head):
+                raise InvariantError(
+                    f"{state_key}: block {number} is dropped, and the head is {kept.head}"
+                )
+            return
+        if old is None:
+            return
+        above = _from(kept.head.start_offset - number * BLOCK_OFFSETS)
+        wrong = old.done & ~new.done
+        for count, bits in old.counts.items():
+            same = _counted(new, count)
+            more = _counted(new, count + 1)
+            wrong |= bits & ~new.done & ~same
+            for holder, held in new.holders.items():
+                wrong |= bits & held & ~old.holders.get(holder, 0) & ~more
+        if wrong & above:
+            offset = number * BLOCK_OFFSETS + (wrong & above).bit_length() - 1
+            raise InvariantError(
+                f"{state_key}, offset {offset}: {_told(old, offset)} was committed, and now "
+                f"{_told(new, offset)}"
+            )
+
+
+def _from(index: int) -> int:
+    """The bits of a block from this one on."""
+    return (1 << BLOCK_OFFSETS) - (1 << index) if index > 0 else (1 << BLOCK_OFFSETS) - 1
+
+
+def _counted(block: Block, count: int) -> int:
+    """The bits of what was given out so often, or more often."""
+    found = 0
+    for one, bits in block.counts.items():
+        if one >= count:
+            found |= bits
+    return found
+
+
+def _numbers(head: Head) -> set[int]:
+    return {number for first, last in head.done_blocks for number in range(first, last + 1)}
+
+
+def _told(block: Block, offset: int) -> str:
+    bit = 1 << offset % BLOCK_OFFSETS
+    counts = [one for one, bits in block.counts.items() if bits & bit]
+    holders = [one for one, bits in block.holders.items() if bits & bit]
+    return f"count {counts}, holder {holders}, {'done' if block.done & bit else 'not done'}"
+
+
+def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
+    """What has to outlive the leader. A record that is ready for the first time may not be kept."""
+    found: set[tuple[object, ...]] = {("start", state.start_offset, state.state_epoch)}
+    records, _ = state.unsettled(0, (), RECORDS_MAX, now_s=0.0)
+    for one in records:
+        kind = READY if one.state == DELAYED else one.state
+        if one.offset < end_offset and (kind != READY or one.count):
+            found.add((kind, one.offset, one.count, one.holder or ""))
+    for number, block in state._blocks.items():
+        for index in bits_of(block.done):
+            offset = number * BLOCK_OFFSETS + index
+            if state.start_offset <= offset < end_offset:
+                found.add(("done", offset))
+    return found
+
+
+def _delays(state: QueueState) -> dict[int, int]:
+    """The due time of each delayed offset."""
+    return {
+        number * BLOCK_OFFSETS + index: due_ms
+        for number, block in state._blocks.items()
+        for index, due_ms in block.due.items()
+        if block.delayed >> index & 1
+    }

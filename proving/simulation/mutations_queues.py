@@ -1,0 +1,315 @@
+"""Bugs planted into queues: see `mutations`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from proving.simulation.planting import Patch, plants
+from rayq.actors.queues.commits import QueueCommits
+from rayq.actors.queues.learning import Learner
+from rayq.actors.queues.move_targets import MoveTargets
+from rayq.actors.queues.moves import QueueMoves
+from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.core import queue_ledger
+from rayq.core.kept_queues import KeptQueues, Record
+from rayq.core.key_order import KeyOrder
+from rayq.core.queue_block import BLOCK_BITS, Block
+from rayq.core.queue_ledger import QueueLedger
+from rayq.core.queue_records import HEAD, block_record, head_record
+from rayq.core.queue_state import QueueState
+from rayq.errors import RayqError
+
+QUEUES = "queues"
+
+
+# --- answers and locks ----------------------------------------------------------------------------
+
+
+@plants("48", "a take is answered before its locks are kept", QUEUES)
+def take_answered_early() -> list[Patch]:
+    def mutated(self: Any, take: Any, locks: Any, parts: Any) -> None:
+        answer = self.response(locks), parts
+        self.commits.kept()
+        take.finish(answer)
+
+    return [(OpenQueue, "_answer", mutated)]
+
+
+@plants("48", "a settlement is answered before it is kept", QUEUES)
+def ack_answered_early() -> list[Patch]:
+    settle = OpenQueue.settle
+
+    def mutated(self: Any, request: Any) -> Any:
+        commits = self.commits
+        self.commits = _Early(commits)
+        try:
+            return settle(self, request)
+        finally:
+            self.commits = commits
+
+    return [(OpenQueue, "settle", mutated)]
+
+
+class _Early:
+    """Commits that nobody waits for."""
+
+    def __init__(self, commits: QueueCommits) -> None:
+        self._commits = commits
+
+    def kept(self) -> None:
+        self._commits.kept()
+
+
+@plants("49", "who holds a record is in the leader's memory only", QUEUES)
+def locks_in_memory() -> list[Patch]:
+    return [(queue_ledger, "block_record", _without("holders"))]
+
+
+@plants("49", "how often a record was given out is in the leader's memory only", QUEUES)
+def count_reset_by_failover() -> list[Patch]:
+    return [(queue_ledger, "block_record", _without("counts", "excused"))]
+
+
+@plants("50", "delays are in the leader's memory only", QUEUES)
+def delay_in_memory() -> list[Patch]:
+    return [(queue_ledger, "block_record", _without("due"))]
+
+
+def _without(*fields: str) -> Any:
+    """`block_record` of blocks without these fields."""
+    def mutated(number: int, block: Block | None) -> Any:
+        if block is None:
+            return block_record(number, None)
+        left = Block()
+        for name in Block.__slots__:
+            setattr(left, name, getattr(block, name))
+        for name in fields:
+            setattr(left, name, {})
+        return block_record(number, left)
+
+    return mutated
+
+
+@plants("49", "who acknowledges need not name the lock that holds now", QUEUES)
+def late_ack_accepted() -> list[Patch]:
+    ack = QueueState.ack
+
+    def mutated(self: Any, holder: str, state_epoch: int, locks: Any) -> Any:
+        named = []
+        for first, last, _ in locks:
+            for number, block, mask in self._parts(first, last):
+                for count, bits in block.counts.items():
+                    for bit in range(256):
+                        if bits & mask & 1 << bit:
+                            offset = (number << BLOCK_BITS) + bit
+                            named.append((offset, offset, count))
+        ack(self, holder, self.state_epoch, named)
+        return []
+
+    return [(QueueState, "ack", mutated)]
+
+
+@plants("50", "locks run out by the wall clock", QUEUES)
+def locks_by_wall_clock() -> list[Patch]:
+    init = OpenQueue.__init__
+
+    def mutated(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        self._clock = _WallClock(self._clock)
+        self._learner._clock = self._clock
+
+    return [(OpenQueue, "__init__", mutated)]
+
+
+class _WallClock:
+    """A clock whose monotonic time leaps with the wall clock."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> Any:
+        return self._clock.wall_ms() / 1000
+
+    def wall_ms(self) -> Any:
+        return self._clock.wall_ms()
+
+
+@plants("50", "delays end by a wall clock that may have leapt", QUEUES)
+def delays_by_a_leaping_clock() -> list[Patch]:
+    init = OpenQueue.__init__
+
+    def mutated(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        self._clock_watch = _LeapingWatch(self._clock)
+
+    return [(OpenQueue, "__init__", mutated)]
+
+
+class _LeapingWatch:
+    """A `ClockWatch` that believes the wall clock."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+
+    def now_ms(self) -> Any:
+        return self._clock.wall_ms()
+
+    latest_ms = now_ms
+
+
+@plants("56", "locks of a holder that is gone stay until they run out of deliveries", QUEUES)
+def nothing_runs_out() -> list[Patch]:
+    return [
+        (QueueState, "expire", lambda self, now_s: 0),
+        (QueueState, "free_holder", lambda self, holder: 0),
+    ]
+
+
+# --- the keeper -----------------------------------------------------------------------------------
+
+
+@plants("47", "the keeper takes what any leader writes", QUEUES)
+def old_leader_writes() -> list[Patch]:
+    def write(self: Any, state_key: Any, fence: int, records: Any) -> list[Record]:
+        return [Record(state_key, key, value) for key, value in records]
+
+    return [(KeptQueues, "write", write)]
+
+
+@plants("47", "a write that comes again later undoes those between", QUEUES)
+def held_back_write_applied() -> list[Patch]:
+    write = QueueKeeper._write
+    held: dict[Any, Any] = {}
+
+    def mutated(self: Any, state_key: Any, request: Any, records: Any) -> Any:
+        decided = write(self, state_key, request, records)
+        before = held.get((self, state_key))
+        held[self, state_key] = request.fence, records
+        if before is not None and before[0] == request.fence and request.sequence % 7 == 0:
+            again = [Record(state_key, key, value) for key, value in before[1]]
+            return [*decided, *again]
+        return decided
+
+    return [(QueueKeeper, "_write", mutated)]
+
+
+@plants("47", "a write is answered before it is committed", QUEUES)
+def write_answered_early() -> list[Patch]:
+    async def mutated(self: Any, request: Any, payload: Any) -> Any:
+        until = self._until_committed
+
+        async def at_once() -> None:
+            self._check(None)
+
+        self._until_committed = at_once
+        try:
+            return await write(self, request, payload)
+        finally:
+            self._until_committed = until
+
+    write = QueueKeeper.write
+    return [(QueueKeeper, "write", mutated)]
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+@plants("52", "the start of a queue passes what is locked", QUEUES)
+def start_over_unsettled() -> list[Patch]:
+    changes = QueueLedger.changes
+
+    def mutated(self: Any) -> Any:
+        locked = 0
+        block = self._blocks.get(self.start_offset >> BLOCK_BITS)
+        while block is not None and block.locked >> (self.start_offset & 255) + locked & 1:
+            locked += 1
+
+        def head(state_epoch: int, start: int, *rest: Any) -> Any:
+            return head_record(state_epoch, start + locked, *rest)
+
+        books: Any = queue_ledger
+        books.head_record = head
+        try:
+            return changes(self)
+        finally:
+            books.head_record = head_record
+
+    return [(QueueLedger, "changes", mutated)]
+
+
+@plants("52", "blocks are dropped before the start that has passed them is kept", QUEUES)
+def blocks_before_head() -> list[Patch]:
+    run = QueueLedger.changes
+    held: dict[Any, list[Any]] = {}
+
+    def mutated(self: Any) -> Any:
+        found = run(self)
+        heads = [one for one in found if one[0] == HEAD]
+        rest = [one for one in found if one[0] != HEAD]
+        late, held[self] = held.get(self, []), heads
+        return [*late, *rest] or found
+
+    return [(QueueLedger, "changes", mutated)]
+
+
+# --- moves ----------------------------------------------------------------------------------------
+
+
+@plants("54", "a dead letter is settled before it is written, which is tried once", QUEUES)
+def dead_before_written() -> list[Patch]:
+    async def mutated(self: Any, move: Any, payload: Any, *, is_new: bool) -> None:
+        self._state.end_move(move.move_id)
+        await self._source.commit()
+        with contextlib.suppress(RayqError):
+            await self._targets.append(move, payload)
+
+    return [(QueueMoves, "_carry_out", mutated)]
+
+
+@plants("54", "a move that is begun again gets a new number", QUEUES)
+def move_unnumbered() -> list[Patch]:
+    async def resume(self: Any, move: Any) -> None:
+        self._state.release_move(move.move_id)
+        for record in move.records:
+            self._end(record.offset, "begun anew")
+        await self._source.commit()
+        self.wake()
+
+    return [(QueueMoves, "_resume", resume)]
+
+
+@plants("54", "a batch is appended again without a look at its target, under any number", QUEUES)
+def moved_batch_not_recognised() -> list[Patch]:
+    encode = QueueMoves._encode
+
+    async def look(self: Any, move: Any, offset: int) -> Any:
+        return False, offset
+
+    def mutated(self: Any, outcome: Any, records: Any, number: Any) -> Any:
+        self._epoch += 1
+        return encode(self, outcome, records, (number[0], self._epoch))
+
+    return [(MoveTargets, "look", look), (QueueMoves, "_encode", mutated)]
+
+
+# --- the order of keys ----------------------------------------------------------------------------
+
+
+@plants("57", "who gives the first record of a key back keeps the later ones", QUEUES)
+def nack_keeps_later_of_key() -> list[Patch]:
+    return [(QueueState, "_free_later", lambda self, offset: None)]
+
+
+@plants("57", "a later record of a key is given out beside the first one", QUEUES)
+def key_order_ignored() -> list[Patch]:
+    return [(KeyOrder, "is_first", lambda self, offset: True)]
+
+
+@plants("57", "a new leader does not know which records have one key", QUEUES)
+def keys_not_told_again() -> list[Patch]:
+    async def tell_keys(self: Any, offset: int, last: int) -> None:
+        self.state.tell_keys(offset, [None] * (last + 1 - offset))
+
+    return [(Learner, "_tell_keys", tell_keys)]

@@ -1,0 +1,146 @@
+"""Consumers of a queue that use rayq's own client, and note in the history what it tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from proving.simulation.loop import START_S
+from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
+from rayq.client.client import Client
+from rayq.client.producing.producer import AsyncProducer
+from rayq.client.queues.queue import AsyncQueue
+from rayq.client.queues.queue_core import QueueCore
+from rayq.client.queues.task import QueueTask
+from rayq.config import ProducerConfig
+from rayq.errors import LockLostError, RayqError, TimeoutError
+from rayq.testing.checker import Recorder
+
+FLUSH_TIMEOUT_S = 8.0
+
+
+class TaskWorker:
+    """See the module."""
+
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        rng: random.Random,
+        plan: QueuePlan,
+        recorder: Recorder,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._name = name
+        self._rng = rng
+        self._plan = plan
+        self._recorder = recorder
+        self._now_s = now_s
+        core = QueueCore(client, [plan.name], [1], rng.choice((0, 8, 64)), lambda: None)
+        self._queue = AsyncQueue(core, partial(AsyncProducer, client, ProducerConfig()))
+
+    async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
+        while goes_on():
+            try:
+                tasks = await self._queue.take(self._rng.choice((1, 10, 100)), timeout_s=0.5)
+            except RayqError:
+                await asyncio.sleep(self._rng.uniform(0.05, 0.5))
+                continue
+            self._note_taken(tasks)
+            await self._handle(tasks, is_wild())
+        await self._queue.close()
+
+    def _note_taken(self, tasks: Sequence[QueueTask]) -> None:
+        by_answer: dict[int, list[QueueTask]] = {}
+        for task in tasks:
+            by_answer.setdefault(id(task._lease.taken), []).append(task)
+        for some in by_answer.values():
+            taken = some[0]._lease.taken
+            self._recorder.took(
+                self._plan.name,
+                self._name,
+                taken.lane.partition,
+                [(one.offset, one.delivery_count, one.value or b"", one.key) for one in some],
+                asked_s=taken.taken_at_s - START_S,
+                at_s=self._now_s(),
+                state_epoch=taken.state_epoch,
+            )
+
+    async def _handle(self, tasks: Sequence[QueueTask], is_wild: bool) -> None:
+        rng = self._rng
+        settled: list[tuple[int, QueueTask]] = []
+        if is_wild and rng.random() < HOLD_SHARE:
+            await asyncio.sleep(rng.uniform(0, HOLD_MAX * self._plan.timeout_s))
+        for task in tasks:
+            what = "ack"
+            if is_wild:
+                choices = ("ack", "fail", "nack", "reject", "slow", "slow too long", "forget")
+                what = rng.choices(choices, (90, 2, 2, 1, 1, 1, 1))[0]
+            if what.startswith("slow"):
+                most_s = 2.0 * self._plan.timeout_s if what == "slow" else 8.0
+                await asyncio.sleep(rng.uniform(0.0, most_s))
+                what = "ack"
+            settled += self._settle(task, what)
+            if rng.random() < 0.05:
+                await asyncio.sleep(rng.uniform(0, 0.1))
+        if rng.random() < 0.7 or not is_wild:
+            await self._note_settled(settled)
+        else:
+            for number, _ in settled:
+                error = TimeoutError("Nobody waited.")
+                self._recorder.not_settled(self._name, number, error, at_s=self._now_s())
+
+    def _settle(self, task: QueueTask, what: str) -> list[tuple[int, QueueTask]]:
+        delay_s = self._rng.choice((None, 0.0, 0.3, 1.5)) if what == "nack" else None
+        if what == "fail":
+            is_last = task.delivery_count >= task._lease.taken.lane.source.config.max_deliveries
+            noted = "reject" if is_last else "nack"
+        else:
+            noted = "nack" if what == "forget" else what
+        number = self._recorder.settling(
+            self._plan.name,
+            self._name,
+            task.partition,
+            noted,  # type: ignore[arg-type]
+            [(task.offset, task.delivery_count)],
+            at_s=self._now_s(),
+            state_epoch=task._lease.taken.state_epoch,
+            seconds=delay_s,
+        )
+        if what == "forget":  # The client gives it back when the task is collected.
+            error = TimeoutError("Nobody said anything.")
+            self._recorder.not_settled(self._name, number, error, at_s=self._now_s())
+            return []
+        try:
+            if what == "ack":
+                task.ack()
+            elif what == "nack":
+                task.nack(delay_s)
+            elif what == "reject":
+                task.reject("unwanted")
+            else:
+                task.fail(ValueError("it failed"))
+        except LockLostError:
+            self._recorder.settled(self._name, number, at_s=self._now_s(), lost=[task.offset])
+            return []
+        return [(number, task)]
+
+    async def _note_settled(self, settled: list[tuple[int, QueueTask]]) -> None:
+        failed: RayqError | None = None
+        try:
+            await self._queue.flush(FLUSH_TIMEOUT_S)
+        except LockLostError:
+            pass  # Each task's own error says so.
+        except RayqError as error:
+            failed = error
+        at_s = self._now_s()
+        for number, task in settled:
+            lost = task.lost
+            doubt = lost if lost is not None and "could not be told" in str(lost) else failed
+            if doubt is not None:
+                self._recorder.not_settled(self._name, number, doubt, at_s=at_s)
+            else:
+                offsets = [] if lost is None else [task.offset]
+                self._recorder.settled(self._name, number, at_s=at_s, lost=offsets)

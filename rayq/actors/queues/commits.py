@@ -1,0 +1,125 @@
+"""Group commit of what a queue's leader decides: all decisions since the last write go to the
+keeper together, and every answer waits for the write of what it rests on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rayq.actors.queues.journal import Journal
+from rayq.core.queue_state import QueueState
+from rayq.errors import QueueLimitError, RayqError
+
+FULL_RETRY_S = 0.5
+"""The pause after the keeper had no room for a write."""
+
+LINGER_S = 0.002
+"""So long acknowledgements wait for the next take, to be written together with its locks: a
+consumer that takes one record after the other then needs one write for each, not two."""
+
+Kept = asyncio.Future[None]
+
+
+class QueueCommits:
+    """See the module. `run` writes until an error ends it, which all get that wait. `on_kept()` is
+    called after each write."""
+
+    def __init__(
+        self, state: QueueState, journal: Journal, *, on_kept: Callable[[], None]
+    ) -> None:
+        self._state = state
+        self._journal = journal
+        self._on_kept = on_kept
+        self._loop = asyncio.get_running_loop()
+        self._current: Kept | None = None
+        """Of the write that is under way."""
+        self._next: Kept | None = None
+        """Of all decisions since it began."""
+        self._wanted: asyncio.Future[None] | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        """Until the write of `_next` begins, where it need not begin at once."""
+        self._error: RayqError | None = None
+        self.kept_start = 0
+        """All below is settled, durably."""
+        self.trouble: str | None = None
+        """Why the last write is not kept yet, where the keeper refused it."""
+
+    def kept(self, *, may_linger: bool = False) -> Kept | None:
+        """Done once all decisions by now are kept; None where they are. Many callers get the same
+        one. `may_linger`: the write need not begin at once. Raises what ended the writes."""
+        if self._error is not None:
+            raise self._error
+        if self._next is None:
+            if not self._state.is_changed:
+                return self._current
+            self._next = self._loop.create_future()
+            if may_linger and self._current is None:
+                self._linger = self._loop.call_later(LINGER_S, self._write_now)
+            else:
+                self._write_now()
+        elif self._linger is not None and not may_linger:
+            self._write_now()
+        return self._next
+
+    def ask_for_room(self) -> None:
+        """Asks a keeper that was full once more, also where there is nothing to write."""
+        if self._error is None and self._next is None:
+            self._next = self._loop.create_future()
+            self._write_now()
+
+    def _write_now(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    async def until_kept(self) -> None:
+        """Returns once all decisions by now are kept. Raises what ended the writes."""
+        kept = self.kept()
+        if kept is not None:
+            await asyncio.shield(kept)
+
+    async def run(self) -> None:
+        """Writes, one at a time. Raises what the journal raises for good."""
+        while True:
+            if self._next is None or self._linger is not None:
+                self._wanted = self._loop.create_future()
+                await self._wanted
+                # What is decided in this turn of the loop goes along.
+                await asyncio.sleep(0)
+            self._current, self._next = self._next, None
+            assert self._current is not None
+            start_offset, records = self._state.start_offset, dict(self._state.changes())
+            while records or self._journal.is_full:
+                try:
+                    await self._journal.write(list(records.items()))
+                except QueueLimitError as error:
+                    self.trouble = str(error)
+                    await asyncio.sleep(FULL_RETRY_S)
+                    # What was settled meanwhile may make it small enough.
+                    start_offset = self._state.start_offset
+                    records.update(self._state.changes())
+                    continue
+                break
+            self.trouble, self.kept_start = None, start_offset
+            current, self._current = self._current, None
+            current.set_result(None)
+            self._on_kept()
+
+    def end(self, error: RayqError) -> None:
+        """Nothing is kept any more: all that wait get the error."""
+        self._error = error
+        if self._linger is not None:
+            self._linger.cancel()
+        for kept in (self._current, self._next):
+            if kept is not None and not kept.done():
+                kept.set_exception(error)
+                kept.exception()  # Perhaps nobody waits for it.
+        self._current = self._next = None
+
+
+def as_error(error: BaseException) -> RayqError:
+    """What a future of `kept` failed with."""
+    assert isinstance(error, RayqError)
+    return error

@@ -1,0 +1,78 @@
+"""Which holders of locks can be heard: a connection that was gone for a second frees what its
+holders have (docs/protocol.md, the rules of queues)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rayq.errors import QueueLimitError
+from rayq.wire.server import Peer
+
+GRACE_S = 1.0
+"""So long a holder may be without a connection: it connects anew within it, and says so."""
+HOLDERS_MAX = 10_000
+"""The most holders that one connection names."""
+
+Connection = asyncio.Future[None]
+
+
+class Holders:
+    """The holders of one queue's partition. `on_gone(holder)` is called when one has had no
+    connection for `GRACE_S`; `on_closed(peer's connection)` when a connection ends."""
+
+    def __init__(
+        self, *, on_gone: Callable[[str], None], on_closed: Callable[[Connection], None]
+    ) -> None:
+        self._on_gone = on_gone
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[Connection, dict[str, None]] = {}
+        self._holders: dict[str, dict[Connection, None]] = {}
+        self._gone: dict[str, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def heard(self, holder: str, peer: Peer) -> None:
+        """A request of this holder came over a connection. Raises QueueLimitError."""
+        connection = peer.closed
+        connections = self._holders.get(holder)
+        if connections is not None and connection in connections:
+            return
+        if connection.done():
+            return
+        named = self._connections.get(connection)
+        if named is None:
+            named = self._connections[connection] = {}
+            connection.add_done_callback(self._closed)
+        elif len(named) >= HOLDERS_MAX:
+            raise QueueLimitError(
+                f"A connection from {peer.address} has named {len(named)} holders: connect anew."
+            )
+        named[holder] = None
+        self._holders.setdefault(holder, {})[connection] = None
+        timer = self._gone.pop(holder, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _closed(self, connection: Connection) -> None:
+        self._on_closed(connection)
+        for holder in self._connections.pop(connection, ()):
+            connections = self._holders[holder]
+            del connections[connection]
+            if not connections:
+                del self._holders[holder]
+                self._gone[holder] = self._loop.call_later(GRACE_S, self._is_gone, holder)
+
+    def _is_gone(self, holder: str) -> None:
+        del self._gone[holder]
+        self._on_gone(holder)
+
+    def end(self) -> None:
+        for timer in self._gone.values():
+            timer.cancel()
+        self._gone.clear()
+        for connection in self._connections:
+            connection.remove_done_callback(self._closed)
+        self._connections.clear()

@@ -1,0 +1,113 @@
+"""What the leader of a data partition has decided about one of its queues, made durable with the
+keeper of the queue: the leader of one partition of `__queue_state`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from rayq.actors.transactions.links import Build, Links
+from rayq.core.kept_queues import KeptRecord, pack, unpack
+from rayq.environment import Environment
+from rayq.errors import QueueLimitError, RayqError, UnknownTopicError
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.02
+RETRY_MAX_S = 0.5
+
+
+class Journal:
+    """The state of one queue in one data partition, for one opening by its leader. It may be used
+    by one task at a time. Waits as long as the keeper cannot be reached: cancel the task when the
+    leader ends.
+
+    Raises QueueFencedError for good once a later leader has opened the state, or the queue was
+    deleted.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        links: Links,
+        *,
+        queue_id: str,
+        data_partition: int,
+        data_leader_epoch: int,
+    ) -> None:
+        self._links = links
+        self._queue_id = queue_id
+        self._data_partition = data_partition
+        self._data_leader_epoch = data_leader_epoch
+        self._opener = environment.new_id()
+        self._sequence = 0
+        self.fence = 0
+        """0 before the opening. Each opening of this state has a higher one."""
+        self.is_full = False
+        """As of the last write: the keeper holds so much that no more records should be given out.
+        `write([])` asks again."""
+        self.trouble: str | None = None
+        """Why the keeper cannot be reached, while it cannot."""
+
+    async def open(self) -> list[KeptRecord]:
+        """Takes the state over, and returns its kept records in the order of their keys. Earlier
+        openings can write no more from now on."""
+        records: list[KeptRecord] = []
+        after: bytes | None = b""
+        while after is not None:
+            answer, payload = await self._ask(self._page(after))
+            records += unpack(payload)
+            self.fence, after = answer.fence, answer.next_after
+        return records
+
+    def _page(self, after: bytes) -> Build[messages.OpenQueueStateResponse]:
+        return lambda topic_id, partition, epoch: messages.OpenQueueState(
+            topic_id,
+            partition,
+            epoch,
+            self._queue_id,
+            self._data_partition,
+            self._data_leader_epoch,
+            self._opener,
+            after,
+        )
+
+    async def write(self, records: Sequence[KeptRecord]) -> None:
+        """Returns once the records are durable, all of them. One write may be under way at a time.
+        Raises QueueLimitError where the keeper is full to its last reserve: nothing is written
+        then, and the same may be tried again."""
+        self._sequence += 1
+        fence, sequence = self.fence, self._sequence
+        answer, _ = await self._ask(
+            lambda topic_id, partition, epoch: messages.WriteQueueState(
+                topic_id, partition, epoch, self._queue_id, self._data_partition, fence, sequence
+            ),
+            pack(records),
+        )
+        self.is_full = answer.is_full
+
+    async def _ask(
+        self, build: Build[messages.ResponseT], payload: bytes = b""
+    ) -> tuple[messages.ResponseT, memoryview]:
+        """The keeper's answer, asked for again and again. A repetition is harmless: see
+        `messages.OpenQueueState` and `messages.WriteQueueState`."""
+        retry_s = RETRY_S
+        while True:
+            try:
+                answered = await self._links.ask_keeper(self._queue_id, build, payload)
+            except RayqError as error:
+                if not (error.retriable or isinstance(error, UnknownTopicError)):
+                    raise
+                if isinstance(error, QueueLimitError):
+                    raise
+                self.trouble = str(error)
+                logger.debug(
+                    "queue %s, partition %d: %s", self._queue_id, self._data_partition, error
+                )
+            else:
+                self.trouble = None
+                return answered
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)

@@ -1,0 +1,153 @@
+"""The queues beside the leader of one data partition: a `QueueLeader` for each that reads its
+topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.queues.queue_leader import LOADING_WAIT_S, QueueLeader, QueueRequest
+from rayq.actors.queues.reads import QueueReads
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.actors.transactions.links import Links
+from rayq.errors import NotLeaderError, UnknownQueueError
+from rayq.metrics import Sample
+from rayq.wire import messages
+from rayq.wire.server import Peer, Result
+
+IDLE_WAIT_S = 60.0
+
+
+class LeaderQueues:
+    """See the module. Made for a leader whose topic has queues; `committed` takes each newer
+    assignment of the same epoch, `end` is final."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self._replica_log = replica_log
+        self._leader = leader
+        self._environment = replica_log.environment
+        self._links = links
+        self._clock_watch = clock_watch
+        self._reads = QueueReads(leader, replica_log.environment.clock)
+        self._queues: dict[str, QueueLeader] = {}
+        self._changed = Signal()
+        self._ended: NotLeaderError | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.committed(assignment)
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """The queues of the topic, by the partition's committed metadata."""
+        found = {queue.queue_id: queue for queue in assignment.queues}
+        for queue_id in [one for one in self._queues if one not in found]:
+            gone = self._queues.pop(queue_id)
+            gone.end(UnknownQueueError(f"Queue {gone.queue.name} was deleted."))
+        for queue_id, queue in found.items():
+            known = self._queues.get(queue_id)
+            if known is None:
+                self._queues[queue_id] = QueueLeader(
+                    self._replica_log,
+                    self._leader,
+                    assignment,
+                    queue,
+                    reads=self._reads,
+                    links=self._links,
+                    clock_watch=self._clock_watch,
+                )
+            elif known.queue != queue:
+                known.reconfigure(queue)
+        if self._queues and self._watching is None:
+            self._watching = self._environment.tasks.spawn(
+                self._watch(), f"new records for the queues of {self._replica_log.where}"
+            )
+        self._hold()
+        self._changed.notify()
+
+    async def _watch(self) -> None:
+        """Takes that wait hear of each record that is committed, at once."""
+        while True:
+            await self._replica_log.committed.wait(IDLE_WAIT_S)
+            for queue in self._queues.values():
+                queue.wake()
+
+    def end(self, reason: str) -> None:
+        """Another replica leads: the requests that wait are told."""
+        self._ended = NotLeaderError(
+            f"Broker {self._replica_log.broker} leads {self._replica_log.where} no more "
+            f"({reason}): ask for new metadata."
+        )
+        if self._watching is not None:
+            self._watching.cancel()
+        for queue in self._queues.values():
+            queue.end(self._ended)
+        self._replica_log.held_offset = None
+        self._changed.notify()
+
+    def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
+        """Answers a request about a queue. See the messages for the errors."""
+        queue = self._queues.get(request.queue_id)
+        if queue is None:
+            return self._handle_later(peer, request)
+        return queue.handle(peer, request)
+
+    async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:
+        answer = (await self._find(request.queue_id)).handle(peer, request)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    async def _find(self, queue_id: str) -> QueueLeader:
+        """The queue's leader here; the metadata that name a new queue may be on their way. Raises
+        UnknownQueueError, NotLeaderError."""
+        await self._changed.wait_until(
+            lambda: self._ended is not None or queue_id in self._queues, LOADING_WAIT_S
+        )
+        if self._ended is not None:
+            raise self._ended
+        if queue_id not in self._queues:
+            raise UnknownQueueError(
+                f"No queue with id {queue_id} reads {self._replica_log.where}: it was deleted, or "
+                "this server has not heard of it yet."
+            )
+        return self._queues[queue_id]
+
+    def tick(self) -> None:
+        """What is due by time; to be called a few times a second."""
+        self._reads.drop_unused()
+        for queue in self._queues.values():
+            queue.tick()
+        self._hold()
+
+    def _hold(self) -> None:
+        """Retention waits for the queues that own the topic."""
+        held: int | None = None
+        for queue in self._queues.values():
+            if queue.config.retention == "topic":
+                continue
+            limit = None if queue.open is None else queue.open.retention_limit
+            if limit is None:
+                limit = self._replica_log.log.start_offset
+            held = limit if held is None else min(held, limit)
+        self._replica_log.held_offset = held
+
+    @property
+    def deletes_what_is_done(self) -> bool:
+        """Whether the log start follows what a queue has settled (`held_offset`)."""
+        return any(one.config.retention == "delete_done" for one in self._queues.values())
+
+    def measure(self) -> list[Sample]:
+        """The figures of all queues that are open."""
+        return [
+            sample
+            for queue in self._queues.values()
+            if queue.open is not None
+            for sample in queue.open.figures.measure()
+        ]

@@ -1,0 +1,283 @@
+"""What a queue's leader learns of the log: which records there are, and what it hands out of them.
+
+It reads ahead of the takes, only so far as they need. A take reads before it locks: where a read
+fails, nothing is locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.queues.reads import Found, Piece, QueueReads
+from rayq.actors.queues.retention import QueueRetention
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.config import QueueConfig
+from rayq.core.large_holds import OPEN_VALUE_MS_MAX
+from rayq.core.queue_cut import common_end
+from rayq.core.queue_state import KeptRecord, Lock, QueueState
+from rayq.environment import Buffer
+from rayq.errors import OffsetOutOfRangeError, RayqError
+from rayq.logs import log_event
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+
+PIECES_AHEAD_MAX = 16
+"""So many pieces of the log one take of an ordered queue looks through."""
+
+
+class Given(NamedTuple):
+    """What a take gets: locks, and the batches that have their records."""
+
+    locks: list[Lock]
+    parts: list[Buffer]
+
+
+class Learner:
+    """See the module. One task uses it, but for `state`."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        *,
+        was_kept: bool,
+        replica_log: ReplicaLog,
+        reads: QueueReads,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self.state = state
+        self.was_kept = was_kept
+        """Whether the queue was there before this opening."""
+        self.retention: QueueRetention | None = None
+        """Of a queue that its topic's retention waits for."""
+        self._replica_log = replica_log
+        self._reads = reads
+        self._clock = replica_log.environment.clock
+        self._clock_watch = clock_watch
+
+    # --- opening --------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        records: Iterable[KeptRecord],
+        config: QueueConfig,
+        queue: messages.QueueMetadata,
+        partition: int,
+        *,
+        replica_log: ReplicaLog,
+        reads: QueueReads,
+        clock_watch: ClockWatch,
+    ) -> Learner:
+        """Takes up what was kept of a queue, compared with the log. Its first changes are to be
+        kept before anything else."""
+        log = replica_log.log
+        now_s = replica_log.environment.clock.monotonic()
+        state = QueueState.replay(config, records, now_s=now_s)
+        was_kept = state is not None
+        if state is None:
+            is_latest = config.start == "latest" and partition < queue.partitions
+            start = replica_log.last_stable_offset if is_latest else log.start_offset
+            state = QueueState.begin(config, start)
+        else:
+            _compare(state, queue, replica_log)
+        if log.start_offset > state.start_offset:
+            state.advance_start(log.start_offset)
+        learner = cls(
+            state,
+            was_kept=was_kept,
+            replica_log=replica_log,
+            reads=reads,
+            clock_watch=clock_watch,
+        )
+        learner.configure(config)
+        learner.learn_epoch()
+        if config.ordered_by_key:
+            for first, last in state.keys_wanted():
+                await learner._tell_keys(first, last)
+        return learner
+
+    def configure(self, config: QueueConfig) -> None:
+        """Takes the queue's config."""
+        self.state.config = config
+        if config.retention == "topic":
+            self.retention = None
+        elif self.retention is None:
+            log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
+            self.retention = QueueRetention(
+                self._clock_watch,
+                log_start=log_start,
+                known=self.state.learned,
+                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
+            )
+            self.was_kept = True  # Whoever begins later does not know what was learned before.
+
+    async def _tell_keys(self, offset: int, last: int) -> None:
+        while offset <= last:
+            piece = await self._reads.piece(offset)
+            for found in piece.found(offset, with_keys=True):
+                if not found.is_gap and found.first <= last:
+                    self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
+            offset = piece.next_offset
+        # What compaction took out since has none.
+        self.state.tell_keys(last + 1, [])
+
+    # --- learning -------------------------------------------------------------------------------
+
+    async def learn(self, *, is_listing: bool = False) -> bool:
+        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`)."""
+        state, log = self.state, self._replica_log.log
+        if log.start_offset > state.start_offset:
+            state.advance_start(log.start_offset)
+        room, offset = state.room(is_listing=is_listing), state.learned
+        if room <= 0 or offset >= self._replica_log.last_stable_offset:
+            return False
+        piece = await self._reads.piece(offset)
+        if state.learned != offset:
+            return True  # Somebody purged the queue meanwhile.
+        limit = min(offset + room, piece.next_offset)
+        with_keys = state.config.ordered_by_key
+        while state.learned < limit:
+            stop = min(limit, self.learn_epoch() or limit)
+            for found in piece.found(state.learned, with_keys=with_keys):
+                if found.first >= stop:
+                    break
+                self._learn(found, stop, with_keys=with_keys)
+        if self.retention is not None:
+            self.retention.learned(piece, offset, limit)
+        return True
+
+    def learn_epoch(self) -> int | None:
+        """Tells the state under which leader epoch the next record was appended. Returns where the
+        epoch after that begins; None: that is the last one."""
+        epochs, learned = self._replica_log.log.epochs.entries(), self.state.learned
+        behind = None
+        for epoch, first in reversed(epochs):
+            if first <= learned:
+                self.state.learn_epoch(epoch, first)
+                return behind
+            behind = first
+        return behind
+
+    def _learn(self, found: Found, stop: int, *, with_keys: bool) -> None:
+        state = self.state
+        last = min(found.next_offset, stop) - 1
+        if found.is_gap:
+            state.learn_gap(last)
+            return
+        count = last - found.first + 1
+        state.learn(last, _keys(found, count) if with_keys else None)
+        if found.due_ms is not None:
+            now_ms = self._clock_watch.now_ms()
+            for offset, due_ms in enumerate(found.due_ms[:count], found.first):
+                if due_ms is not None and due_ms > now_ms:
+                    state.learn_due(offset, due_ms)
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    async def take(
+        self, holder: str, count_max: int, bytes_max: int, *, is_gone: Callable[[], bool]
+    ) -> Given:
+        """Locks up to `count_max` records, and brings them; more than `bytes_max` bytes only where
+        the first batch has more. Nothing for a holder that `is_gone`. Raises what the reads
+        raise, before anything is locked."""
+        given = Given([], [])
+        from_offset = 0
+        while count_max > 0:
+            try:
+                first = self.state.first_ready(from_offset)
+                if first is None:
+                    if await self.learn():
+                        continue
+                    break
+                piece = await self._reads.piece(first)
+                end = piece.end_of(first, bytes_max, at_least_one=not given.locks)
+                if end <= first:
+                    break
+                pieces = [piece]
+                if self.state.config.ordered_by_key:
+                    end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
+            except OffsetOutOfRangeError:
+                log_start = self._replica_log.log.start_offset
+                if log_start <= self.state.start_offset:
+                    raise
+                self.state.advance_start(log_start)  # Retention was faster.
+                continue
+            except RayqError:
+                if given.locks:
+                    break
+                raise
+            if is_gone():
+                break
+            locks = self.state.take(
+                holder,
+                count_max,
+                now_s=self._clock.monotonic(),
+                from_offset=first,
+                below_offset=end,
+            )
+            for piece in pieces:
+                runs = [one for one in locks if piece.has_some(*one[:2])]
+                if runs:
+                    parts = piece.cut(runs)
+                    given.parts.extend(parts)
+                    bytes_max -= sum(len(part) for part in parts)
+            given.locks.extend(locks)
+            count_max -= sum(last - first + 1 for first, last, _ in locks)
+            from_offset = end
+        return given
+
+    async def _look_ahead(
+        self, pieces: list[Piece], first: int, end: int, count_max: int, bytes_max: int
+    ) -> int:
+        """Reads on from `end`, and returns where it came to: the later records of a key go to a
+        consumer only in the same take as its first."""
+        bytes_max -= pieces[0].bytes_between(first, end)
+        while bytes_max > 0 and len(pieces) < PIECES_AHEAD_MAX:
+            if self.state.learned <= end and (
+                end - first >= count_max or not await self.learn()
+            ):
+                break
+            if end < pieces[-1].next_offset:
+                break  # The bytes are spent.
+            piece = await self._reads.piece(end)
+            stop = piece.end_of(end, bytes_max, at_least_one=False)
+            if stop <= end:
+                break
+            bytes_max -= piece.bytes_between(end, stop)
+            pieces.append(piece)
+            end = stop
+        return end
+
+
+def _compare(
+    state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog
+) -> None:
+    """Sees whether an unclean election cut off what the queue knows, and forgets it then."""
+    log = replica_log.log
+    end = common_end(
+        state.epochs,
+        state.learned,
+        log.epochs.entries(),
+        log.end_offset,
+        log_start=log.start_offset,
+    )
+    if end < state.learned:
+        log_event(
+            logger,
+            logging.ERROR,
+            "queue_cut",
+            queue=queue.name,
+            where=replica_log.where,
+            offset=end,
+            learned=state.learned,
+        )
+        state.cut(end)
+
+
+def _keys(found: Found, count: int) -> list[bytes | None]:
+    return [None] * count if found.keys is None else [*found.keys[:count]]

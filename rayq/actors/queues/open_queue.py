@@ -1,0 +1,489 @@
+"""A queue in one partition, from an opening of its state on: it gives records out and settles them.
+
+`QueueState` decides, `QueueCommits` makes the decisions durable, and no answer leaves before what
+it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.queues.commits import QueueCommits, as_error
+from rayq.actors.queues.holders import Holders
+from rayq.actors.queues.journal import Journal
+from rayq.actors.queues.learning import Learner
+from rayq.actors.queues.moved_batches import MovedRecord
+from rayq.actors.queues.moves import QueueMoves
+from rayq.actors.queues.queue_figures import QueueFigures
+from rayq.actors.queues.reads import QueueReads
+from rayq.actors.queues.takes import WaitingTake, WaitingTakes
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
+from rayq.config import QueueConfig
+from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
+from rayq.environment import Buffer
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.wire import messages
+
+SETTLED_MAX = 1_000_000
+"""The most offsets that one request settles."""
+SWEEP_MS_MIN = 100
+SWEEPS_PER_S = 20
+"""So many takes of consumers that look around a partition sees each second."""
+Settled = asyncio.Future[messages.SettleResponse]
+
+
+class Served(Protocol):
+    """The leader of the queue, which outlives an opening."""
+
+    queue: messages.QueueMetadata
+    config: QueueConfig
+    takes: WaitingTakes
+    holders: Holders
+
+
+class OpenQueue:
+    """See the module. `begin`, then `serve`, which raises what ends the opening; `end` is final."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        learner: Learner,
+        served: Served,
+        journal: Journal,
+        *,
+        partition: int,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        reads: QueueReads,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self.state = state
+        self.commits = QueueCommits(state, journal, on_kept=self.wake)
+        if learner.was_kept:
+            self.commits.kept_start = state.start_offset
+        self._learner = learner
+        self.journal = journal
+        self.takes, self._holders = served.takes, served.holders
+        self._replica_log = replica_log
+        self._leader = leader
+        self._reads = reads
+        self._clock = replica_log.environment.clock
+        self._tasks = replica_log.environment.tasks
+        self._clock_watch = clock_watch
+        self._loop = asyncio.get_running_loop()
+        self._is_woken = False
+        self._waker: asyncio.Future[None] | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
+        self._settled: tuple[asyncio.Future[None], Settled] | None = None
+        self._ended: RayqError | None = None
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        """Fails with what ended the opening."""
+        self.queue = served.queue.name
+        self.topic = served.queue.topic
+        self.topic_id = served.queue.topic_id
+        self.partition = partition
+        self._writing: asyncio.Task[None] | None = None
+        self.read_trouble: str | None = None
+        """Why the last read for a take failed."""
+        """Ends by itself only where it failed."""
+        self.moves = QueueMoves(state, self, links, replica_log.environment)
+        self.figures = QueueFigures(self, replica_log, leader)
+
+    @classmethod
+    async def open(
+        cls,
+        records: Iterable[KeptRecord],
+        served: Served,
+        journal: Journal,
+        *,
+        partition: int,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        reads: QueueReads,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> OpenQueue:
+        """Takes up what was kept of a queue. Raises what reads raise."""
+        learner = await Learner.open(
+            records,
+            served.config,
+            served.queue,
+            partition,
+            replica_log=replica_log,
+            reads=reads,
+            clock_watch=clock_watch,
+        )
+        return cls(
+            learner.state,
+            learner,
+            served,
+            journal,
+            partition=partition,
+            replica_log=replica_log,
+            leader=leader,
+            reads=reads,
+            links=links,
+            clock_watch=clock_watch,
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Returns when what the opening changed is kept: where a queue begins must not move."""
+        self._writing = self._spawn(self.commits.run(), f"keeps {self.queue}")
+        kept = self.commits.kept()
+        if kept is not None:
+            await asyncio.wait((kept, self._writing), return_when=asyncio.FIRST_COMPLETED)
+        if self._broken.done():
+            self._broken.result()
+
+    async def serve(self) -> None:
+        """Gives out and settles, up to an error, which it raises."""
+        assert self._writing is not None
+        self.moves.start()
+        serving = self._spawn(self._serve(), f"serves {self.queue}")
+        try:
+            await asyncio.shield(self._broken)
+        finally:
+            serving.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs a task that ends only with an error, and the opening with it. That another leader
+        fenced this opening is ordinary: it is no failure of a task for the log."""
+
+        async def run() -> None:
+            try:
+                with self.guard():
+                    await work
+            except RayqError as error:
+                if not self._broken.done():
+                    self._broken.set_exception(error)
+
+        return self._tasks.spawn(run(), name)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """A decision that fails half-way leaves a state that is not to be trusted: it is taken up
+        anew from what is kept."""
+        try:
+            yield
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _break(self, error: Exception) -> None:
+        if not isinstance(error, RayqError) and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def end(self, error: RayqError) -> None:
+        """What was decided and is not kept is void: all that wait for it get the error."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        if not self._broken.cancel():
+            self._broken.exception()  # Whoever waited for it may be gone.
+        self.moves.stop()
+        if self._writing is not None:
+            self._writing.cancel()
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self.commits.end(error)
+
+    def reconfigure(self, queue: messages.QueueMetadata, config: QueueConfig) -> None:
+        """Takes the queue's changed config."""
+        self.queue = queue.name
+        self._learner.configure(config)
+        self.wake()
+
+    async def commit(self) -> None:
+        """See `MoveSource`."""
+        if self._ended is not None:
+            raise self._ended
+        await self.commits.until_kept()
+
+    # --- giving out -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to give out, or somebody who wants it."""
+        self._is_woken = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def _serve(self) -> None:
+        while True:
+            self._is_woken = False
+            await self._give_out()
+            await self.figures.look()
+            self._arm_due_timer()
+            if not self._is_woken:
+                self._waker = self._loop.create_future()
+                await self._waker
+
+    async def _give_out(self) -> None:
+        """Gives to those that wait, first come first served, until there is nothing to give."""
+        while (take := self.takes.next()) is not None:
+            try:
+                is_given = await self._give(take)
+            except RayqError as error:
+                self.read_trouble = str(error)
+                take.finish(error)
+                continue
+            except BaseException:
+                take.drop()
+                raise
+            self.read_trouble = None
+            if not is_given and self.takes.back(take):
+                return
+
+    async def _give(self, take: WaitingTake) -> bool:
+        """Gives a take its share. False: there is nothing for it."""
+        if self.journal.is_full:
+            return False
+        # A take may have blocked records, together with those that block them.
+        ready = self.available() + self.state.blocked
+        wanted = min(take.records_max, self.takes.share(ready))
+        given = await self._learner.take(
+            take.holder, wanted, take.bytes_max, is_gone=take.connection.done
+        )
+        if given.locks:
+            self._answer(take, given.locks, given.parts)
+        return bool(given.locks)
+
+    def _answer(self, take: WaitingTake, locks: list[Lock], parts: list[Buffer]) -> None:
+        """Answers a take once its locks are kept."""
+        answer = self.response(locks), parts
+        kept = self.commits.kept()
+        if kept is None:
+            take.finish(answer)
+            return
+
+        def done(kept: asyncio.Future[None]) -> None:
+            error = kept.exception()
+            take.finish(answer if error is None else as_error(error))
+
+        kept.add_done_callback(done)
+
+    def available(self) -> int:
+        """How many records could be taken now, as far as is known."""
+        unlearned = self._replica_log.last_stable_offset - self.state.learned
+        return self.state.ready + max(unlearned, 0)
+
+    def response(self, locks: list[Lock]) -> messages.TakeResponse:
+        return messages.TakeResponse(
+            self.state.state_epoch,
+            locks,
+            self.available(),
+            self.due_in_ms(),
+            sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
+        )
+
+    def due_in_ms(self) -> int | None:
+        next_due_ms = self.state.next_due_ms
+        if next_due_ms is None:
+            return None
+        return max(next_due_ms - self._clock_watch.now_ms(), 0)
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def settle(self, request: messages.Settle) -> messages.SettleResponse | Settled:
+        """See `messages.Settle`. Raises InvalidRequestError."""
+        _check_size(request)
+        try:
+            lost = self._settle(request)
+        except Exception as error:
+            self._break(error)
+            raise
+        if request.nacks or request.rejects or request.releases:
+            self.moves.wake()
+            self.wake()
+        elif len(self.takes):
+            self.wake()
+        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
+        if kept is None:
+            return messages.SettleResponse(lost)
+        if lost:
+            return _after(kept, messages.SettleResponse(lost))
+        # Nearly all settle without a loss, many at a time: they share one future.
+        if self._settled is None or self._settled[0] is not kept:
+            self._settled = kept, _after(kept, messages.SettleResponse([]))
+        return self._settled[1]
+
+    def _settle(self, request: messages.Settle) -> list[Lost]:
+        state, holder, epoch = self.state, request.holder, request.state_epoch
+        lost: list[Lost] = []
+        if request.acks:
+            lost += state.ack(holder, epoch, request.acks)
+        if request.nacks:
+            now_ms = self._clock_watch.now_ms()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+        if request.rejects:
+            lost += state.reject(holder, epoch, request.rejects)
+        if request.releases:
+            lost += state.release(holder, epoch, request.releases)
+        if request.extends:
+            now_s = self._clock.monotonic()
+            lost += state.extend(holder, epoch, request.extends, now_s=now_s)
+        return lost
+
+    def free_holder(self, holder: str) -> None:
+        """Nobody has heard of this holder for a while: its records are for others."""
+        if self.state.free_holder(holder):
+            self._decided()
+
+    def _decided(self) -> None:
+        """Time made a decision: it is kept, and there may be something to give or to move."""
+        self.commits.kept()
+        self.moves.wake()
+        self.wake()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, prolong_s: float, *, can_hear: bool) -> None:
+        """What is due by time. In `prolong_s` of it nobody could be heard."""
+        if self._ended is not None:
+            return
+        state, now_s = self.state, self._clock.monotonic()
+        if prolong_s > 0:
+            state.prolong(prolong_s)
+        log_start = self._replica_log.log.start_offset
+        if log_start > state.start_offset:
+            state.advance_start(log_start)
+        next_expiry_s = state.next_expiry_s
+        if can_hear and next_expiry_s is not None and next_expiry_s <= now_s:
+            state.expire(now_s)
+        next_due_ms = state.next_due_ms
+        if next_due_ms is not None:
+            state.due(self._clock_watch.now_ms())
+        if state.is_changed:
+            self._decided()
+        elif self.figures.is_due:
+            self.wake()
+        if self.journal.is_full:
+            self.commits.ask_for_room()
+
+    @property
+    def retention_limit(self) -> int | None:
+        """The log start may go up to here. None: the queue does not mind."""
+        retention = self._learner.retention
+        if retention is None:
+            return None
+        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+
+    def _arm_due_timer(self) -> None:
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+            self._due_timer = None
+        due_in_ms = self.due_in_ms()
+        if due_in_ms is not None:
+            self._due_timer = self._loop.call_later(max(due_in_ms, 1) / 1000, self._due)
+
+    def _due(self) -> None:
+        self._due_timer = None
+        if self._ended is not None:
+            return
+        with self.guard():
+            self.state.due(self._clock_watch.now_ms())
+            self._decided()
+
+    # --- for operators --------------------------------------------------------------------------
+
+    async def list_records(
+        self, request: messages.ListQueueRecords
+    ) -> messages.ListQueueRecordsResponse:
+        """See `messages.ListQueueRecords`."""
+        await self.commit()
+        state = self.state
+        await self._learn_past(request.offset + request.records_max)
+        found, next_offset = state.unsettled(
+            request.offset,
+            request.states,
+            request.records_max,
+            now_s=self._clock.monotonic(),
+        )
+        is_all = state.learned >= self._replica_log.last_stable_offset
+        if next_offset is None and not is_all and state.room(is_listing=True):
+            next_offset = state.learned
+        records = [
+            messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
+            for one in found
+        ]
+        return messages.ListQueueRecordsResponse(records, next_offset)
+
+    async def move_records(
+        self, request: messages.MoveQueueRecords
+    ) -> messages.MoveQueueRecordsResponse:
+        """See `messages.MoveQueueRecords`. They need not be known yet: nobody may have taken from
+        the queue."""
+        await self._learn_past(max(request.offsets, default=-1))
+        return await self.moves.move_records(request)
+
+    async def _learn_past(self, offset: int) -> None:
+        """Goes on until the record at `offset` is known, where there is one, and room for it."""
+        while self.state.learned <= offset:
+            if not await self._learner.learn(is_listing=True):
+                return
+
+    async def purge(self) -> messages.PurgeQueueResponse:
+        """See `messages.PurgeQueue`."""
+        end, purged = self._replica_log.last_stable_offset, 0
+        while True:
+            # Each leader epoch that is passed over is told of.
+            epoch_end = self._learner.learn_epoch() or end
+            purged += self.state.purge(min(epoch_end, end))
+            if epoch_end >= end:
+                break
+        await self.commit()
+        self.wake()
+        return messages.PurgeQueueResponse(purged)
+
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
+        """See `MoveSource`."""
+        found: dict[int, MovedRecord] = {}
+        for count, offset in enumerate(offsets, start=1):
+            if offset < self._replica_log.log.start_offset:
+                continue
+            piece = await self._reads.piece(offset)
+            record = piece.record(offset)
+            if record is None:
+                continue
+            found[offset] = MovedRecord(*record)
+            bytes_max -= found[offset].size_bytes
+            if bytes_max <= 0:
+                return found, count
+        return found, len(offsets)
+
+
+def _check_size(request: messages.Settle) -> None:
+    """Nobody has locks of so many offsets; to go through them would keep others waiting."""
+    named = 0
+    for ranges in (request.acks, request.nacks, request.releases, request.extends):
+        for first, last, *_ in ranges:
+            named += max(last - first + 1, 0)
+    if named > SETTLED_MAX:
+        raise InvalidRequestError(
+            f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
+        )
+
+
+def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:
+    """The answer, once that is kept on which it rests."""
+    answered: Settled = asyncio.get_running_loop().create_future()
+
+    def done(kept: asyncio.Future[None]) -> None:
+        error = kept.exception()
+        if error is None:
+            answered.set_result(answer)
+        else:
+            answered.set_exception(as_error(error))
+
+    kept.add_done_callback(done)
+    return answered

@@ -1,0 +1,204 @@
+"""The keeper of the queues of one `__queue_state` partition: what their leaders decided, durable.
+
+It is a `Coordinator`, and knows nothing of what the kept records mean. It sees to it that only the
+newest opening of each state writes (`core.kept_queues`), and forgets the queues that are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rayq.actors.coordinator import Coordinator
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.kept_queues import (
+    WRITE_BYTES_MAX,
+    KeptQueues,
+    Record,
+    StateKey,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
+from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.errors import (
+    CoordinatorLoadingError,
+    InvalidRequestError,
+    QueueFencedError,
+    RayqError,
+)
+from rayq.metrics import Sample
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+DELETED_CHECK_INTERVAL_S = 5.0
+CONFIRMED_WAIT_MS = 2_000
+
+
+class QueueKeeper(Coordinator[Record]):
+    """See the module."""
+
+    subject = "queues"
+    topic = QUEUES_TOPIC
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        ask_broker: messages.Ask,
+    ) -> None:
+        """`ask_broker` asks the broker of this node."""
+        super().__init__(replica_log, leader, assignment, encode=encode)
+        self._ask_broker = ask_broker
+        self._leader_epoch = assignment.leader_epoch
+        self._unclean_epoch = assignment.last_unclean_epoch or 0
+        self.state = self._empty()
+        """What is decided, committed or not."""
+        self._sequences: dict[StateKey, tuple[int, int]] = {}
+        """Fence and sequence of the last write, for the life of this keeper. A later keeper needs
+        none of this: what was sent to this one names its leader epoch, and is refused there."""
+        self._forget_source = self._environment.metrics.add_source(self._measure)
+
+    def _empty(self) -> KeptQueues:
+        return KeptQueues(keeper_epoch=self._leader_epoch, unclean_epoch=self._unclean_epoch)
+
+    def _measure(self) -> list[Sample]:
+        return [
+            self._environment.metrics.sample(
+                "rayq_queue_state_bytes", self.state.held_bytes, partition=self._partition
+            )
+        ]
+
+    def end(self, reason: str) -> None:
+        """Another process keeps: the requests that wait are told."""
+        self._forget_source()
+        super().end(reason)
+
+    # --- leaders of data partitions ---------------------------------------------------------
+
+    async def open_state(
+        self, request: messages.OpenQueueState
+    ) -> tuple[messages.OpenQueueStateResponse, bytes]:
+        """See `messages.OpenQueueState`."""
+        state_key = StateKey(request.queue_id, request.data_partition)
+        await self._begin(is_write=True)
+        fence, records = await self._decide(
+            lambda: self.state.open_state(
+                state_key,
+                data_leader_epoch=request.data_leader_epoch,
+                opener=request.opener,
+                is_first_page=not request.after,
+            )
+        )
+        self._append(records)
+        page, next_after = self.state.read(state_key, request.after)
+        await self._until_committed()
+        return messages.OpenQueueStateResponse(fence, next_after), pack(page)
+
+    async def write(
+        self, request: messages.WriteQueueState, payload: memoryview
+    ) -> messages.WriteQueueStateResponse:
+        """See `messages.WriteQueueState`."""
+        if len(payload) > WRITE_BYTES_MAX:
+            raise InvalidRequestError(
+                f"A write of {len(payload)} bytes for queue {request.queue_id} is above the most, "
+                f"{WRITE_BYTES_MAX} bytes."
+            )
+        state_key = StateKey(request.queue_id, request.data_partition)
+        records = unpack(payload)
+        await self._begin(is_write=True)
+        self._append(await self._decide(lambda: self._write(state_key, request, records)))
+        await self._until_committed()
+        return messages.WriteQueueStateResponse(self.state.is_full)
+
+    def _write(
+        self,
+        state_key: StateKey,
+        request: messages.WriteQueueState,
+        records: list[tuple[bytes, bytes | None]],
+    ) -> list[Record]:
+        decided = self.state.write(state_key, request.fence, records)
+        fence, sequence = self._sequences.get(state_key, (0, 0))
+        if fence == request.fence and request.sequence < sequence:
+            raise QueueFencedError(
+                f"Write {request.sequence} of partition {request.data_partition} of queue "
+                f"{request.queue_id} was held back: its leader has gone on to {sequence}."
+            )
+        self._sequences[state_key] = request.fence, request.sequence
+        return decided
+
+    def _append(self, records: list[Record]) -> None:
+        """A decision's records take effect here at once, and are on their way to the log."""
+        if not records:
+            return
+        for record in records:
+            self.state.replay(record)
+        self._log.append(records)
+
+    # --- beginning anew ---------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        state = self._empty()
+        count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
+        self.state = state
+        self._loaded()
+        logger.info(
+            "%s: the states of %d queues, %d bytes, from %d records",
+            self.where,
+            len(state.queue_ids()),
+            state.held_bytes,
+            count,
+        )
+
+    # --- background -------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Forgets queues that are deleted, until the state is dropped."""
+        generation = self._log.generation
+        while True:
+            await self._reset_wanted.wait(DELETED_CHECK_INTERVAL_S)
+            if generation != self._log.generation:
+                return
+            try:
+                deleted = await deleted_queues(self.state.queue_ids(), self._ask_broker)
+                await self._begin(is_write=True)
+                self._check(generation)
+            except RayqError as error:
+                logger.debug("%s: which queues are deleted is not known: %s", self.where, error)
+                continue
+            for state_key in [key for key in self.state if key.queue_id in deleted]:
+                self._sequences.pop(state_key, None)
+                self._append(self.state.forget(state_key))
+
+
+async def deleted_queues(queue_ids: set[str], ask_broker: messages.Ask) -> set[str]:
+    """Those of the queues that are deleted, for certain; an id is never used again. Raises what the
+    broker answers, and CoordinatorLoadingError where it does not know enough."""
+    missing = await _unknown(queue_ids, ask_broker, 0)
+    if not missing:
+        return missing
+    # The broker's metadata may be older than these queues. They are not older than this:
+    confirmed = await ask_broker(messages.ConfirmMetadata())
+    return await _unknown(missing, ask_broker, confirmed.version)
+
+
+async def _unknown(
+    queue_ids: set[str], ask_broker: messages.Ask, version_min: int
+) -> set[str]:
+    """The queues that metadata of at least this version do not have."""
+    unknown, left = set(queue_ids), sorted(queue_ids)
+    while left:
+        asked, left = left[: messages.QUEUES_PAGE], left[messages.QUEUES_PAGE :]
+        answer = await ask_broker(
+            messages.DescribeQueues(
+                [], version_min=version_min, wait_ms=CONFIRMED_WAIT_MS, queue_ids=asked
+            )
+        )
+        if answer.version < version_min:
+            raise CoordinatorLoadingError("The broker's metadata are behind the controller's.")
+        unknown.difference_update(one.queue_id for one in answer.queues)
+    return unknown

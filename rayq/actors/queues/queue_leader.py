@@ -1,0 +1,243 @@
+"""A queue's leader in one partition, beside the leader of the data partition.
+
+It takes over what the keeper has kept of the queue and serves it (`OpenQueue`), until another
+replica leads. Where its writes are refused it begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.queues.holders import Holders
+from rayq.actors.queues.journal import Journal
+from rayq.actors.queues.lock_clock import LockClock
+from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.reads import QueueReads
+from rayq.actors.queues.takes import Answer, WaitingTakes
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.actors.transactions.links import Links
+from rayq.config import QueueConfig, parse_stored
+from rayq.errors import NotLeaderError, QueueLoadingError, RayqError
+from rayq.wire import messages
+from rayq.wire.server import Peer, Result
+
+logger = logging.getLogger(__name__)
+
+LOADING_WAIT_S = 0.5
+"""How long a request waits for the queue to begin before it is told to try again."""
+RETRY_S = 0.1
+FAILURE_PAUSE_S = 1.0
+
+QueueRequest = (
+    messages.Take
+    | messages.Settle
+    | messages.DescribeQueue
+    | messages.ListQueueRecords
+    | messages.MoveQueueRecords
+    | messages.PurgeQueue
+)
+
+
+class QueueLeader:
+    """See the module. Ends with the data leader's role, or when the queue is deleted."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        queue: messages.QueueMetadata,
+        *,
+        reads: QueueReads,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> None:
+        self._replica_log = replica_log
+        self._leader = leader
+        self._environment = replica_log.environment
+        self._clock_watch = clock_watch
+        self._links = links
+        self._reads = reads
+        self._partition = assignment.partition
+        self.queue = queue
+        self.config = parse_stored(QueueConfig, queue.config)
+        self.where = f"queue {queue.name} in {replica_log.where}"
+        self.open: OpenQueue | None = None
+        """None while the state is taken over."""
+        self._ready = Signal()
+        self._failure: str | None = None
+        self._ended: RayqError | None = None
+        self.takes = WaitingTakes(self._make_empty)
+        self.holders = Holders(on_gone=self._holder_gone, on_closed=self.takes.closed)
+        self._lock_clock = LockClock(self._environment.clock, self._can_hear)
+        self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
+
+    def reconfigure(self, queue: messages.QueueMetadata) -> None:
+        """Takes the queue's changed config."""
+        self.queue = queue
+        self.config = parse_stored(QueueConfig, queue.config)
+        if self.open is not None:
+            self.open.reconfigure(queue, self.config)
+
+    def end(self, error: RayqError) -> None:
+        """Another process leads, or the queue was deleted: the requests that wait are told."""
+        self._ended = error
+        self._task.cancel()
+        self._close(error)
+        self.takes.fail(error)
+        self.holders.end()
+        self._ready.notify()
+
+    def _close(self, error: RayqError) -> None:
+        """What was decided and is not kept is void."""
+        opened, self.open = self.open, None
+        if opened is not None:
+            opened.end(error)
+
+    # --- opening --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            pause_s = RETRY_S
+            try:
+                await self._open_and_serve()
+            except RayqError as error:
+                # A later opening fenced this one, or nothing can be read just now.
+                if self._failure != str(error):
+                    logger.info("%s begins anew: %s", self.where, error)
+                self._failure = str(error)
+            except Exception as error:
+                # The records have other readers: this ends no replica.
+                logger.exception("%s failed", self.where)
+                self._failure, pause_s = f"{type(error).__name__}: {error}", FAILURE_PAUSE_S
+            self._close(self._loading())
+            await asyncio.sleep(pause_s)
+
+    async def _open_and_serve(self) -> None:
+        journal = Journal(
+            self._environment,
+            self._links,
+            queue_id=self.queue.queue_id,
+            data_partition=self._partition,
+            data_leader_epoch=self._leader.leader_epoch,
+        )
+        records = await journal.open()
+        while not self._leader.state.may_serve:
+            await self._replica_log.committed.wait(RETRY_S)
+        opened = await OpenQueue.open(
+            records,
+            self,
+            journal,
+            partition=self._partition,
+            replica_log=self._replica_log,
+            leader=self._leader,
+            reads=self._reads,
+            links=self._links,
+            clock_watch=self._clock_watch,
+        )
+        try:
+            await opened.begin()
+            opened.reconfigure(self.queue, self.config)  # It may have changed meanwhile.
+            self._lock_clock.look()
+            self._failure, self.open = None, opened
+            self._ready.notify()
+            await opened.serve()
+        finally:
+            opened.end(self._loading())
+
+    def _loading(self) -> QueueLoadingError:
+        because = "" if self._failure is None else f" ({self._failure})"
+        return QueueLoadingError(f"The {self.where} is beginning{because}: try again.")
+
+    async def _opened(self) -> OpenQueue:
+        """Raises QueueLoadingError, NotLeaderError, UnknownQueueError."""
+        await self._ready.wait_until(
+            lambda: self._ended is not None or self.open is not None, LOADING_WAIT_S
+        )
+        self._check()
+        if self.open is None:
+            raise self._loading()
+        return self.open
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        self._leader.check()
+
+    def _can_hear(self) -> bool:
+        try:
+            self._leader.check()
+        except NotLeaderError:
+            return False
+        return True
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
+        """See the messages for the errors."""
+        self._check()
+        if isinstance(request, messages.Take):
+            return self._take(peer, request)
+        opened = self.open
+        if opened is None:
+            return self._handle_later(peer, request)
+        if isinstance(request, messages.Settle):
+            self.holders.heard(request.holder, peer)
+            return opened.settle(request)
+        return _answer(opened, request)
+
+    async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:
+        await self._opened()
+        answer = self.handle(peer, request)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _take(self, peer: Peer, request: messages.Take) -> asyncio.Future[Answer]:
+        self.holders.heard(request.holder, peer)
+        answer = self.takes.add(request, peer.closed)
+        self.wake()
+        return answer
+
+    def _make_empty(self) -> Answer | RayqError:
+        if self.open is None:
+            return self._loading()
+        try:
+            return self.open.response([]), []
+        except RayqError as error:  # The log is closed: the role ends.
+            return error
+
+    def _holder_gone(self, holder: str) -> None:
+        if self.open is not None:
+            with self.open.guard():
+                self.open.free_holder(holder)
+
+    def wake(self) -> None:
+        """There may be something to give out, or somebody who wants it."""
+        if self.open is not None:
+            self.open.wake()
+
+    def tick(self) -> None:
+        """What is due by time; to be called a few times a second."""
+        prolong_s = self._lock_clock.look()
+        if self.open is not None:
+            with suppress(Exception), self.open.guard():
+                self.open.tick(prolong_s, can_hear=self._can_hear())
+
+
+async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
+    match request:
+        case messages.DescribeQueue():
+            await opened.commit()
+            return await opened.figures.describe()
+        case messages.ListQueueRecords():
+            return await opened.list_records(request)
+        case messages.MoveQueueRecords():
+            return await opened.move_records(request)
+        case messages.PurgeQueue():
+            return await opened.purge()
+    raise AssertionError(request)

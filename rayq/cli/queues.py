@@ -1,0 +1,344 @@
+"""`rayq queue`: create, list, describe, alter, delete, peek, purge; others have own files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, Json, QueueName, QueueNames, complete_topic
+from rayq.cli.values import config_values, default_of
+from rayq.config import QueueConfig, as_dict
+from rayq.core.queue_changes import DEAD
+from rayq.errors import InvalidRequestError, QueueExistsError
+from rayq.records import QueueInfo, QueueRecordInfo
+
+app = typer.Typer(help="Queues of records and tasks.", no_args_is_help=True)
+
+PEEKED = 100
+UNSETTLED = ("ready", "blocked", "locked", "delayed", "moving")
+
+
+@app.command()
+def create(
+    queues: QueueNames,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "-t",
+            "--topic",
+            help="Read this topic, which is there. Without: one of the queue's own is made.",
+            autocompletion=complete_topic,
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "-p", "--partitions", help="How many its own topic has.", show_default="1"
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "-r",
+            "--replicas",
+            "--replication-factor",
+            help="Copies of each partition of its own topic.",
+            show_default="3, or as many as there are brokers",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--config",
+            metavar="KEY=VALUE",
+            help="A config of the queue, such as visibility_timeout_s=1m; may be repeated.",
+        ),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="A queue that is there already is no error.")
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Create queues, each with its topic unless --topic names one, and with its dead letters."""
+    if topic is not None and (partitions, replicas) != (None, None):
+        raise typer.BadParameter("--partitions and --replicas are for a topic of the queue's own")
+    values = config_values(QueueConfig, config or ())
+    made = []
+    with connected(cluster, topics=[] if topic is None else [topic]) as connection:
+        for name in queues:
+            try:
+                connection.admin.create_queue(
+                    name,
+                    topic=topic,
+                    partitions=1 if partitions is None else partitions,
+                    replication_factor=replicas,
+                    **values,
+                )
+                is_new = True
+            except QueueExistsError:
+                if not if_not_exists:
+                    raise
+                is_new = False
+            made.append({"queue": name, "created": is_new})
+            if not json:
+                output.say(
+                    f"Created queue {name}." if is_new else f"Queue {name} exists already."
+                )
+    if json:
+        output.print_json(made)
+
+
+@app.command("list")
+def list_queues(
+    dead_letters: Annotated[
+        bool, typer.Option("-a", "--all", help="Also the queues of dead letters.")
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """List the queues."""
+    with connected(cluster) as connection:
+        infos = connection.admin.describe_queues()
+    by_name = {info.name: info for info in infos}
+    rows = [
+        _overview(info, by_name.get(info.name + DEAD))
+        for info in infos
+        if dead_letters or not info.name.endswith(DEAD)
+    ]
+    if json:
+        output.print_json(rows)
+        return
+    output.table(
+        ("queue", "topic", "partitions", "ready", "locked", "delayed", "dead letters", "trouble"),
+        [tuple(row.values()) for row in rows],
+        styles=["ok" if row["trouble"] is None else "warning" for row in rows],
+        optional=("partitions", "topic"),
+    )
+
+
+def _overview(info: QueueInfo, dead: QueueInfo | None) -> dict[str, Any]:
+    return {
+        "queue": info.name,
+        "topic": info.topic,
+        "partitions": len(info.partitions),
+        "ready": _sum(info, "ready"),
+        "locked": _sum(info, "locked"),
+        "delayed": _sum(info, "delayed"),
+        "dead_letters": None if dead is None else _unsettled(dead),
+        "trouble": next((one.trouble for one in info.partitions if one.trouble), None),
+    }
+
+
+def _sum(info: QueueInfo, field: str) -> int:
+    """Over the partitions whose leaders answered."""
+    return sum(getattr(one, field) or 0 for one in info.partitions)
+
+
+def _unsettled(info: QueueInfo) -> int:
+    return sum(_sum(info, state) for state in UNSETTLED)
+
+
+@app.command()
+def describe(queues: QueueNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Show how a queue stands in each partition, and its config."""
+    with connected(cluster, queues=queues) as connection:
+        infos = [connection.admin.describe_queue(name) for name in queues]
+    if json:
+        output.print_json_of(queues, [msgspec.to_builtins(info) for info in infos])
+        return
+    for number, info in enumerate(infos):
+        if number:
+            output.say()
+        _show(info)
+
+
+def _show(info: QueueInfo) -> None:
+    output.heading(f"{info.name}: reads topic {info.topic}")
+    output.table(
+        (
+            "partition",
+            "start",
+            "end",
+            "ready",
+            "blocked",
+            "locked",
+            "delayed",
+            "moving",
+            "oldest s",
+            "next due s",
+            "takes",
+            "dead",
+            "expired",
+        ),
+        [
+            (
+                one.partition,
+                one.start_offset,
+                one.end_offset,
+                one.ready,
+                one.blocked,
+                one.locked,
+                one.delayed,
+                one.moving,
+                _seconds(one.oldest_ready_ms),
+                _seconds(one.next_due_ms),
+                one.waiting_takes,
+                one.dead,
+                one.expired,
+            )
+            for one in info.partitions
+        ],
+        styles=["ok" if one.trouble is None else "warning" for one in info.partitions],
+        optional=("takes", "expired", "dead", "blocked", "next due s", "start", "end", "oldest s"),
+    )
+    for one in info.partitions:
+        if one.trouble:
+            output.say(f"Partition {one.partition}: {one.trouble}", hang=2)
+    defaults = as_dict(QueueConfig())
+    output.say()
+    output.table(
+        ("config", "value", "source"),
+        [
+            (key, output.config_text(value), "default" if value == defaults.get(key) else "queue")
+            for key, value in info.config.items()
+        ],
+    )
+
+
+def _seconds(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds // 1000
+
+
+@app.command()
+def alter(
+    queue: QueueName,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
+        ),
+    ] = None,
+    delete: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Change the config of a queue."""
+    if not (config or delete):
+        raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
+    changes = config_values(QueueConfig, config or ())
+    for key in delete or ():
+        name = key.replace(".", "_")
+        if name in changes:
+            raise InvalidRequestError(f"{key} is both set and deleted.")
+        changes[name] = default_of(name, QueueConfig)
+    with connected(cluster, queues=[queue]) as connection:
+        connection.admin.alter_queue(queue, **changes)
+    if json:
+        output.print_json({"queue": queue, "changed": changes})
+        return
+    for name, value in changes.items():
+        output.say(f"{queue}: {name} is {output.config_text(value)} now.")
+
+
+@app.command()
+def delete(
+    queues: QueueNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
+) -> None:
+    """Forget queues and what they have settled. Their topics and dead letters stay."""
+    check_can_ask(yes)
+    left = list(queues)
+    with connected(cluster, queues=left) as connection:
+        agree(f"Forget {', '.join(queues)} and what is settled there?", yes)
+        while left:
+            connection.admin.delete_queue(left[0])
+            name = left.pop(0)
+            if not json:
+                output.say(f"Deleted queue {name}.")
+    if json:
+        output.print_json({"deleted": queues})
+
+
+@app.command()
+def peek(
+    queue: QueueName,
+    in_flight: Annotated[
+        bool, typer.Option("--in-flight", help="Those that consumers hold.")
+    ] = False,
+    delayed: Annotated[
+        bool, typer.Option("--delayed", help="Those that wait for their time.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("-n", "--num", "--limit", help="At most so many.", min=1)
+    ] = PEEKED,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Show which records of a queue are not settled, and who has them. Nothing is taken."""
+    states = [*(["locked"] if in_flight else []), *(["delayed"] if delayed else [])]
+    with connected(cluster, queues=[queue]) as connection:
+        found = connection.admin.list_queue_records(queue, states=states, limit=limit)
+    if json:
+        output.print_json([_as_json(one) for one in found])
+        return
+    if not found:
+        output.say("There are none.")
+        return
+    now_ms = output.now_ms()
+    output.table(
+        ("partition", "offset", "state", "deliveries", "for s", "holder"),
+        [
+            (
+                one.topic_partition.partition,
+                one.offset,
+                one.state,
+                one.count,
+                _left_s(one, now_ms),
+                one.holder,
+            )
+            for one in found
+        ],
+        optional=("holder",),
+    )
+    if len(found) == limit:
+        output.say(f"There may be more than {limit}: --limit shows them.")
+
+
+def _left_s(one: QueueRecordInfo, now_ms: int) -> int | None:
+    if one.due_ms is None:
+        return None
+    left_ms = one.due_ms if one.state == "locked" else one.due_ms - now_ms
+    return max(0, left_ms) // 1000
+
+
+def _as_json(one: QueueRecordInfo) -> dict[str, Any]:
+    fields = msgspec.to_builtins(one)
+    del fields["topic_partition"]
+    return {**one.topic_partition._asdict(), **fields}
+
+
+@app.command()
+def purge(
+    queue: QueueName, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
+) -> None:
+    """Settle all that no consumer holds: nobody gets it any more. The records stay in the topic."""
+    check_can_ask(yes)
+    with connected(cluster, queues=[queue]) as connection:
+        if not yes:
+            waiting = _unsettled(connection.admin.describe_queue(queue))
+            agree(f"Settle all of {queue} that no consumer holds (of {waiting:,} records)?", yes)
+        purged = connection.admin.purge_queue(queue)
+    if json:
+        output.print_json({"queue": queue, "purged": purged})
+    else:
+        output.say(f"{output.counted(purged, 'record')} of {queue} settled.")

@@ -1,0 +1,339 @@
+"""What an operator does with dead letters: look at them, send them back, drop them.
+
+The dead letters of a queue are the unsettled records of the queue `<name>.dead`. Those of a
+consumer pool are a topic; the first that is sent back or dropped makes a queue of that name over
+it, which remembers what is done. So each call can be ended half-way, and made again, or twice at
+once: what is settled already is passed by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+from rayq.client.admin.queues import MOVED_AT_ONCE, QueueAdmin
+from rayq.client.client import Client
+from rayq.client.consuming.subscription import transaction_of
+from rayq.config import MIB
+from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
+from rayq.core.queue_changes import DEAD, DEAD_QUEUE
+from rayq.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    UnknownQueueError,
+    UnknownTopicError,
+)
+from rayq.records import QueueRecordInfo, Record, TopicPartition
+from rayq.storage.batch import decode_columns, split_batches
+from rayq.wire.messages import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    CreateQueue,
+    Fetch,
+    ListOffsets,
+    QueueMetadata,
+)
+
+FETCH_BYTES = 4 * MIB
+ATTEMPT_TIMEOUT_S = 10.0
+SETTLED_AT_ONCE_S = 1.0
+"""With a rate, so much of a second's records go in one request at most."""
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter, and how it stands in its queue."""
+
+    record: Record
+    state: str
+    """As `QueueRecordInfo.state`."""
+
+    @property
+    def error(self) -> str:
+        """What its consumer said, or why it is a dead letter."""
+        headers = self.record.headers
+        said = [header_of(headers, name) for name in (*POOL_ERROR_HEADERS, ERROR_HEADER)]
+        texts = [one.decode(errors="replace") for one in said if one]
+        return ": ".join(texts) or (header_of(headers, REASON_HEADER) or b"").decode(
+            errors="replace"
+        )
+
+
+class Filter(NamedTuple):
+    """Which dead letters are meant: those for which all of it holds."""
+
+    errors: tuple[str, ...] = ()
+    """Each is a part of the error, upper and lower case alike."""
+    keys: tuple[bytes, ...] = ()
+    """It has one of these keys."""
+    since_ms: int | None = None
+    """It is not older."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """It has each of these."""
+
+    def holds(self, letter: DeadLetter) -> bool:
+        record = letter.record
+        error = letter.error.lower()
+        return (
+            all(one.lower() in error for one in self.errors)
+            and (not self.keys or record.key in self.keys)
+            and (self.since_ms is None or record.timestamp_ms >= self.since_ms)
+            and all(one in record.headers for one in self.headers)
+        )
+
+
+class Progress(NamedTuple):
+    """How far a redrive or a discard is."""
+
+    seen: int
+    """Dead letters looked at."""
+    matched: int
+    moved: int
+    refused: dict[str, int]
+    """Why some were left, and how many of them."""
+
+
+class _Place(NamedTuple):
+    """Where dead letters are. `queue` is None for a topic that no queue reads yet."""
+
+    topic: str
+    queue: QueueMetadata | None
+
+
+class DeadLetters:
+    """The dead letters of one queue, or of a consumer pool. One call may take `timeout_s`; redrive
+    and discard take as long as it takes, each request of theirs so long."""
+
+    def __init__(self, client: Client, name: str, *, timeout_s: float) -> None:
+        """`name`: the queue whose dead letters they are, or `<name>.dead` itself, or a topic."""
+        self._client = client
+        self._name = name
+        self._timeout_s = timeout_s
+
+    def _admin(self) -> QueueAdmin:
+        return QueueAdmin(self._client, self._timeout_s)
+
+    @property
+    def _queue_name(self) -> str:
+        return self._name if self._name.endswith(DEAD) else self._name + DEAD
+
+    async def _find(self) -> _Place:
+        """Raises UnknownQueueError, UnknownTopicError."""
+        found = {
+            one.name: one for one in await self._admin().listed([self._name, self._queue_name])
+        }
+        if self._queue_name in found:
+            queue = found[self._queue_name]
+            return _Place(queue.topic, queue)
+        if self._name in found:
+            raise UnknownQueueError(
+                f"Queue {self._name!r} has no dead letters: it drops what fails for good "
+                '(dead_letters="discard").'
+            )
+        try:
+            topic = await self._client.topic(
+                self._name, timeout_s=self._timeout_s, age_max_s=0.0
+            )
+        except UnknownTopicError:
+            raise UnknownQueueError(
+                f"There is no queue {self._name!r}, and no topic of that name with the dead "
+                "letters of a pool. rayq queue list and rayq topic list show what there is."
+            ) from None
+        return _Place(topic.name, None)
+
+    async def topic(self) -> str:
+        """The topic that they are in. Raises UnknownQueueError."""
+        return (await self._find()).topic
+
+    async def listed(self, which: Filter, limit: int) -> list[DeadLetter]:
+        """The oldest of each partition, up to `limit` in all. Raises UnknownQueueError."""
+        place = await self._find()
+        found: list[DeadLetter] = []
+        for partition, end in (await self._ends(place)).items():
+            async for letters in self._letters(place, partition, end):
+                found += [one for one in letters if which.holds(one)]
+                if len(found) >= limit:
+                    return found[:limit]
+        return found
+
+    async def show(self, partition: int, offset: int) -> DeadLetter:
+        """One of them. Raises UnknownQueueError, InvalidRequestError where it is not there."""
+        place = await self._find()
+        end = (await self._ends(place)).get(partition, 0)
+        if offset < end:
+            async for letters in self._letters(place, partition, end, offset):
+                for one in letters:
+                    if one.record.offset == offset:
+                        return one
+                break
+        raise InvalidRequestError(
+            f"There is no unsettled dead letter {partition}/{offset} in {place.topic}: it was sent "
+            "back or dropped, or never was."
+        )
+
+    async def settle(
+        self,
+        which: Filter,
+        *,
+        to_topic: str | None,
+        rate_per_s: float | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> Progress:
+        """Sends dead letters back, or drops them (`to_topic` as in `MoveQueueRecords`): those that
+        are there when the call begins. Raises UnknownQueueError."""
+        place = await self._find()
+        if place.queue is None and not dry_run:
+            place = await self._with_queue(place)
+        pace = _Pace(self._client, rate_per_s)
+        seen = matched = moved = 0
+        refused: dict[str, int] = {}
+        for partition, end in (await self._ends(place)).items():
+            async for letters in self._letters(place, partition, end):
+                offsets = [one.record.offset for one in letters if which.holds(one)]
+                seen += len(letters)
+                matched += len(offsets)
+                while offsets and not dry_run:
+                    assert place.queue is not None
+                    some = offsets[: await pace.next(len(offsets))]
+                    del offsets[: len(some)]
+                    outcome = await self._admin().move_in(place.queue, partition, some, to_topic)
+                    moved += len(outcome.moved)
+                    for why in outcome.refused.values():
+                        refused[why] = refused.get(why, 0) + 1
+                    on_progress(Progress(seen, matched, moved, refused))
+        return Progress(seen, matched, moved, refused)
+
+    async def _with_queue(self, place: _Place) -> _Place:
+        """Makes the queue that remembers which records of a pool's dead letters are settled."""
+        request = CreateQueue(
+            name=self._queue_name, topic=place.topic, config={**DEAD_QUEUE, "retention": "topic"}
+        )
+        admin = self._admin()
+        await admin.create(request, exist_ok=True)
+        return _Place(place.topic, await admin.find(self._queue_name))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _ends(self, place: _Place) -> dict[int, int]:
+        """Where each partition ends now: dead letters that come later are not followed, since one
+        that fails again would come round for ever."""
+        topic = await self._client.topic(
+            place.topic, timeout_s=self._timeout_s, age_max_s=0.0
+        )
+        numbers = range(len(topic.partitions))
+        ends = await asyncio.gather(
+            *(self._offset(TopicPartition(place.topic, number), LATEST) for number in numbers)
+        )
+        return dict(zip(numbers, ends, strict=True))
+
+    async def _letters(
+        self, place: _Place, partition: int, end: int, start: int = 0
+    ) -> AsyncIterator[list[DeadLetter]]:
+        """The unsettled dead letters of [start, end) of one partition, some at a time."""
+        where = TopicPartition(place.topic, partition)
+        if place.queue is None:
+            at = max(start, await self._offset(where, EARLIEST))
+            while at < end:
+                records, at = await self._fetch(where, at)
+                yield [DeadLetter(one, "ready") for one in records if start <= one.offset < end]
+            return
+        offset: int | None = start
+        while offset is not None and offset < end:
+            page, offset = await self._admin().page(place.queue, partition, offset)
+            page = [one for one in page if one.offset < end]
+            async for letters in self._read(where, page):
+                yield letters
+
+    async def _read(
+        self, where: TopicPartition, page: Sequence[QueueRecordInfo]
+    ) -> AsyncIterator[list[DeadLetter]]:
+        """What the log has of these records."""
+        states = {one.offset: one.state for one in page}
+        wanted = sorted(states)
+        while wanted:
+            records, next_offset = await self._fetch(where, wanted[0])
+            yield [
+                DeadLetter(one, states[one.offset]) for one in records if one.offset in states
+            ]
+            wanted = [offset for offset in wanted if offset >= max(next_offset, wanted[0] + 1)]
+
+    async def _fetch(self, where: TopicPartition, offset: int) -> tuple[list[Record], int]:
+        """Records from `offset` on, and where to go on: from the log start on, where that is above.
+        """
+        try:
+            answer, payload = await self._client.exchange_with_leader(
+                *where,
+                lambda topic_id, leader: Fetch(
+                    topic_id=topic_id,
+                    partition=where.partition,
+                    leader_epoch=leader.epoch,
+                    offset=offset,
+                    last_epoch=None,
+                    bytes_max=FETCH_BYTES,
+                    wait_ms=0,
+                    isolation=READ_COMMITTED,
+                ),
+                timeout_s=self._timeout_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            )
+        except OffsetOutOfRangeError:
+            return [], max(await self._offset(where, EARLIEST), offset + 1)
+        aborted = frozenset(answer.aborted)
+        records: list[Record] = []
+        for position, header in split_batches(payload):
+            if header.is_control or header.is_chunk or transaction_of(header) in aborted:
+                continue
+            columns = decode_columns(payload, position, header)
+            for at, found in enumerate(columns.offsets):
+                if found >= offset:
+                    keys, headers = columns.keys, columns.headers
+                    records.append(
+                        Record(
+                            *where,
+                            found,
+                            columns.timestamps_ms[at],
+                            None if keys is None else keys[at],
+                            columns.values[at],
+                            [] if headers is None else list(headers[at] or ()),
+                        )
+                    )
+        return records, max(answer.next_offset, offset + 1)
+
+    async def _offset(self, where: TopicPartition, which: int) -> int:
+        answer = await self._client.ask_leader(
+            *where,
+            lambda topic_id, leader: ListOffsets(
+                topic_id=topic_id,
+                partition=where.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=which,
+                isolation=READ_COMMITTED,
+            ),
+            timeout_s=self._timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        )
+        assert answer.offset is not None, "only times can be missed"
+        return answer.offset
+
+
+class _Pace:
+    """So many records each second at most; None: as they come."""
+
+    def __init__(self, client: Client, rate_per_s: float | None) -> None:
+        self._client = client
+        self._rate_per_s = rate_per_s
+        self._next_s = client.now
+
+    async def next(self, wanted: int) -> int:
+        """Waits for the turn, and returns how many records may go now."""
+        count = min(wanted, MOVED_AT_ONCE)
+        if self._rate_per_s is None:
+            return count
+        count = min(count, max(1, int(self._rate_per_s * SETTLED_AT_ONCE_S)))
+        wait_s = self._next_s - self._client.now
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        self._next_s = max(self._next_s, self._client.now) + count / self._rate_per_s
+        return count

@@ -1,0 +1,110 @@
+"""A fetched answer with large values in it, cut into parts that the consumer has room for."""
+
+from __future__ import annotations
+
+from rayq.client.consuming.subscription import Fetched, LargeValue, Stream
+from rayq.client.large.reader import LargeValues
+from rayq.errors import (
+    CorruptBatchError,
+    LargeValueError,
+    LargeValueRefusedError,
+    OffsetOutOfRangeError,
+)
+from rayq.storage.batch import BatchHeader, decode_columns
+
+
+class LargeParts:
+    """The parts of one answer, in order. Belongs to the loop."""
+
+    def __init__(
+        self,
+        values: LargeValues,
+        stream: Stream,
+        topic_id: str,
+        fetched: Fetched,
+        *,
+        refuses_loss: bool,
+    ) -> None:
+        """`refuses_loss`: a value that has expired is an error."""
+        self.is_over = False
+        """Whether `next` has given the last part."""
+        self._values = values
+        self._stream = stream
+        self._topic_id = topic_id
+        self._fetched = fetched
+        self._refuses_loss = refuses_loss
+        self._index = 0
+        """Of the first batch that is in no part yet."""
+
+    async def next(self, bytes_max: int) -> Fetched | None:
+        """The batches up to the one whose large value makes `bytes_max` full. None: there are no
+        more. Raises what asking a leader for chunks raises; then nothing of this part is lost,
+        since reading goes on where the last part ended."""
+        if self.is_over:
+            return None
+        fetched = self._fetched
+        first = self._index
+        large: dict[int, LargeValue] = {}
+        size_bytes = 0
+        for index in range(first, len(fetched.batches)):
+            at, header = fetched.batches[index]
+            if header.is_chunk:
+                place = self._stream.partition
+                self._values.came_by(
+                    self._topic_id, place.partition, fetched.payload, at, header
+                )
+            elif header.is_large and self._is_wanted(header):
+                found = await self._value(at, header)
+                large |= found
+                size_bytes += sum(len(one) for one in found.values() if isinstance(one, bytes))
+                if size_bytes >= bytes_max and index + 1 < len(fetched.batches):
+                    return self._part(first, index + 1, header.next_offset, large)
+        self.is_over = True
+        return self._part(first, len(fetched.batches), fetched.next_offset, large)
+
+    def _is_wanted(self, header: BatchHeader) -> bool:
+        stream = self._stream
+        return (
+            header.next_offset > (stream.fetch_offset or 0)
+            and (stream.end is None or header.base_offset < stream.end)
+            and stream.is_shown(header, self._fetched.aborted)
+        )
+
+    async def _value(self, at: int, header: BatchHeader) -> dict[int, LargeValue]:
+        """The value of a manifest; {} of a batch that cannot be decoded, which the consumer tells
+        of, or that has no record left."""
+        place, offset = self._stream.partition, header.base_offset
+        try:
+            columns = decode_columns(self._fetched.payload, at, header)
+        except CorruptBatchError:
+            return {}
+        if not columns.values:
+            return {}
+        try:
+            found = await self._values.value(place, self._topic_id, offset, columns.values[0])
+        except (LargeValueError, LargeValueRefusedError) as error:
+            return {offset: error}
+        if found is None and self._refuses_loss:
+            return {
+                offset: OffsetOutOfRangeError(
+                    f"The large value of offset {offset} has expired: chunks of it are below the "
+                    "log start."
+                )
+            }
+        return {offset: found}
+
+    def _part(
+        self, first: int, stop: int, next_offset: int, large: dict[int, LargeValue]
+    ) -> Fetched:
+        """The batches from `first` to `stop`, with the bytes between them."""
+        self._index = stop
+        fetched = self._fetched
+        start = fetched.batches[first][0] if first else 0
+        is_last = stop == len(fetched.batches)
+        end = len(fetched.payload) if is_last else fetched.batches[stop][0]
+        return fetched._replace(
+            payload=fetched.payload[start:end],
+            batches=[(at - start, header) for at, header in fetched.batches[first:stop]],
+            next_offset=next_offset,
+            large=large,
+        )

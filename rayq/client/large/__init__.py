@@ -1,0 +1,1 @@
+"""Large values, as producers send them and readers put them together. Private."""

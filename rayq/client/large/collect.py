@@ -1,0 +1,198 @@
+"""Finds large values in an object store that no record of the cluster stands for, and removes them.
+
+An object is written before its record, and stays when its record goes: by retention or compaction,
+with its topic, or because its producer died in between. What is left over is found by reading the
+logs. The objects are listed first. Those that are young are left alone: their records may be on the
+way. Then every log is read, from its start to its end; and once more, what has come since, as a
+record may have been copied, as a dead letter, from a log that was not read yet to one that was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rayq.client.client import Client
+from rayq.client.large.objects import (
+    VALUE_SUFFIX,
+    StoredObject,
+    delete_objects,
+    list_objects,
+    prefix_of,
+)
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.config import MIB
+from rayq.core.large_values import read_manifest
+from rayq.errors import (
+    InvalidRequestError,
+    LargeValueError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
+from rayq.records import TopicPartition
+from rayq.storage.batch import BatchHeader, decode_columns, split_batches
+from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Fetch, ListOffsets
+
+logger = logging.getLogger(__name__)
+
+AGE_S_MIN = 3600
+"""A producer has given up long before its object is so old."""
+SCAN_BYTES = 4 * MIB
+DELETE_AT_ONCE = 100
+TIMEOUT_S = 60.0
+"""How long a leader may be away."""
+
+OnRead = Callable[[str, int, int], None]
+"""`on_read(partition, offset, end)`: how far the reading is."""
+
+
+class CollectedValues(NamedTuple):
+    """What a sweep found. `removed` are objects that no record stood for; of a dry run those that
+    it would have removed. `young` ones were not looked at."""
+
+    removed: list[StoredObject]
+    kept: int
+    young: int
+
+
+async def collect_values(
+    client: Client,
+    url: str,
+    *,
+    older_than_s: float = 86_400.0,
+    dry_run: bool = False,
+    on_read: OnRead = lambda _partition, _offset, _end: None,
+) -> CollectedValues:
+    """Sweeps what lies below a producer's `large_values`, of this cluster and of no other.
+
+    Nothing is removed unless all logs could be read, to their ends. Records keep their objects as
+    long as they are in a log, also those of open and of aborted transactions. Raises
+    InvalidRequestError (an age below an hour), CorruptBatchError, PartitionOfflineError,
+    TimeoutError, RemoteStorageError, MissingExtraError.
+    """
+    if older_than_s < AGE_S_MIN:
+        raise InvalidRequestError(
+            f"Objects younger than {AGE_S_MIN} s may belong to records that are on their way: "
+            f"older_than_s is at least that, not {older_than_s:g}."
+        )
+    threads = client.environment.threads
+    await client.fetch_all(timeout_s=TIMEOUT_S)
+    cluster_id = client.metadata.cluster_id
+    assert cluster_id is not None, "with metadata it is known"
+    prefix = prefix_of(url, cluster_id)
+    found = await threads.run(lambda: list(list_objects(prefix)))
+    before_s = client.environment.clock.wall_ms() / 1000 - older_than_s
+    old = {_value_id(one): one for one in found if one.time_s < before_s}
+    references = _References(client, on_read)
+    if old:
+        await references.read_all()
+        await references.read_all()
+    unused = [one for value_id, one in old.items() if value_id not in references.value_ids]
+    if not dry_run:
+        for start in range(0, len(unused), DELETE_AT_ONCE):
+            uris = [one.uri for one in unused[start : start + DELETE_AT_ONCE]]
+            await threads.run(delete_objects, uris)
+    return CollectedValues(unused, len(old) - len(unused), len(found) - len(old))
+
+
+def _value_id(one: StoredObject) -> str:
+    return one.uri.rpartition("/")[2].removesuffix(VALUE_SUFFIX)
+
+
+class _References:
+    """The values in object stores that records of the cluster stand for."""
+
+    def __init__(self, client: Client, on_read: OnRead) -> None:
+        self.value_ids: set[str] = set()
+        """In hex. Ids and not URIs: a store may be known by several URLs."""
+        self._client = client
+        self._on_read = on_read
+        self._read_to: dict[tuple[str, int], int] = {}
+        """By topic id and partition."""
+
+    async def read_all(self) -> None:
+        """Reads all logs from where the last reading ended. Raises where one cannot be read."""
+        answer = await self._client.fetch_all(timeout_s=TIMEOUT_S)
+        for topic in answer.topics:
+            for one in topic.partitions:
+                try:
+                    await self._read(TopicPartition(topic.name, one.partition), topic.topic_id)
+                except UnknownTopicError as error:
+                    logger.info("%s is gone, and with it its records: %s", topic.name, error)
+
+    async def _read(self, place: TopicPartition, topic_id: str) -> None:
+        key = topic_id, place.partition
+        while True:
+            offset = self._read_to.get(key)
+            if offset is None:
+                offset = await self._log_start(place, topic_id)
+            try:
+                self._read_to[key] = await self._read_from(place, topic_id, offset)
+                return
+            except OffsetOutOfRangeError:
+                # Retention was faster.
+                self._read_to[key] = await self._log_start(place, topic_id)
+
+    async def _read_from(self, place: TopicPartition, topic_id: str, offset: int) -> int:
+        """Reads up to the end, and returns it."""
+        end: int | None = None
+        while end is None or offset < end:
+
+            def build(found_id: str, leader: LeaderAndEpoch, offset: int = offset) -> Fetch:
+                _check_topic(place, topic_id, found_id)
+                return Fetch(
+                    topic_id=topic_id,
+                    partition=place.partition,
+                    leader_epoch=leader.epoch,
+                    offset=offset,
+                    last_epoch=None,
+                    bytes_max=SCAN_BYTES,
+                    wait_ms=0,
+                    isolation=READ_UNCOMMITTED,
+                )
+
+            answer, payload = await self._client.exchange_with_leader(
+                *place, build, timeout_s=TIMEOUT_S, attempt_timeout_s=TIMEOUT_S
+            )
+            if end is None:
+                end = answer.high_watermark
+            for at, header in split_batches(payload):
+                if header.is_large:
+                    self._note(payload, at, header)
+            if answer.next_offset <= offset:
+                break
+            offset = answer.next_offset
+            self._on_read(f"{place.topic}-{place.partition}", offset, end)
+        return offset
+
+    def _note(self, payload: memoryview, at: int, header: BatchHeader) -> None:
+        for value in decode_columns(payload, at, header).values:
+            try:
+                found = read_manifest(value)
+            except LargeValueError as error:
+                logger.info("offset %d: %s", header.base_offset, error)
+            else:
+                self.value_ids.add(found.value_id.hex())
+
+    async def _log_start(self, place: TopicPartition, topic_id: str) -> int:
+        def build(found_id: str, leader: LeaderAndEpoch) -> ListOffsets:
+            _check_topic(place, topic_id, found_id)
+            return ListOffsets(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=EARLIEST,
+                isolation=READ_UNCOMMITTED,
+            )
+
+        answer, _ = await self._client.exchange_with_leader(
+            *place, build, timeout_s=TIMEOUT_S, attempt_timeout_s=TIMEOUT_S
+        )
+        assert answer.offset is not None, "a log has a beginning"
+        return answer.offset
+
+
+def _check_topic(place: TopicPartition, topic_id: str, found_id: str) -> None:
+    if found_id != topic_id:
+        raise UnknownTopicError(f"{place.topic} is another topic now.")

@@ -1,0 +1,214 @@
+"""Large values as objects: files below a directory, or objects of a store that fsspec knows.
+
+Whoever calls has the credentials of its own process; a record has none. All of this blocks. What a
+crash leaves is an object that no record names: `rayq values collect` removes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from rayq.errors import (
+    LargeValueRefusedError,
+    MissingExtraError,
+    RayqError,
+    RemoteDeniedError,
+    RemoteMissingError,
+    RemoteStorageError,
+)
+
+VALUE_SUFFIX = ".value"
+TEMPORARY_SUFFIX = ".tmp"
+"""Of a file that is being written."""
+
+
+class StoredObject(NamedTuple):
+    """A large value in the store. `time_s` is when it was written, Unix time by the store."""
+
+    uri: str
+    size_bytes: int
+    time_s: float
+
+
+def object_uri(url: str, cluster_id: str, topic: str, value_id: bytes) -> str:
+    """Where a value goes. No other value has the name."""
+    return f"{prefix_of(url, cluster_id)}{topic}/{value_id.hex()}{VALUE_SUFFIX}"
+
+
+def prefix_of(url: str, cluster_id: str) -> str:
+    """Below which the objects of a cluster lie."""
+    return f"{url.rstrip('/')}/{cluster_id}/"
+
+
+def is_below(uri: str, url: str) -> bool:
+    """Whether a reader that may read what is below `url` may read `uri`, which a record names."""
+    prefix = url.rstrip("/") + "/"
+    rest = unquote(uri[len(prefix) :])
+    is_plain = not any(part in ("", ".", "..") for part in rest.split("/")) and "\\" not in rest
+    return uri.startswith(prefix) and is_plain and not {"?", "#", "\0", ":"} & set(rest)
+
+
+def write_object(uri: str, value: bytes) -> None:
+    """The value is stored durably when this returns. Raises RemoteStorageError, RemoteDeniedError,
+    MissingExtraError."""
+    path = _local_path(uri)
+    if path is not None:
+        _write_file(path, value)
+        return
+    files, name = _opened(uri)
+    try:
+        files.makedirs(files._parent(name), exist_ok=True)
+        files.pipe_file(name, value)
+        files.invalidate_cache()
+        size_bytes = int(files.info(name)["size"])
+    except Exception as error:
+        raise _failure(uri, error) from error
+    if size_bytes != len(value):
+        raise RemoteStorageError(
+            f"{uri} has {size_bytes} bytes in the store, and {len(value)} were written."
+        )
+
+
+def read_object(uri: str, size_bytes: int) -> bytes:
+    """The object, or its beginning where it is longer than `size_bytes`. Raises RemoteMissingError,
+    RemoteStorageError, RemoteDeniedError, MissingExtraError."""
+    path = _local_path(uri)
+    try:
+        if path is not None:
+            with open(path, "rb") as file:
+                return file.read(size_bytes + 1)
+        files, name = _opened(uri)
+        data: bytes = files.cat_file(name, start=0, end=size_bytes + 1)
+    except RayqError:
+        raise
+    except Exception as error:
+        raise _failure(uri, error) from error
+    return data
+
+
+def list_objects(prefix: str) -> Iterator[StoredObject]:
+    """All values below a prefix, which ends with `/`, and what a crash left of some. Raises as
+    `read_object` does; of a prefix that is not there nothing."""
+    path = _local_path(prefix)
+    try:
+        if path is not None:
+            yield from _listed_files(prefix, path)
+            return
+        files, root = _opened(prefix)
+        files.invalidate_cache()
+        root = root.rstrip("/")
+        found = files.find(root, detail=True) if files.exists(root) else {}
+    except RayqError:
+        raise
+    except Exception as error:
+        raise _failure(prefix, error) from error
+    for name, info in sorted(found.items()):
+        if name.endswith(VALUE_SUFFIX):
+            rest = name[name.index(root) + len(root) :].lstrip("/")
+            yield StoredObject(prefix + rest, int(info["size"]), _time_of(prefix + rest, info))
+
+
+def delete_objects(uris: Sequence[str]) -> None:
+    """A missing one is no error. Raises as `write_object` does."""
+    for uri in uris:
+        path = _local_path(uri)
+        try:
+            if path is not None:
+                os.remove(path)
+            else:
+                files, name = _opened(uri)
+                files.rm_file(name)
+        except FileNotFoundError:
+            continue
+        except RayqError:
+            raise
+        except Exception as error:
+            raise _failure(uri, error) from error
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _local_path(uri: str) -> str | None:
+    parts = urlsplit(uri)
+    return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else None
+
+
+def _write_file(path: str, value: bytes) -> None:
+    """A crash leaves a temporary file, or the whole one."""
+    directory = os.path.dirname(path)
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        for _ in range(3):  # Those of topic, cluster and the URL may be new.
+            _sync_directory(directory)
+            directory = os.path.dirname(directory)
+    except OSError as error:
+        raise _failure(f"file://{path}", error) from error
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _listed_files(prefix: str, root: str) -> Iterator[StoredObject]:
+    for directory, _, names in sorted(os.walk(root)):
+        for name in sorted(names):
+            if name.endswith((VALUE_SUFFIX, VALUE_SUFFIX + TEMPORARY_SUFFIX)):
+                path = os.path.join(directory, name)
+                status = os.stat(path)
+                rest = os.path.relpath(path, root)
+                yield StoredObject(prefix + rest, status.st_size, status.st_mtime)
+
+
+# --- fsspec ---------------------------------------------------------------------------------------
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Large values in {uri} need fsspec: pip install fsspec, and what it needs for "
+            f"{urlsplit(uri).scheme} (s3fs, gcsfs, adlfs)."
+        ) from error
+    try:
+        files, name = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise MissingExtraError(f"{uri} cannot be opened here: {error}") from error
+    except Exception as error:
+        raise _failure(uri, error) from error
+    return files, name
+
+
+def _time_of(uri: str, info: dict[str, Any]) -> float:
+    """When an object was written."""
+    for name in ("LastModified", "last_modified", "mtime", "updated", "created"):
+        found: Any = info.get(name)
+        if isinstance(found, int | float):
+            return float(found)
+        if hasattr(found, "timestamp"):
+            return float(found.timestamp())
+    raise LargeValueRefusedError(
+        f"The store does not say when {uri} was written, so its age is not known."
+    )
+
+
+def _failure(uri: str, error: BaseException) -> RayqError:
+    if isinstance(error, FileNotFoundError):
+        return RemoteMissingError(f"{uri} is not there: is the store mounted or reachable here?")
+    if isinstance(error, PermissionError):
+        return RemoteDeniedError(f"{uri}: {error}")
+    return RemoteStorageError(f"{uri}: {type(error).__name__}: {error}")

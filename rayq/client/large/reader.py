@@ -1,0 +1,270 @@
+"""Reads large values: puts them together of their chunks, or reads them from their objects.
+
+A value is handed out whole and checked, or there is a typed error. Nothing is remembered of values
+that are not complete, so a reader may begin anywhere, be moved about and end at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+from rayq.client.client import Client
+from rayq.client.large.cache import ChunkCache
+from rayq.client.large.objects import is_below, read_object
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.config import MIB, ConsumerConfig
+from rayq.core.large_values import Manifest, Place, check_chunk, join, read_manifest
+from rayq.errors import (
+    ConfigError,
+    CorruptBatchError,
+    LargeValueError,
+    LargeValueRefusedError,
+    MissingExtraError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    RayqError,
+    RemoteDeniedError,
+    RemoteMissingError,
+    UnknownTopicError,
+)
+from rayq.logs import Seldom
+from rayq.records import TopicPartition
+from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
+from rayq.wire.messages import READ_UNCOMMITTED, CheckRange, Fetch
+
+logger = logging.getLogger(__name__)
+
+FETCH_BYTES = 4 * MIB
+"""Most that one fetch asks for while chunks are read back."""
+CHUNK_SLACK_BYTES = 1024
+"""How much longer the batch of a chunk may be than its share of the value."""
+TRIES_MAX = 5
+"""How often chunks may arrive with a wrong CRC before the reader is told."""
+
+
+class LargeValues:
+    """What one reader needs to read large values. Belongs to the loop."""
+
+    def __init__(self, client: Client, config: ConsumerConfig) -> None:
+        self.expired = 0
+        """How many values were passed over because chunks of them were below the log start."""
+        self._client = client
+        self._config = config
+        self._cache = ChunkCache()
+        clock = client.environment.clock
+        self._expirations = Seldom(logger, logging.WARNING, clock.monotonic)
+
+    def came_by(
+        self, topic_id: str, partition: int, payload: memoryview, at: int, header: BatchHeader
+    ) -> None:
+        """A chunk was fetched: its manifest may follow."""
+        batch = bytes(payload[at : at + header.length])
+        self._cache.add((topic_id, partition, header.base_offset), batch)
+
+    async def value(
+        self, place: TopicPartition, topic_id: str, offset: int, manifest: bytes | None
+    ) -> bytes | None:
+        """The value that the record at `offset` stands for. None: it expired before it was read.
+
+        Raises LargeValueError (nobody can read it), LargeValueRefusedError (this reader does not),
+        both with the record's place and offset; and as any question to a leader, if it failed for
+        now.
+        """
+        try:
+            found = read_manifest(manifest, offset=offset)
+            if found.size_bytes > self._config.large_value_max_bytes:
+                raise LargeValueRefusedError(
+                    f"it has {found.size_bytes} bytes, and this reader takes "
+                    f"{self._config.large_value_max_bytes}: raise large_value_max_bytes."
+                )
+            if found.uri is not None:
+                return await self._of_object(found, found.uri)
+            own = Place(place.topic, topic_id, place.partition)
+            try:
+                return await self._of_chunks(found, found.place or own)
+            except OffsetOutOfRangeError as error:
+                if found.place is not None:
+                    raise LargeValueError(
+                        f"its chunks stayed in {found.place.topic}-{found.place.partition}, and "
+                        f"have expired there: {error}"
+                    ) from error
+            self.expired += 1
+            self._expirations.say(
+                "%s-%d: the large value at offset %d has expired: chunks of it are below the log "
+                "start",
+                *place,
+                offset,
+            )
+            return None
+        except (LargeValueError, LargeValueRefusedError) as error:
+            raise located(error, place, offset) from error.__cause__
+
+    # --- objects --------------------------------------------------------------------------------
+
+    async def _of_object(self, manifest: Manifest, uri: str) -> bytes:
+        url = self._config.large_values
+        if url is None:
+            raise LargeValueRefusedError(
+                f"it is in {uri!r}, and this reader reads no objects: give it large_values=, the "
+                "URL that the producer has."
+            )
+        if not is_below(uri, url):
+            raise LargeValueRefusedError(
+                f"it is in {uri!r}, and this reader reads only what is below "
+                f"large_values={url!r}."
+            )
+        threads = self._client.environment.threads
+        try:
+            data: bytes = await threads.run(read_object, uri, manifest.size_bytes)
+        except RemoteMissingError as error:
+            raise LargeValueError(f"its object is gone: {error}") from error
+        except (RemoteDeniedError, MissingExtraError, ConfigError) as error:
+            raise LargeValueRefusedError(f"its object cannot be read here: {error}") from error
+        return await threads.run(join, manifest, [data])
+
+    # --- chunks ---------------------------------------------------------------------------------
+
+    async def _of_chunks(self, manifest: Manifest, place: Place) -> bytes:
+        threads = self._client.environment.threads
+        is_cached = True
+        tries = 0
+        while True:
+            batches, is_cached = await self._batches(manifest, place, use_cache=is_cached)
+            try:
+                joined: bytes = await threads.run(_joined, manifest, batches)
+                return joined
+            except LargeValueError:
+                if not is_cached:
+                    raise
+                is_cached = False  # An unclean election may have put others in their place.
+            except CorruptBatchError as error:
+                tries += 1
+                is_cached = False
+                if tries == TRIES_MAX:
+                    raise LargeValueError(f"a chunk of it cannot be read: {error}") from error
+                await self._check_leader(place, manifest.offsets[0], error)
+                await asyncio.sleep(tries * self._config.retry_backoff_ms / 1000)
+
+    async def _batches(
+        self, manifest: Manifest, place: Place, *, use_cache: bool
+    ) -> tuple[list[bytes], bool]:
+        """The batch of each chunk, and whether some came from the cache. Raises LargeValueError
+        where the log has something else, OffsetOutOfRangeError."""
+        offsets = manifest.offsets
+        found: dict[int, bytes] = {}
+        for offset in offsets:
+            batch = self._cache.take((place.topic_id, place.partition, offset))
+            if batch is not None and use_cache:
+                found[offset] = batch
+        is_cached = bool(found)
+        missing = deque(sorted(set(offsets) - found.keys()))
+        chunk_bytes = manifest.size_bytes // len(offsets) + CHUNK_SLACK_BYTES
+        left_bytes = manifest.size_bytes + len(offsets) * CHUNK_SLACK_BYTES
+        left_bytes -= sum(map(len, found.values()))
+        while missing:
+            first = missing[0]
+            run = next((n for n, one in enumerate(missing) if one != first + n), len(missing))
+            payload = await self._fetch(place, first, min(run * chunk_bytes, FETCH_BYTES))
+            for at, header in split_batches(payload):
+                if missing and header.is_chunk and header.base_offset == missing[0]:
+                    found[missing.popleft()] = bytes(payload[at : at + header.length])
+                    left_bytes -= header.length
+            if (missing and missing[0] == first) or left_bytes < 0:
+                raise LargeValueError(
+                    f"a chunk of it is not at offset {first} of {place.topic}-{place.partition}, "
+                    "where its manifest says."
+                )
+        return [found[offset] for offset in offsets], is_cached
+
+    async def _fetch(self, place: Place, offset: int, bytes_max: int) -> memoryview:
+        """Raises CorruptBatchError, which is retriable, for an answer that is cut off."""
+
+        def build(topic_id: str, leader: LeaderAndEpoch) -> Fetch:
+            _check_topic(place, topic_id)
+            return Fetch(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                offset=offset,
+                last_epoch=None,
+                bytes_max=bytes_max,
+                wait_ms=0,
+                isolation=READ_UNCOMMITTED,
+            )
+
+        answer, payload = await self._ask(place, build)
+        if not payload and answer.high_watermark <= offset:
+            # A leader that has just been elected learns from its followers what is committed.
+            raise OffsetNotAvailableError(
+                f"{place.topic}-{place.partition}: offset {offset} is not committed yet, as its "
+                "leader says."
+            )
+        return payload
+
+    async def _check_leader(self, place: Place, offset: int, error: CorruptBatchError) -> None:
+        logger.warning("%s-%d at offset %d: %s", place.topic, place.partition, offset, error)
+        try:
+            await self._ask(
+                place,
+                lambda topic_id, _: CheckRange(
+                    topic_id=topic_id, partition=place.partition, offset=offset
+                ),
+            )
+        except RayqError as failure:
+            logger.warning("the leader did not check offset %d: %s", offset, failure)
+
+    async def _ask(self, place: Place, build: Any) -> tuple[Any, memoryview]:
+        config = self._config
+        try:
+            return await self._client.exchange_with_leader(
+                place.topic,
+                place.partition,
+                build,
+                timeout_s=config.default_api_timeout_ms / 1000,
+                attempt_timeout_s=config.request_timeout_ms / 1000,
+                retry_backoff_s=config.retry_backoff_ms / 1000,
+            )
+        except UnknownTopicError as error:
+            raise LargeValueError(
+                f"its chunks are in {place.topic}-{place.partition}, which is gone: {error}"
+            ) from error
+
+
+def located(
+    error: LargeValueError | LargeValueRefusedError, place: TopicPartition, offset: int
+) -> RayqError:
+    """The same error, which also says where the record is and where to go on."""
+    found = error.with_message(
+        f"The large value of offset {offset} of {place.topic}-{place.partition} cannot be read: "
+        f"{error.message} Seek to {offset + 1} to go on without it."
+    )
+    found.topic_partition = place
+    found.offset, found.next_offset = offset, offset + 1
+    return found
+
+
+def _check_topic(place: Place, topic_id: str) -> None:
+    if topic_id != place.topic_id:
+        raise UnknownTopicError(
+            f"{place.topic} is another topic now: the one that it was has been deleted."
+        )
+
+
+def _joined(manifest: Manifest, batches: list[bytes]) -> bytes:
+    """Raises LargeValueError, CorruptBatchError (a wrong CRC)."""
+    pieces: list[bytes] = []
+    left_bytes = manifest.size_bytes
+    for index, batch in enumerate(batches):
+        columns = decode_columns(batch, 0, read_header(batch))
+        if len(columns.values) != 1:
+            raise LargeValueError(f"its chunk {index} was removed from its batch.")
+        check_chunk(manifest, index, None if columns.headers is None else columns.headers[0])
+        piece = columns.values[0] or b""
+        left_bytes -= len(piece)
+        if left_bytes < 0:
+            raise LargeValueError(f"its chunks have more than its {manifest.size_bytes} bytes.")
+        pieces.append(piece)
+    return join(manifest, pieces)

@@ -1,0 +1,1 @@
+"""Queues, as clients use them."""

@@ -1,0 +1,109 @@
+"""What callers may give to queues, and errors that say what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from numbers import Real
+from typing import Any
+
+from rayq.client.admin.queues import queue_name
+from rayq.client.arguments import shown, whole_number
+from rayq.errors import InvalidRequestError
+from rayq.storage.batch import due_header
+
+PutHeaders = Iterable[tuple[str, bytes]] | None
+
+DELAY_S_MAX = 10 * 365 * 86_400.0
+"""The longest delay of a record: ten years."""
+TAKEN_MAX = 10_000
+PREFETCH = 32
+PREFETCH_MAX = 10_000
+WEIGHT_MAX = 1_000
+CONCURRENCY_MAX = 10_000
+
+
+def names_and_weights(
+    names: str | Sequence[str], weights: Sequence[int] | None
+) -> tuple[list[str], list[int]]:
+    """The queues to take from, and a weight for each, 1 by default. Raises TypeError,
+    InvalidRequestError."""
+    if isinstance(names, str):
+        names = [names]
+    given: Any = names
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"Queues are a name, or a list of names, not {shown(names)}.")
+    checked = [queue_name(name) for name in given]
+    if not checked or len(set(checked)) < len(checked):
+        raise InvalidRequestError(f"Queues are named once each, and one at least, not {checked!r}.")
+    if weights is None:
+        return checked, [1] * len(checked)
+    each = [whole_number("A weight", one) for one in weights]
+    if len(each) != len(checked) or not all(1 <= one <= WEIGHT_MAX for one in each):
+        raise InvalidRequestError(
+            f"{len(checked)} queues need a weight each, from 1 to {WEIGHT_MAX}, not {each!r}."
+        )
+    return checked, each
+
+
+def whole_between(name: str, given: Any, least: int, most: int) -> int:
+    """Raises TypeError, InvalidRequestError."""
+    number = whole_number(name, given)
+    if not least <= number <= most:
+        raise InvalidRequestError(f"{name} is from {least} to {most}, not {number}.")
+    return number
+
+
+def with_due_time(
+    headers: PutHeaders, delay_s: Any, deliver_at: Any, wall_ms: int
+) -> PutHeaders:
+    """The headers of a record that is put, with the one that says when it is due. Raises TypeError,
+    InvalidRequestError."""
+    if delay_s is None and deliver_at is None:
+        return headers
+    if delay_s is not None and deliver_at is not None:
+        raise InvalidRequestError("Give delay_s or deliver_at, not both.")
+    if delay_s is not None:
+        due_ms = wall_ms + round(seconds_between("delay_s", delay_s, DELAY_S_MAX) * 1000)
+    else:
+        due_ms = _due_ms(deliver_at)
+        if due_ms - wall_ms > DELAY_S_MAX * 1000:
+            raise InvalidRequestError(f"deliver_at is within ten years, not {deliver_at!r}.")
+    return [*(headers or ()), due_header(max(due_ms, 0))]
+
+
+def seconds_between(name: str, given: Any, most_s: float) -> float:
+    """A number of seconds from 0 to `most_s`. Raises TypeError, InvalidRequestError."""
+    if not issubclass(type(given), Real) or type(given) is bool:
+        raise TypeError(f"{name} is a number of seconds, not {type(given).__name__}.")
+    if not 0 <= given <= most_s:
+        raise InvalidRequestError(
+            f"{name} is a number of seconds, from 0 to {most_s:.0f}, not {given!r}."
+        )
+    return float(given)
+
+
+def check_keys(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None
+) -> Sequence[bytes | None]:
+    """One key, or None, for each value. Raises InvalidRequestError."""
+    if keys is None:
+        return [None] * len(values)
+    if len(keys) != len(values):
+        raise InvalidRequestError(
+            f"put_many got {len(values)} values and {len(keys)} keys: it needs one each."
+        )
+    return keys
+
+
+def _due_ms(deliver_at: Any) -> int:
+    if not isinstance(deliver_at, datetime):
+        raise TypeError(
+            f"deliver_at is a datetime with a time zone, not {type(deliver_at).__name__}."
+        )
+    if deliver_at.tzinfo is None:
+        raise InvalidRequestError(
+            "deliver_at needs a time zone, such as datetime.now(timezone.utc) + timedelta(hours=1):"
+            " without one it would mean another time on each machine."
+        )
+    return round(deliver_at.timestamp() * 1000)

@@ -1,0 +1,158 @@
+"""Functions that run as tasks of a queue: `@q.task`. Arguments travel as JSON; nothing is pickled,
+so that a record can run no code but that of the functions the worker knows."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
+
+import msgspec
+
+from rayq.client.queues.task import QueueTask
+from rayq.client.user_functions import name_of
+from rayq.errors import InvalidRequestError, SerializationError, TaskArgumentsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PutT = TypeVar("PutT")
+
+TASK_HEADER = "rayq.task"
+"""The header that names the function of a record; its value is the arguments, as JSON:
+`[[positional], {by name}]`."""
+ANYTHING = inspect.Parameter.empty
+
+
+class TaskFunction(Generic[P, R, PutT]):
+    """A function that runs as a task of a queue; made by `@queue.task`. Calling it runs it here, at
+    once; `delay` has a worker run it."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        name: str,
+        retries: int | None,
+        put: Callable[..., PutT],
+    ) -> None:
+        """`put(value, headers=..., key=..., delay_s=..., deliver_at=...)` writes a record."""
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = name
+        self.retries = retries
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._put = put
+        self._signature = inspect.signature(function)
+        self._hints: dict[str, Any] | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<TaskFunction {self.name!r}>"
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> PutT:
+        """Has a worker call the function with these arguments. Returns, as `put` does, once that is
+        durable. Raises TypeError (the function takes no such arguments), SerializationError (JSON
+        does not know them), and what `put` raises."""
+        return self.put(args, kwargs)
+
+    def put(
+        self,
+        args: Any = (),
+        kwargs: Any = None,
+        *,
+        key: bytes | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+    ) -> PutT:
+        """As `delay(*args, **kwargs)`, with what `queue.put` takes besides: a key, or when it is
+        due."""
+        kwargs = kwargs or {}
+        self._signature.bind(*args, **kwargs)
+        try:
+            value = msgspec.json.encode([list(args), kwargs])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SerializationError(
+                f"The arguments of {self.name} travel as JSON, which has no form for one of them: "
+                f"{error}"
+            ) from error
+        headers = [(TASK_HEADER, self.name.encode())]
+        return self._put(
+            value, headers=headers, key=key, delay_s=delay_s, deliver_at=deliver_at
+        )
+
+    def arguments(self, value: bytes | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with, each as its annotation says. Raises
+        TaskArgumentsError."""
+        try:
+            args, kwargs = msgspec.json.decode(value or b"", type=tuple[list[Any], dict[str, Any]])
+            bound = self._signature.bind(*args, **kwargs)
+            hints = self._known_hints()
+            for name, given in bound.arguments.items():
+                if (hint := hints.get(name, ANYTHING)) is ANYTHING:
+                    continue
+                kind = self._signature.parameters[name].kind
+                if kind is inspect.Parameter.VAR_POSITIONAL:
+                    hint = tuple[hint, ...]  # type: ignore[valid-type]
+                elif kind is inspect.Parameter.VAR_KEYWORD:
+                    hint = dict[str, hint]  # type: ignore[valid-type]
+                bound.arguments[name] = msgspec.convert(given, type=hint)
+        except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeDecodeError) as error:
+            raise TaskArgumentsError(
+                f"The record is no call of {self.name}: {error}"
+            ) from error
+        return bound.args, bound.kwargs
+
+    def _known_hints(self) -> dict[str, Any]:
+        """The annotations. They may name what is defined below the function, so they are looked at
+        when the first call comes. Raises TypeError."""
+        if self._hints is None:
+            try:
+                self._hints = get_type_hints(self.function)
+            except NameError as error:
+                raise TypeError(f"an annotation is not known: {error}") from error
+        return self._hints
+
+
+class Functions(Generic[PutT]):
+    """The functions of one queue, by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TaskFunction[Any, Any, PutT]] = {}
+
+    def add(
+        self,
+        function: Callable[P, R],
+        name: str | None,
+        retries: int | None,
+        put: Callable[..., PutT],
+    ) -> TaskFunction[P, R, PutT]:
+        """For `put` see `TaskFunction`. Raises TypeError, InvalidRequestError."""
+        if not callable(function) or inspect.isclass(function):
+            raise TypeError(f"A task is a function, not {type(function).__name__}.")
+        if retries is not None and (type(retries) is not int or retries < 0):
+            raise InvalidRequestError(f"retries is a number from 0, not {retries!r}.")
+        name = name or name_of(function)
+        known = self._known.get(name)
+        if known is not None and known.function is not function:
+            raise InvalidRequestError(
+                f"This queue has a task {name!r} already: give one of them another name, "
+                "@q.task(name=...)."
+            )
+        made = self._known[name] = TaskFunction(function, name, retries, put)
+        return made
+
+    def of(self, task: QueueTask) -> TaskFunction[Any, Any, PutT]:
+        """The function that a record calls. Raises LookupError."""
+        name = next((value for key, value in task.headers if key == TASK_HEADER), None)
+        if name is None:
+            raise LookupError(
+                f"the record has no header {TASK_HEADER!r}, which names a function: give work() a "
+                "handler for records that were put as values"
+            )
+        known = self._known.get(name.decode(errors="replace"))
+        if known is None:
+            raise LookupError(f"this worker has no task {name.decode(errors='replace')!r}")
+        return known

@@ -1,0 +1,464 @@
+"""One consumer of a queue at one partition: its takes, of which one is under way at a time, and
+the locks that it has. Belongs to the loop.
+
+A take whose answer was lost may have locked records that nobody knows of. So the lane takes a new
+holder name after each take that failed: the leader frees what the old name alone holds, once its
+connection or its locks have ended, and never mixes the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from rayq.client.backoff import Backoff
+from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.large.reader import LargeValues
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.queues.settler import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    REQUEST_TIMEOUT_S,
+    Addressed,
+    Settler,
+)
+from rayq.client.queues.settling import Settlement
+from rayq.client.queues.taken import Origin, Row, Taken
+from rayq.errors import (
+    LargeValueError,
+    LockLostError,
+    RayqError,
+    UnknownQueueError,
+    UnknownServerError,
+    UnknownTopicError,
+)
+from rayq.records import TopicPartition
+from rayq.storage.batch import decode_columns, split_batches
+from rayq.wire.messages import Take, TakeResponse
+
+logger = logging.getLogger(__name__)
+
+TAKE_BYTES_MAX = 4 * 1024 * 1024
+"""What one take asks for; at least one batch always comes."""
+LARGE_AHEAD_BYTES = 64 * 1024 * 1024
+"""So much of large values waits here for users, and one value more."""
+LARGE_PAUSE_S = 0.2
+"""How long nothing is taken once that is reached."""
+
+
+class Source(Origin, Addressed, Protocol):
+    """The queue of a lane."""
+
+
+class Owner(Protocol):
+    """What a lane tells of."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    @property
+    def large(self) -> LargeValues: ...
+
+    def arrived(self, lane: Lane) -> None:
+        """A take was answered, or failed."""
+        ...
+
+    def doubts(self, lane: Lane, error: RayqError) -> None:
+        """The leader says that there is no such queue, or topic."""
+        ...
+
+    def failed(self, lane: Lane, error: RayqError) -> None:
+        """A take failed for a reason that no retry mends."""
+        ...
+
+    def was_lost(self, error: LockLostError) -> None:
+        """What a user had decided came too late."""
+        ...
+
+
+class Lane:
+    """See the module."""
+
+    def __init__(self, client: Client, owner: Owner, source: Source, partition: int) -> None:
+        self.source = source
+        self.partition = partition
+        self._client = client
+        self._owner = owner
+        self._holder = client.environment.new_id()
+        self.takens: list[Taken] = []
+        """Those with open records, the oldest first."""
+        self.asked = 0
+        """For how many records the take that is under way asks; 0: there is none."""
+        self.asked_at_s = -1.0
+        self.ready = 0
+        """What more there was to take, as of the last answer."""
+        self.next_sweep_s = 0.0
+        self.found_at_s = -1.0
+        """When a take last brought something."""
+        self.is_closed = False
+        self._backoff = Backoff(client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        self._pause_until_s = 0.0
+        self._settler = Settler(client, self)
+        self._taking: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.topic}-{self.partition}"
+
+    @property
+    def waiting(self) -> int:
+        """How many records are here that nobody has been given."""
+        return sum(taken.waiting for taken in self.takens)
+
+    def available(self) -> int:
+        """How many of them may be handed out now. In a queue that is ordered by key, those behind
+        another record of their key may not."""
+        if not self.source.config.ordered_by_key:
+            return self.waiting
+        busy = self._keys_out()
+        count = 0
+        for taken in self.takens:
+            for row in taken.rows:
+                if row.offset in taken.open and row.key not in busy:
+                    count += 1
+                    if row.key is not None:
+                        busy.add(row.key)
+        return count
+
+    @property
+    def out(self) -> int:
+        """How many records users have in hand, about."""
+        return sum(len(taken.open) - taken.waiting for taken in self.takens)
+
+    def may_ask(self, now_s: float) -> bool:
+        return not self.asked and not self.is_closed and now_s >= self._pause_until_s
+
+    def handling_left_s(self, taken: Taken) -> float:
+        """How much longer a record of it may be handled."""
+        return taken.taken_at_s + self.source.config.max_handling_s - self._owner.now_s
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    def take(self, records_max: int, wait_ms: int) -> None:
+        """Asks for records, unless a take is under way."""
+        self.asked = records_max
+        self.asked_at_s = self._owner.now_s
+        self._taking = self._client.environment.tasks.spawn(
+            self._take(records_max, wait_ms), f"take from {self.source.name} at {self.name}"
+        )
+
+    async def taken_all(self) -> None:
+        """Waits for the take that is under way."""
+        if self._taking is not None:
+            await asyncio.wait([self._taking])
+
+    async def _take(self, records_max: int, wait_ms: int) -> None:
+        leader: LeaderAndEpoch | None = None
+        try:
+            leader = self.leader()
+            await self._ask(leader, records_max, wait_ms)
+            self._backoff.reset()
+        except RayqError as error:
+            self._holder = self._client.environment.new_id()
+            self._pause_until_s = self._owner.now_s + self._backoff.next_s()
+            self.suspect(leader, error)
+            if isinstance(error, UnknownQueueError | UnknownTopicError):
+                self.doubts(error)
+            elif not may_retry(error):
+                self._owner.failed(self, error)
+            else:
+                logger.info("queue %s: take at %s again: %s", self.source.name, self.name, error)
+        except Exception as error:
+            logger.exception("taking from %s failed", self.name)
+            self._holder = self._client.environment.new_id()
+            self._owner.failed(self, UnknownServerError(f"A take failed: {error!r}."))
+        finally:
+            self.asked = 0
+            self._taking = None
+            self._owner.arrived(self)
+
+    def leader(self) -> LeaderAndEpoch:
+        place = self.source.topic, self.source.topic_id, self.partition
+        leader = self._client.metadata.leader(*place)
+        if leader is None:
+            raise self._client.no_leader_error(*place)
+        return leader
+
+    def suspect(self, leader: LeaderAndEpoch | None, error: RayqError) -> None:
+        if error.stale_metadata or leader is None:
+            self._client.suspect(
+                self.source.topic, self.source.topic_id, self.partition, epoch_of(leader)
+            )
+
+    def doubts(self, error: RayqError) -> None:
+        self._owner.doubts(self, error)
+
+    async def _ask(self, leader: LeaderAndEpoch, records_max: int, wait_ms: int) -> None:
+        source, sent_at_s = self.source, self._owner.now_s
+        response, payload = await self._client.ask_while_leader(
+            source.topic,
+            source.topic_id,
+            self.partition,
+            leader,
+            Take(
+                topic_id=source.topic_id,
+                partition=self.partition,
+                leader_epoch=leader.epoch,
+                queue_id=source.queue_id,
+                holder=self._holder,
+                records_max=records_max,
+                bytes_max=TAKE_BYTES_MAX,
+                wait_ms=wait_ms,
+            ),
+            timeout_s=wait_ms / 1000 + REQUEST_TIMEOUT_S,
+            patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
+        )
+        self._settler.named_over = self._client.pool.current(leader.host, leader.port)
+        self.ready = response.ready
+        self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
+        if not response.locks:
+            return
+        self.found_at_s = self._owner.now_s
+        rows = rows_of(response, payload)
+        parts = [[row for row in rows if not row.is_large]]
+        parts += [[row] for row in rows if row.is_large]
+        takens = [
+            Taken(self, self._holder, response.state_epoch, sent_at_s, part) for part in parts
+        ]
+        if len(rows) < sum(last - first + 1 for first, last, _ in response.locks):
+            self._ack_missing(takens[0], {row.offset for row in rows}, response)
+        for taken in takens:
+            for older in self.takens:
+                for offset in older.open.keys() & taken.open.keys():
+                    self.lose(older, offset, "it was given to this consumer again")
+        self.takens += takens
+        if takens[1:]:
+            await self._read_large(takens[1:])
+
+    def _ack_missing(self, taken: Taken, known: set[int], response: TakeResponse) -> None:
+        """Compaction has removed records that were locked: nothing is to be done with them."""
+        for first, last, count in response.locks:
+            for offset in range(first, last + 1):
+                if offset not in known:
+                    self._outgoing(taken).acks[offset] = count, taken
+
+    async def _read_large(self, takens: list[Taken]) -> None:
+        """Puts large values in the place of their manifests, one after the other, as far as there
+        is room for them here; the other records are given back. Their locks are extended meanwhile,
+        as if users had them in hand."""
+        left = [(taken, row) for taken in takens for row in taken.withhold()]
+        self._owner.arrived(self)  # Other records of the answer need not wait.
+        place = TopicPartition(self.source.topic, self.partition)
+        try:
+            while left:
+                if sum(taken.waiting_bytes for taken in self.takens) >= LARGE_AHEAD_BYTES:
+                    self._pause_until_s = self._owner.now_s + LARGE_PAUSE_S
+                    break
+                taken, row = left[0]
+                try:
+                    value = await self._owner.large.value(
+                        place, self.source.topic_id, row.offset, row.value
+                    )
+                except LargeValueError as error:
+                    self._put_aside(taken, row, error)
+                else:
+                    if value is None:
+                        self.ack(taken, row.offset)
+                    else:
+                        taken.rows = [row._replace(value=value, is_large=False)]
+                left.pop(0)
+                self._owner.arrived(self)
+        finally:
+            for taken, row in left:
+                self.release(taken, [row.offset])
+                self._lose_later(taken, row.offset)
+
+    def _put_aside(self, taken: Taken, row: Row, error: LargeValueError) -> None:
+        """Nobody can read this value. Its record becomes a dead letter; where the queue drops
+        those, such as a queue of dead letters, it is tried as often as any other first."""
+        logger.warning("queue %s: %s", self.source.name, error)
+        if self.source.config.dead_letters == "discard":
+            self.nack(taken, row.offset, None)
+        else:
+            self.reject(taken, row.offset, error.message)
+
+    def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
+        """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
+        that is ordered by key, one at a time."""
+        found: list[tuple[Taken, list[Row]]] = []
+        busy = self._keys_out() if self.source.config.ordered_by_key else None
+        for taken in self.takens:
+            if count <= 0:
+                break
+            if rows := taken.hand_out(count, busy):
+                count -= len(rows)
+                found.append((taken, rows))
+        return found
+
+    def _keys_out(self) -> set[bytes]:
+        """The keys of what users have in hand."""
+        keys: set[bytes] = set()
+        for taken in self.takens:
+            waiting = set(taken.waiting_offsets())
+            of_taken = (taken.keys[one] for one in taken.open if one not in waiting)
+            keys.update(key for key in of_taken if key is not None)
+        return keys
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def ack(self, taken: Taken, offset: int) -> None:
+        count = taken.open.pop(offset, None)
+        if count is not None:
+            outgoing = self._outgoing(taken)
+            outgoing.acks[offset] = count, taken
+            outgoing.extends.pop(offset, None)
+
+    def nack(self, taken: Taken, offset: int, delay_ms: int | None) -> None:
+        count = taken.open.pop(offset, None)
+        if count is not None:
+            outgoing = self._outgoing(taken)
+            outgoing.nacks[offset] = count, delay_ms, taken
+            outgoing.extends.pop(offset, None)
+            self._lose_later(taken, offset)
+
+    def reject(self, taken: Taken, offset: int, reason: str) -> None:
+        count = taken.open.pop(offset, None)
+        if count is not None:
+            outgoing = self._outgoing(taken)
+            outgoing.rejects[offset] = count, reason, taken
+            outgoing.extends.pop(offset, None)
+
+    def release(self, taken: Taken, offsets: list[int]) -> None:
+        """Gives records back that nobody has been given."""
+        for offset in offsets:
+            count = taken.open.pop(offset, None)
+            if count is not None:
+                self._outgoing(taken).releases[offset] = count, taken
+
+    def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
+        count = taken.open.get(offset)
+        if count is not None and self._owner.now_s + timeout_s > taken.until_s:
+            self._outgoing(taken).extends[offset] = count, timeout_s, taken
+
+    def extend_out(self, taken: Taken) -> None:
+        """Extends what users have of it, by the queue's timeout."""
+        now_s, timeout_s = self._owner.now_s, self.source.config.visibility_timeout_s
+        timeout_s = min(timeout_s, max(self.handling_left_s(taken), 0.001))
+        taken.renew_at_s = now_s + self.source.config.visibility_timeout_s / 3
+        waiting = set(taken.waiting_offsets())
+        for offset, count in taken.open.items():
+            if offset in waiting or taken.extended.get(offset, 0.0) > now_s + timeout_s:
+                continue
+            self._outgoing(taken).extends[offset] = count, timeout_s, taken
+
+    def renew(self) -> None:
+        """Extends what is due for it, and gives back what nobody came for meanwhile. What is
+        handled for longer than `max_handling_s` is another's soon. A leader frees within a second
+        what a connection that has gone had held: then all that is held is named to it at once."""
+        now_s = self._owner.now_s
+        if self._settler.named_over is not None and self._settler.named_over.closed:
+            self._settler.named_over = None
+            for taken in self.takens:
+                self.extend_out(taken)
+        for taken in self.takens:
+            if now_s < taken.renew_at_s or not taken.open:
+                continue
+            self.release(taken, taken.waiting_offsets())
+            taken.rows, taken.next_row = [], 0
+            if self.handling_left_s(taken) > 0:
+                self.extend_out(taken)
+            elif now_s >= taken.until_s:
+                limit_s = self.source.config.max_handling_s
+                for offset in list(taken.open):
+                    self.lose(taken, offset, f"it was handled for more than {limit_s:g} s")
+        self.takens = [taken for taken in self.takens if taken.open]
+
+    def lose(self, taken: Taken, offset: int, why: str) -> None:
+        """The lock has gone, and with it those of later records of its key."""
+        if taken.lose(offset, self._lost_error(offset, why)):
+            self._lose_later(taken, offset)
+
+    def _lose_later(self, taken: Taken, offset: int) -> None:
+        if not self.source.config.ordered_by_key:
+            return
+        key = taken.keys.get(offset)
+        if key is None:
+            return
+        why = f"offset {offset}, which has its key, comes again first"
+        for one in self.takens:
+            if one.taken_at_s == taken.taken_at_s:  # A take may have been divided.
+                for later in [place for place in one.open if place > offset]:
+                    if one.keys[later] == key:
+                        one.lose(later, self._lost_error(later, why))
+
+    def _lost_error(self, offset: int, why: str) -> LockLostError:
+        return LockLostError(
+            f"Offset {offset} of {self.name} is not this consumer's any more in queue "
+            f"{self.source.name!r}: {why}. It may be handled a second time."
+        )
+
+    def _outgoing(self, taken: Taken) -> Settlement:
+        return self._settler.outgoing(taken.holder, taken.state_epoch)
+
+    async def flush(self) -> None:
+        """Waits until all that was decided before is durable, or given up."""
+        await self._settler.flush()
+
+    def settled(
+        self, settlement: Settlement, sent_at_s: float, lost: list[tuple[int, int, str]]
+    ) -> None:
+        """The leader has kept it, but for what was `lost`."""
+        self._extended(settlement, sent_at_s)
+        for first, last, who in lost:
+            self._lost(settlement, first, last, who)
+
+    def _extended(self, settlement: Settlement, sent_at_s: float) -> None:
+        for offset, (_, timeout_s, taken) in settlement.extends.items():
+            until_s = sent_at_s + timeout_s
+            if timeout_s > self.source.config.visibility_timeout_s:
+                taken.extended[offset] = until_s
+            taken.until_s = max(taken.until_s, until_s)
+
+    def _lost(self, settlement: Settlement, first: int, last: int, who: str) -> None:
+        for offset, taken in settlement.decided_in(first, last):
+            error = self._lost_error(offset, who)
+            taken.lost[offset] = error
+            self._owner.was_lost(error)
+        for offset, (_, _, taken) in list(settlement.extends.items()):
+            if first <= offset <= last:
+                self.lose(taken, offset, who)
+
+    def gave_up(self, settlement: Settlement, error: RayqError) -> None:
+        for offset, taken in settlement.decided_in(0, 1 << 62):
+            lost = self._lost_error(offset, f"its leader could not be told: {error}")
+            taken.lost[offset] = lost
+            self._owner.was_lost(lost)
+
+
+def rows_of(response: TakeResponse, payload: memoryview) -> list[Row]:
+    """The records that a take was given, out of the batches that hold them. Raises
+    CorruptBatchError."""
+    locks = iter(response.locks)
+    first, last, count = next(locks)
+    rows: list[Row] = []
+    for position, header in split_batches(payload):
+        if header.is_control or header.next_offset <= first:
+            continue
+        offsets, times, keys, values, headers = decode_columns(payload, position, header)
+        for index, offset in enumerate(offsets):
+            while offset > last:
+                first, last, count = next(locks, (1 << 62, 1 << 62, 0))
+            if offset >= first:
+                rows.append(
+                    Row(
+                        offset,
+                        count,
+                        None if keys is None else keys[index],
+                        values[index],
+                        None if headers is None else headers[index],
+                        times[index],
+                        header.is_large,
+                    )
+                )
+    return rows

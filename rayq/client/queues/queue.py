@@ -1,0 +1,470 @@
+"""Queues as users hold them: `Queue` for threads, `AsyncQueue` on the caller's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
+
+from rayq.client.background import BackgroundLoop
+from rayq.client.closing import closing_after
+from rayq.client.no_pickle import no_pickle_error
+from rayq.client.producing.futures import DeliveryFuture
+from rayq.client.producing.producer import AsyncProducer, Producer
+from rayq.client.queues.arguments import (
+    CONCURRENCY_MAX,
+    TAKEN_MAX,
+    PutHeaders,
+    check_keys,
+    whole_between,
+    with_due_time,
+)
+from rayq.client.queues.functions import Functions, TaskFunction
+from rayq.client.queues.queue_core import Handed, QueueCore
+from rayq.client.queues.task import QueueTask
+from rayq.client.queues.working import STOP_TIMEOUT_S, AsyncWorker, Handler, ThreadWorker
+from rayq.client.timeouts import takes_timeout
+from rayq.errors import InvalidRequestError
+from rayq.records import RecordMetadata
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Face:
+    """What both kinds have in common."""
+
+    _core: QueueCore
+
+    @property
+    def name(self) -> str:
+        """The queue's name; of several, the names with commas."""
+        return ",".join(self._core.names)
+
+    @property
+    def core(self) -> QueueCore:
+        """What the cluster watches, so that a queue that is dropped gives back what it holds."""
+        return self._core
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._core.describe()}>"
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a queue")
+
+    def _only_topic(self) -> str:
+        """Where records are put. Raises InvalidRequestError, ClosedError."""
+        self._core.check_open()
+        if len(self._core.sources) != 1:
+            raise InvalidRequestError(
+                f"This takes from several queues ({', '.join(self._core.names)}): put records by "
+                "cluster.queue(name) of one of them."
+            )
+        return self._core.sources[0].topic
+
+    def _due(self, headers: PutHeaders, delay_s: Any, deliver_at: Any) -> PutHeaders:
+        wall_ms = self._core.client.environment.clock.wall_ms()
+        return with_due_time(headers, delay_s, deliver_at, wall_ms)
+
+
+def _seen(handed: Handed) -> list[QueueTask]:
+    tasks, leases = handed
+    for lease in leases:
+        lease.is_seen = True
+    return tasks
+
+
+class Queue(_Face):
+    """Puts records into a queue and takes them out, from any number of threads; made by
+    `cluster.queue(name)` or `cluster.create_queue(name)`.
+
+    A record that was taken is this consumer's until it is settled (see `QueueTask`), or until its
+    lock is lost: the client extends locks by itself every third of `visibility_timeout_s`, up to
+    `max_handling_s`. Delivery is at-least-once. Use it as a context manager, or call `close`: what
+    it holds is then given to others at once.
+    """
+
+    def __init__(
+        self,
+        core: QueueCore,
+        background: BackgroundLoop,
+        make_producer: Callable[[], Producer[bytes, bytes]],
+    ) -> None:
+        self._core = core
+        self._background = background
+        self._make_producer = make_producer
+        self._producers: list[Producer[bytes, bytes]] = []
+        """One, once something was put."""
+        self._functions: Functions[RecordMetadata] = Functions()
+        self._workers: list[ThreadWorker] = []
+        background.on_fork(self._forked)
+
+    def _forked(self) -> None:
+        self._core.forked()
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        return self._background.run(work)
+
+    # --- putting --------------------------------------------------------------------------------
+
+    def _sender(self) -> Producer[bytes, bytes]:
+        if not self._producers:
+            self._producers.append(self._make_producer())  # Two threads may make one each.
+        return self._producers[0]
+
+    @takes_timeout
+    def put(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: PutHeaders = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """Writes one record and returns where it went, once it is durable. Records of one `key` go
+        to one partition.
+
+        No consumer gets it before `delay_s` seconds (up to ten years) have passed, or before
+        `deliver_at` (a datetime with a time zone), by the servers' clocks. Raises what
+        `Producer.send_and_wait` raises, such as DeliveryTimeoutError and RecordTooLargeError, and
+        InvalidRequestError (several queues, a time without zone).
+        """
+        topic = self._only_topic()
+        headers = self._due(headers, delay_s, deliver_at)
+        return self._sender().send_and_wait(
+            topic, value, key=key, headers=headers, timeout_s=timeout_s
+        )
+
+    def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: PutHeaders = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+    ) -> DeliveryFuture:
+        """As `put`, without waiting: the future's `result()` is where the record went. For many
+        records: they travel in batches. `close` waits for them."""
+        topic = self._only_topic()
+        headers = self._due(headers, delay_s, deliver_at)
+        return self._sender().send(topic, value, key=key, headers=headers)
+
+    def put_many(
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+    ) -> None:
+        """Writes many records, `keys` has one (or None) for each; returns once all are durable.
+        Raises as `put`: some of them may be written then."""
+        sender, topic = self._sender(), self._only_topic()
+        headers = self._due(None, delay_s, deliver_at)
+        if headers is None:
+            sender.send_many(topic, values, keys=keys).result()
+            return
+        each = check_keys(values, keys)
+        sent = [
+            sender.send(topic, value, key=key, headers=headers)
+            for value, key in zip(values, each, strict=True)
+        ]
+        for future in sent:
+            future.result()
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    @takes_timeout
+    def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]:
+        """Up to `count` records (at most 10,000), as soon as there is one; [] after `timeout_s`
+        seconds without any (or a quarter of a second later, while an answer is under way).
+
+        Settle each of them: a record that is dropped without is given back. In a queue that is
+        `ordered_by_key`, of each key one record is handed out at a time. Raises UnknownQueueError
+        (the queue was deleted), ClosedError, and what a leader refuses.
+        """
+        whole_between("count", count, 1, TAKEN_MAX)
+        return _seen(self._run(self._core.take(count, timeout_s)))
+
+    def __iter__(self) -> Iterator[QueueTask]:
+        """Yields one record after another, for ever."""
+        while True:
+            yield from self.take(1, 10.0)
+
+    @takes_timeout
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until everything that was settled before this call is durable. Raises LockLostError
+        where some of it came too late since the last flush (`QueueTask.lost` says for each), and
+        TimeoutError."""
+        self._core.check_open()
+        self._run(self._core.flush(timeout_s))
+
+    # --- tasks and workers ----------------------------------------------------------------------
+
+    @overload
+    def task(
+        self, function: Callable[P, R], /
+    ) -> TaskFunction[P, R, RecordMetadata]: ...
+    @overload
+    def task(
+        self, /, *, name: str | None = None, retries: int | None = None
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R, RecordMetadata]]: ...
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """Makes a function a task: `function.delay(...)` writes a record that has a worker
+        (`work`) call it. `name` (module and qualified name by default) tells it from other
+        functions, in every process alike. After `retries` further tries (and after the queue's
+        `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
+        and arrive as the annotations say. Raises TypeError, InvalidRequestError."""
+        if function is not None:
+            return self._functions.add(function, name, retries, self.put)
+        return lambda given: self._functions.add(given, name, retries, self.put)
+
+    def work(
+        self,
+        handler: Handler | None = None,
+        *,
+        concurrency: int = 1,
+        stop_when_idle_s: float | None = None,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        """Handles records in `concurrency` threads (up to 10,000) until `stop`: by `handler(task)`,
+        or by the functions of `@task`. What returns is acknowledged; what raises is given back, and
+        goes to the dead letters with its error after the last delivery.
+
+        Ends after `stop_when_idle_s` seconds without a record (None: never), after SIGTERM (in the
+        main thread), and by Ctrl+C, which it raises: handlers that run then have `stop_timeout_s`
+        seconds. Raises UnknownQueueError, LockLostError (the last acks came too late).
+        """
+        whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self._core.check_open()
+        self._background.check_callable()
+        worker = ThreadWorker(self, handler, self._functions)
+        self._workers.append(worker)
+        ended_by: BaseException | None = None
+        try:
+            worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            self._workers.remove(worker)
+            with closing_after(ended_by):
+                self._run(self._core.rest())
+
+    def stop(self) -> None:
+        """Has each `work` of this queue return, once its handlers have ended. From any thread."""
+        for worker in list(self._workers):
+            worker.stop()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    @takes_timeout
+    def close(self, timeout_s: float | None = None) -> None:
+        """Writes what was sent, tells the leaders what was settled, and gives back everything else;
+        idempotent. That may take `timeout_s` (default: 5 s, and what the delivery takes). Raises
+        LockLostError as `flush`, DeliveryError."""
+        if self._core.is_closed:
+            return
+        self._background.check_callable()
+        self.stop()
+        try:
+            for producer in self._producers:
+                producer.close(timeout_s)
+        finally:
+            self._run(self._core.close(timeout_s))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with closing_after(error):
+            self.close()
+
+
+class AsyncQueue(_Face):
+    """As `Queue`, on the running event loop; made by `cluster.async_queue(name)`. Each method does
+    what `Queue`'s method of the same name does, and is a coroutine; the methods of a `QueueTask`
+    are plain calls here, too."""
+
+    def __init__(
+        self, core: QueueCore, make_producer: Callable[[], AsyncProducer[bytes, bytes]]
+    ) -> None:
+        self._core = core
+        self._make_producer = make_producer
+        self._producer: AsyncProducer[bytes, bytes] | None = None
+        self._functions: Functions[Coroutine[Any, Any, RecordMetadata]] = Functions()
+        self._workers: list[AsyncWorker] = []
+
+    def _sender(self) -> AsyncProducer[bytes, bytes]:
+        if self._producer is None:
+            self._producer = self._make_producer()
+        return self._producer
+
+    @takes_timeout
+    async def put(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: PutHeaders = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """As `Queue.put`."""
+        await self._core.open()
+        topic = self._only_topic()
+        headers = self._due(headers, delay_s, deliver_at)
+        return await self._sender().send_and_wait(
+            topic, value, key=key, headers=headers, timeout_s=timeout_s
+        )
+
+    async def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: PutHeaders = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+    ) -> DeliveryFuture:
+        """As `Queue.send`: returns once the record is accepted."""
+        await self._core.open()
+        topic = self._only_topic()
+        headers = self._due(headers, delay_s, deliver_at)
+        return await self._sender().send(topic, value, key=key, headers=headers)
+
+    async def put_many(
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+    ) -> None:
+        """As `Queue.put_many`."""
+        await self._core.open()
+        sender, topic = self._sender(), self._only_topic()
+        headers = self._due(None, delay_s, deliver_at)
+        if headers is None:
+            await (await sender.send_many(topic, values, keys=keys))
+            return
+        each = check_keys(values, keys)
+        sent = [
+            await sender.send(topic, value, key=key, headers=headers)
+            for value, key in zip(values, each, strict=True)
+        ]
+        for future in sent:
+            await future
+
+    @takes_timeout
+    async def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]:
+        """As `Queue.take`."""
+        whole_between("count", count, 1, TAKEN_MAX)
+        return _seen(await self._core.take(count, timeout_s))
+
+    async def __aiter__(self) -> AsyncIterator[QueueTask]:
+        """Yields one record after another, for ever."""
+        while True:
+            for task in await self.take(1, 10.0):
+                yield task
+
+    @takes_timeout
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """As `Queue.flush`."""
+        self._core.check_open()
+        await self._core.flush(timeout_s)
+
+    @overload
+    def task(
+        self, function: Callable[P, R], /
+    ) -> TaskFunction[P, R, Coroutine[Any, Any, RecordMetadata]]: ...
+    @overload
+    def task(
+        self, /, *, name: str | None = None, retries: int | None = None
+    ) -> Callable[
+        [Callable[P, R]], TaskFunction[P, R, Coroutine[Any, Any, RecordMetadata]]
+    ]: ...
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """As `Queue.task`; `delay` gives a coroutine to await. Functions may be coroutine
+        functions; others run in threads."""
+        if function is not None:
+            return self._functions.add(function, name, retries, self.put)
+        return lambda given: self._functions.add(given, name, retries, self.put)
+
+    async def work(
+        self,
+        handler: Handler | None = None,
+        *,
+        concurrency: int = 1,
+        stop_when_idle_s: float | None = None,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        """As `Queue.work`, with as many records at once. Cancelled, it cancels the handlers."""
+        whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        await self._core.open()
+        worker = AsyncWorker(self, handler, self._functions)
+        self._workers.append(worker)
+        ended_by: BaseException | None = None
+        try:
+            await worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            self._workers.remove(worker)
+            with closing_after(ended_by):
+                await self._core.rest()
+
+    def stop(self) -> None:
+        """As `Queue.stop`."""
+        for worker in list(self._workers):
+            worker.stop()
+
+    @takes_timeout
+    async def close(self, timeout_s: float | None = None) -> None:
+        """As `Queue.close`."""
+        if self._core.is_closed:
+            return
+        self.stop()
+        try:
+            if self._producer is not None:
+                await self._producer.close(timeout_s)
+        finally:
+            await self._core.close(timeout_s)
+
+    async def __aenter__(self) -> Self:
+        await self._core.open()
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with closing_after(error):
+            await self.close()

@@ -1,0 +1,465 @@
+"""What both kinds of queue do, on the client's loop. Users' threads call `decide` and little else.
+
+Nothing here refers to the queue that the user holds, so that one that the user drops is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+from rayq.client.admin.queues import QueueAdmin
+from rayq.client.client import Client
+from rayq.client.large.reader import LargeValues
+from rayq.client.queues.lane import Lane
+from rayq.client.queues.pace import Pace
+from rayq.client.queues.source import COMING_S, TAKE_WAIT_MS, WAITING_LANES_MAX, Source
+from rayq.client.queues.taken import Taken
+from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
+from rayq.client.queues.weights import Rounds
+from rayq.config import ConsumerConfig
+from rayq.errors import ClosedError, LockLostError, RayqError, TimeoutError, UnknownQueueError
+
+logger = logging.getLogger(__name__)
+
+FIND_TIMEOUT_S = 10.0
+TICK_S = 0.05
+"""How often locks, and partitions that are swept, are looked at."""
+CONFIG_AGE_MAX_S = 30.0
+"""After so long a change of a queue's config is known here."""
+ANSWER_GRACE_S = 0.25
+"""How much longer than its timeout a take waits for an answer that is under way."""
+LOOK_AGAIN_S = 60.0
+"""How long a take sleeps at most, however long it may wait."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long closing may take to tell the leaders."""
+
+Handed = tuple[list[QueueTask], list[Lease]]
+
+
+class QueueCore:
+    """Made on the client's loop; methods under "any thread" may be called from others."""
+
+    def __init__(
+        self,
+        client: Client,
+        names: list[str],
+        weights: list[int],
+        prefetch: int,
+        on_close: Any,
+        large_values: str | None = None,
+    ) -> None:
+        """`large_values`: below which URL large values are read that are objects."""
+        self.client = client
+        self.large = LargeValues(client, ConsumerConfig(large_values=large_values))
+        self.names = names
+        self.loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self.sources: list[Source] = []
+        self._prefetch = prefetch
+        self._weights = weights
+        self._rounds = Rounds(weights)
+        self._on_close = on_close
+        self._loop_thread = threading.get_ident()
+        self._decided: deque[tuple[Taken, int, str, Any]] = deque()
+        self._dropped: deque[tuple[Taken, list[int], bool]] = deque()
+        self._is_announced = False
+        self._demand = 0
+        """How many records the calls of `take` wait for."""
+        self._demand_until_s = 0.0
+        self._largest = 0
+        """The largest number that a call has asked for."""
+        self._pace = Pace()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._failure: RayqError | None = None
+        """What the next take raises."""
+        self._lost: list[LockLostError] = []
+        """What was settled too late, since the last flush."""
+        self._opening = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at_s = self.now_s
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self.client.now
+
+    def describe(self) -> str:
+        names = ", ".join(map(repr, self.names))
+        return f"{names}, {'closed' if self.is_closed else 'open'}"
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("The queue is closed: make a new one with cluster.queue().")
+
+    def unsent_count(self) -> int:
+        return len(self._decided)
+
+    def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
+        """What a user said of a record. Raises ClosedError."""
+        if self.is_closed:
+            raise ClosedError(
+                "The queue was closed before this record was settled: it was given back, and comes "
+                "again."
+            )
+        self._decided.append((taken, offset, what, argument))
+        self._announce()
+
+    def dropped(self, taken: Taken, offsets: list[int], is_seen: bool) -> None:
+        """The collector's thread may stand anywhere: this takes no lock and does not wait."""
+        if not self.is_closed:
+            self._dropped.append((taken, offsets, is_seen))
+            try:
+                self._announce()
+            except RuntimeError:  # The loop has ended, and with it the locks.
+                pass
+
+    def _announce(self) -> None:
+        if self._is_announced:
+            return
+        if threading.get_ident() == self._loop_thread:
+            self._is_announced = True
+            self.loop.call_soon(self._work)
+        else:
+            # No call stands in between: a signal handler could run there and wait for the loop.
+            self._is_announced = True
+            try:
+                self.loop.call_soon_threadsafe(self._work)
+            except BaseException:  # a Ctrl+C, before it began
+                self._is_announced = False
+                raise
+
+    def forked(self) -> None:
+        """In a forked child: every use raises ClosedError; the parent goes on."""
+        self.is_closed = True
+
+    def loop_has_ended(self) -> None:
+        self.is_closed = True
+        self._on_close()
+
+    # --- the loop: what was decided -------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Takes note of what users have decided."""
+        self._is_announced = False
+        count = 0
+        while self._decided:
+            taken, offset, what, argument = self._decided.popleft()
+            lane = taken.lane
+            if what == ACK:
+                lane.ack(taken, offset)
+            elif what == EXTEND:
+                lane.extend(taken, offset, argument)
+                continue
+            elif what == NACK:
+                lane.nack(taken, offset, argument)
+            else:
+                lane.reject(taken, offset, argument)
+            count += 1
+        while self._dropped:
+            taken, offsets, is_seen = self._dropped.popleft()
+            left = [offset for offset in offsets if offset in taken.open]
+            if not is_seen:
+                taken.lane.release(taken, left)
+                continue
+            for offset in left:
+                logger.warning(
+                    "queue %s: the record at offset %d of %s was dropped without being settled: it "
+                    "is given back",
+                    taken.lane.source.name,
+                    offset,
+                    taken.lane.name,
+                )
+                taken.lane.nack(taken, offset, None)
+            count += len(left)
+        if count:
+            is_idle = not any(source.out for source in self.sources)
+            self._pace.settled(count, self.now_s, is_idle=is_idle)
+            self._ask()
+
+    def was_lost(self, error: LockLostError) -> None:
+        self._lost.append(error)
+        logger.warning("%s", error)
+
+    async def flush(self, timeout_s: float | None) -> None:
+        """Waits until all that was decided is durable. Raises LockLostError, TimeoutError."""
+        self._work()
+        lanes = [lane for source in self.sources for lane in source.lanes]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(lane.flush() for lane in lanes))
+        except builtins.TimeoutError:
+            raise TimeoutError(
+                f"flush: the leaders have not confirmed everything within {timeout_s:g} s. The "
+                "client goes on telling them: flush again to wait for it."
+            ) from None
+        lost, self._lost = self._lost, []
+        if lost:
+            more = f" So it was with {len(lost)} records since the last flush." if lost[1:] else ""
+            raise LockLostError(lost[0].message + more)
+
+    # --- the loop: taking -----------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Finds the queues, before anything else is done. Raises UnknownQueueError."""
+        if self.sources:
+            return
+        async with self._opening:
+            if self.sources:
+                return
+            admin = QueueAdmin(self.client, FIND_TIMEOUT_S)
+            found = [await admin.find(name) for name in self.names]
+            for one in found:
+                await self.client.topic(one.topic, timeout_s=FIND_TIMEOUT_S)
+            self.check_open()
+            self.sources = [Source(self.client, self, one) for one in found]
+            self.client.metadata.add_listener(self._metadata_changed)
+            self._ticking = self.client.environment.tasks.spawn(self._tick(), "watch locks")
+
+    def _metadata_changed(self) -> None:
+        for source in self.sources:
+            source.look_for_partitions()
+
+    async def take(self, count: int, timeout_s: float) -> Handed:
+        """Up to `count` records, as soon as there is one; none after `timeout_s`."""
+        await self.open()
+        deadline_s = self.now_s + timeout_s
+        self._demand += count
+        self._demand_until_s = max(self._demand_until_s, deadline_s)
+        self._largest = max(self._largest, count)
+        has_asked = False
+        try:
+            while True:
+                self.check_open()
+                self._work()
+                handed = self._hand_out(count)
+                if handed[0]:
+                    return handed
+                self._raise_failure()
+                left_s = deadline_s - self.now_s
+                is_asking = any(source.is_asking for source in self.sources)
+                if left_s <= 0 and has_asked and (
+                    not is_asking or left_s <= -ANSWER_GRACE_S
+                ):
+                    return handed
+                if left_s > 0 or not has_asked:
+                    self._ask()
+                has_asked = True
+                patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
+                patience_s = min(patience_s, LOOK_AGAIN_S)
+                if len(self.sources) > 1:
+                    patience_s = min(patience_s, COMING_S)
+                await self._news(patience_s)
+        finally:
+            self._demand -= count
+            self._ask()
+
+    def _hand_out(self, count: int) -> Handed:
+        tasks: list[QueueTask] = []
+        leases: list[Lease] = []
+        if len(self.sources) == 1:
+            self._hand_out_of(self.sources[0], count, tasks, leases)
+        else:
+            waiting = [source.available for source in self.sources]
+            coming = [source.is_coming(self.now_s) for source in self.sources]
+            while len(tasks) < count:
+                turn = self._rounds.next(waiting, coming)
+                if turn is None:
+                    break
+                before = len(tasks)
+                self._hand_out_of(self.sources[turn], 1, tasks, leases)
+                # Of an ordered queue all that waits may be behind what is in hand.
+                waiting[turn] = waiting[turn] - 1 if len(tasks) > before else 0
+        if tasks:
+            self._pace.began(self.now_s)
+        return tasks, leases
+
+    def _hand_out_of(
+        self, source: Source, count: int, tasks: list[QueueTask], leases: list[Lease]
+    ) -> None:
+        lanes = sorted(
+            (lane for lane in source.lanes if lane.takens), key=lambda one: one.takens[0].taken_at_s
+        )
+        for lane in lanes:
+            if count <= 0:
+                return
+            for taken, rows in lane.hand_out(count):
+                lease = Lease(taken, [row.offset for row in rows], self)
+                tasks += [QueueTask(row, lease) for row in rows]
+                leases.append(lease)
+                count -= len(rows)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure.with_message(failure.message) from failure.__cause__
+        for source in self.sources:
+            if source.failure is not None:
+                raise source.failure.with_message(source.failure.message)
+
+    async def _news(self, timeout_s: float) -> None:
+        """Waits until something arrived, for so long at most."""
+        waiter = self.loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except builtins.TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+
+    def _tell(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _ask(self) -> None:
+        """Has takes under way for what users wait for, and for what they will soon want."""
+        if self.is_closed:
+            return
+        is_in_use = self._demand > 0 or any(source.out for source in self.sources)
+        if not is_in_use:
+            return
+        now_s = self.now_s
+        wait_ms = TAKE_WAIT_MS
+        if self._demand:
+            left_ms = round((self._demand_until_s - now_s) * 1000)
+            wait_ms = max(min(wait_ms, left_ms), 0)
+        else:
+            self._demand_until_s = 0.0
+        most = max(self._prefetch, self._largest) if self._prefetch else 0
+        for source, weight in zip(self.sources, self._weights, strict=True):
+            at_first = min(len(source.lanes), WAITING_LANES_MAX)
+            ahead = self._pace.ahead(most, at_first, now_s)
+            if len(self.sources) > 1:
+                ahead = max(ahead, 2 * weight)
+            source.ask(self._demand, ahead, now_s, wait_ms)
+
+    # --- the loop: what lanes tell --------------------------------------------------------------
+
+    def arrived(self, lane: Lane) -> None:
+        for source in self.sources:
+            if lane.source is source:
+                source.arrived(lane)
+        self._tell()
+        if not self._demand or self.now_s < self._demand_until_s:
+            # Else the calls are about to return: takes that do not wait would go to and fro.
+            self._ask()
+
+    def failed(self, lane: Lane, error: RayqError) -> None:
+        logger.warning("queue %s: take at %s failed: %s", lane.source.name, lane.name, error)
+        self._failure = error
+
+    def doubts(self, lane: Lane, error: RayqError) -> None:
+        logger.info("queue %s at %s: %s", lane.source.name, lane.name, error)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._looking is None and not self.is_closed:
+            self._looking = self.client.environment.tasks.spawn(self._look(), "look for queues")
+
+    async def _look(self) -> None:
+        """Whether the queues are what they were."""
+        try:
+            for index, source in enumerate(self.sources):
+                if source.failure is None:
+                    await self._look_for(index, source)
+        finally:
+            self._looked_at_s = self.now_s
+            self._looking = None
+            self._tell()
+
+    async def _look_for(self, index: int, source: Source) -> None:
+        try:
+            found = await QueueAdmin(self.client, FIND_TIMEOUT_S).find(source.name)
+            if source.is_now(found):
+                return
+            await self.client.topic(found.topic, timeout_s=FIND_TIMEOUT_S, age_max_s=0.0)
+        except UnknownQueueError as error:
+            source.close()
+            source.failure = UnknownQueueError(f"Queue {source.name!r} was deleted: {error}")
+            return
+        except RayqError as error:
+            logger.info("queue %s: not looked up: %s", source.name, error)
+            return
+        logger.warning("queue %s was deleted and created anew: it is taken from anew", source.name)
+        source.close()
+        self.sources[index] = Source(self.client, self, found)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for source in self.sources:
+                for lane in source.lanes:
+                    lane.renew()
+            if self._demand:
+                self._ask()
+            if self.now_s - self._looked_at_s > CONFIG_AGE_MAX_S:
+                self._look_soon()
+
+    # --- the loop: the end ----------------------------------------------------------------------
+
+    def give_back_waiting(self) -> None:
+        """Gives back what is here and nobody has been given."""
+        for source in self.sources:
+            for lane in source.lanes:
+                for taken in lane.takens:
+                    lane.release(taken, taken.waiting_offsets())
+                    taken.rows, taken.next_row = [], 0
+
+    async def rest(self) -> None:
+        """A worker has stopped: what it has settled is told, and the next records are others'.
+        Raises as `flush` does."""
+        if not self.is_closed:
+            self._work()
+            self.give_back_waiting()
+            await self.flush(CLOSE_TIMEOUT_S)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Tells what was decided, gives back everything else, then ends. Raises LockLostError."""
+        if self.is_closed:
+            return
+        timeout_s = CLOSE_TIMEOUT_S if timeout_s is None else timeout_s
+        deadline_s = self.now_s + timeout_s
+        self._work()
+        self.is_closed = True
+        self._tell()
+        self.give_back_waiting()
+        lanes = [lane for source in self.sources for lane in source.lanes]
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.gather(*(lane.taken_all() for lane in lanes))
+            except builtins.TimeoutError:
+                pass
+            self.give_back_waiting()  # what those takes brought
+            for lane in lanes:
+                for taken in lane.takens:
+                    for offset in list(taken.open):
+                        lane.nack(taken, offset, 0)
+            await self.flush(max(deadline_s - self.now_s, 0.001))
+        finally:
+            self._release()
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """As `close`, for a queue that its user dropped."""
+        await self.close(timeout_s)
+
+    def _release(self) -> None:
+        self.client.metadata.remove_listener(self._metadata_changed)
+        for task in (self._ticking, self._looking):
+            if task is not None:
+                task.cancel()
+        for source in self.sources:
+            if source.failure is None:
+                source.close()
+        self.sources = []
+        self._tell()
+        self._on_close()

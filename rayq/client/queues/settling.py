@@ -1,0 +1,99 @@
+"""What a consumer has decided of the records of one partition, collected until a request goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from rayq.client.queues.taken import Taken, runs_of
+from rayq.wire.messages import QUEUE_RANGES_MAX
+
+
+class Settlement:
+    """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
+    count. No offset is in two of them but for `extends`."""
+
+    __slots__ = ("holder", "state_epoch", "acks", "nacks", "rejects", "extends", "releases")
+
+    def __init__(self, holder: str, state_epoch: int) -> None:
+        self.holder = holder
+        self.state_epoch = state_epoch
+        self.acks: dict[int, tuple[int, Taken]] = {}
+        self.nacks: dict[int, tuple[int, int | None, Taken]] = {}
+        """The delay in ms; None: by the queue's back-off."""
+        self.rejects: dict[int, tuple[int, str, Taken]] = {}
+        self.extends: dict[int, tuple[int, float, Taken]] = {}
+        """The new timeout in seconds."""
+        self.releases: dict[int, tuple[int, Taken]] = {}
+
+    def parts(self) -> Iterator[Settlement]:
+        """This one, divided so that each request names as much as it may."""
+        kinds = ("acks", "nacks", "rejects", "extends", "releases")
+        if sum(len(getattr(self, kind)) for kind in kinds) <= QUEUE_RANGES_MAX:
+            yield self
+            return
+        part, size = Settlement(self.holder, self.state_epoch), 0
+        for name in kinds:
+            for offset, decided in getattr(self, name).items():
+                getattr(part, name)[offset] = decided
+                size += 1
+                if size == QUEUE_RANGES_MAX:
+                    yield part
+                    part, size = Settlement(self.holder, self.state_epoch), 0
+        if size:
+            yield part
+
+    def fields(self) -> dict[str, Any]:
+        """As `Settle` names them."""
+        nacks: dict[int | None, list[tuple[int, int]]] = {}
+        for offset, (count, delay_ms, _) in self.nacks.items():
+            nacks.setdefault(delay_ms, []).append((offset, count))
+        extends: dict[float, list[tuple[int, int]]] = {}
+        for offset, (count, timeout_s, _) in self.extends.items():
+            extends.setdefault(timeout_s, []).append((offset, count))
+        return {
+            "holder": self.holder,
+            "state_epoch": self.state_epoch,
+            "acks": list(runs_of((offset, count) for offset, (count, _) in self.acks.items())),
+            "nacks": [(*run, delay) for delay, ones in nacks.items() for run in runs_of(ones)],
+            "rejects": [
+                (offset, count, reason) for offset, (count, reason, _) in self.rejects.items()
+            ],
+            "extends": [
+                (*run, max(round(timeout_s * 1000), 1))
+                for timeout_s, ones in extends.items()
+                for run in runs_of(ones)
+            ],
+            "releases": list(
+                runs_of((offset, count) for offset, (count, _) in self.releases.items())
+            ),
+        }
+
+    def decided_in(self, first: int, last: int) -> Iterator[tuple[int, Taken]]:
+        """What users have decided of these offsets and what does not hold without the lock. (What
+        was given back has gone, as it should, also where an earlier request has done it.)"""
+        for kind in (self.acks, self.rejects):
+            for offset, decided in kind.items():
+                if first <= offset <= last:
+                    yield offset, decided[-1]
+
+
+class Round:
+    """What goes to the leader together."""
+
+    def __init__(self) -> None:
+        self.settlements: dict[tuple[str, int], Settlement] = {}
+        self._done: asyncio.Event = asyncio.Event()
+
+    def of(self, holder: str, state_epoch: int) -> Settlement:
+        found = self.settlements.get((holder, state_epoch))
+        if found is None:
+            found = self.settlements[holder, state_epoch] = Settlement(holder, state_epoch)
+        return found
+
+    def done(self) -> None:
+        self._done.set()
+
+    async def wait(self) -> None:
+        await self._done.wait()

@@ -1,0 +1,239 @@
+"""`QueueTask`: one record that a queue gave out, and what its consumer says of it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self
+
+from rayq.client.no_pickle import no_pickle_error
+from rayq.client.queues.arguments import DELAY_S_MAX, seconds_between
+from rayq.client.queues.taken import Row, Taken
+from rayq.client.user_functions import told
+from rayq.errors import InvalidRequestError, LockLostError
+from rayq.records import Headers
+
+ACK, NACK, REJECT, EXTEND = "ack", "nack", "reject", "extend"
+
+REASON_CHARACTERS_MAX = 1_000
+"""How much of a reason is kept with a dead letter."""
+
+
+class Decisions(Protocol):
+    """What takes note of what users decide. From any thread."""
+
+    def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
+        """Raises ClosedError."""
+        ...
+
+    def dropped(self, taken: Taken, offsets: list[int], is_seen: bool) -> None:
+        """Nobody can settle these any more."""
+        ...
+
+
+class Lease:
+    """Keeps what one call of `take` handed out in the user's hands. When the last of its tasks is
+    gone, those that nobody has settled are given back: a record that its consumer forgot would
+    otherwise stay locked up to `max_handling_s`."""
+
+    __slots__ = ("taken", "offsets", "is_seen", "decisions")
+
+    def __init__(self, taken: Taken, offsets: list[int], decisions: Decisions) -> None:
+        self.taken = taken
+        self.offsets = offsets
+        self.is_seen = False
+        """Whether the user got them. A Ctrl+C may come in between."""
+        self.decisions = decisions
+
+    def __del__(self) -> None:
+        # The collector calls this, at any moment and in any thread: it must not wait.
+        self.decisions.dropped(self.taken, self.offsets, self.is_seen)
+
+
+class QueueTask:
+    """One record of a queue that is this consumer's until it is settled, once.
+
+    `ack` settles it, `nack` gives it back for another try, `reject` sends it to the dead letters.
+    All three return at once; what they say travels with others, and `queue.flush()` waits until it
+    is durable. As a context manager it is acknowledged where the block ends well, and given back
+    where it raises (the error goes on); at the last of `max_deliveries` it is rejected, with the
+    error as its reason. The client extends the lock by itself while the task is in use, up to
+    `max_handling_s`.
+    """
+
+    __slots__ = (
+        "offset",
+        "delivery_count",
+        "key",
+        "value",
+        "_headers",
+        "timestamp_ms",
+        "_lease",
+        "_outcome",
+    )
+
+    def __init__(self, row: Row, lease: Lease) -> None:
+        self.offset: int
+        self.delivery_count: int
+        """How often the record was given out, this time included."""
+        self.key: bytes | None
+        self.value: bytes | None
+        (
+            self.offset,
+            self.delivery_count,
+            self.key,
+            self.value,
+            self._headers,
+            self.timestamp_ms,
+            _,
+        ) = row
+        self._lease = lease
+        self._outcome: str | None = None
+
+    @property
+    def headers(self) -> Headers:
+        """In the order in which they were put; [] when there are none."""
+        return self._headers or []
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that it was taken from."""
+        return self._lease.taken.lane.source.name
+
+    @property
+    def topic(self) -> str:
+        return self._lease.taken.lane.source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._lease.taken.lane.partition
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acknowledged, given back or rejected here."""
+        return self._outcome is not None
+
+    @property
+    def was_rejected(self) -> bool:
+        """Whether it was sent to the dead letters here."""
+        return self._outcome == REJECT
+
+    @property
+    def lost(self) -> LockLostError | None:
+        """Why the record is not this consumer's any more, as far as that is known here. It may
+        become known after `ack`: `queue.flush()` raises it then."""
+        return self._lease.taken.lost.get(self.offset)
+
+    def __repr__(self) -> str:
+        state = self._outcome or ("lost" if self.lost is not None else "open")
+        return (
+            f"<QueueTask {self.topic}-{self.partition} offset {self.offset}, "
+            f"delivery {self.delivery_count}, {state}>"
+        )
+
+    # --- what becomes of it ---------------------------------------------------------------------
+
+    def ack(self) -> None:
+        """It is done, and does not come again. A second call does nothing. Raises LockLostError
+        where another has it by now, InvalidRequestError after `nack` or `reject`, ClosedError."""
+        self._settle(ACK, None)
+
+    def nack(self, delay_s: float | None = None) -> None:
+        """Gives it back, to be tried again after `delay_s` seconds (None: by the queue's back-off,
+        which doubles). After the last of `max_deliveries` it goes to the dead letters instead.
+        Raises as `ack`."""
+        if delay_s is not None:
+            delay_s = seconds_between("delay_s", delay_s, DELAY_S_MAX)
+        self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
+
+    def reject(self, reason: str) -> None:
+        """It goes to the dead letters at once, with this reason (its first 1,000 characters).
+        Raises as `ack`."""
+        if not isinstance(reason, str):
+            raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
+        reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
+        self._settle(REJECT, reason)
+
+    def extend(self, seconds: float) -> None:
+        """Keeps it for `seconds` from now, where that is longer than the client does by itself.
+        Raises InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack`."""
+        wanted_s = seconds_between("An extension", seconds, DELAY_S_MAX)
+        taken = self._lease.taken
+        left_s = taken.lane.handling_left_s(taken)
+        if self._outcome is not None:
+            self._refuse(EXTEND)
+        self._check_kept()
+        if wanted_s > left_s:
+            raise InvalidRequestError(
+                f"A record of queue {self.queue!r} is handled for at most "
+                f"{taken.lane.source.config.max_handling_s:g} s (max_handling_s), of which "
+                f"{max(left_s, 0.0):.1f} s are left: it cannot be extended by {wanted_s:g} s. "
+                "Alter the queue, or divide the work."
+            )
+        self._lease.decisions.decide(taken, self.offset, EXTEND, wanted_s)
+
+    def fail(self, error: BaseException, retries: int | None = None) -> None:
+        """As a `with` block that raised: `nack`, or `reject` with the error as the reason once it
+        was delivered `max_deliveries` times (or `retries` + 1 times, where that is less). Raises as
+        `ack`."""
+        most = self._lease.taken.lane.source.config.max_deliveries
+        if retries is not None:
+            most = min(most, retries + 1)
+        if self.delivery_count >= most:
+            self.reject(told(error))
+        else:
+            self.nack()
+
+    def _settle(self, outcome: str, argument: Any) -> None:
+        if self._outcome is not None:
+            if self._outcome == outcome:
+                return
+            self._refuse(outcome)
+        self._check_kept()
+        lease = self._lease
+        lease.decisions.decide(lease.taken, self.offset, outcome, argument)
+        self._outcome = outcome
+
+    def _check_kept(self) -> None:
+        lost = self.lost
+        if lost is not None:
+            raise LockLostError(lost.message)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise InvalidRequestError(
+            f"Offset {self.offset} of {self.topic}-{self.partition} was settled before, by "
+            f"{self._outcome}(): {what}() comes too late."
+        )
+
+    # --- as a context manager -------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._outcome is not None:
+            return
+        if error is None:
+            self.ack()
+        elif self.lost is None:
+            self.fail(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a queue")
+
+

@@ -1,0 +1,280 @@
+"""What a keeper holds of queues, and the records of `__queue_state`.
+
+The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
+ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
+*opening*: which leader of the data partition may write, in which epoch. Its value is the msgpack
+array `[version, data leader epoch, fence, opener, keeper's leader epoch]`. All other keys and
+values are of the queue's leader (`core.queue_records`), and mean nothing here.
+
+The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
+`replay` then takes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rayq.config import MIB
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    QueueFencedError,
+    QueueLimitError,
+    UnsupportedFormatError,
+)
+
+VERSION = 1
+HELD_BYTES_MAX = 64 * MIB
+"""A keeper that holds more asks its queues to give out no more records."""
+RESERVE_BYTES = 32 * MIB
+"""What is settled is still taken beyond the limit, up to so much."""
+RECORD_BYTES = 100
+"""What a record costs in memory beside its key and value, about."""
+WRITE_BYTES_MAX = 16 * MIB
+PAGE_BYTES = 4 * MIB
+OPENING = b""
+"""The key of the record that names who may write."""
+
+KeptRecord = tuple[bytes, bytes | None]
+"""Key and whole value; None ends the key."""
+
+
+class StateKey(NamedTuple):
+    """The part of a queue that the leader of one data partition has."""
+
+    queue_id: str
+    data_partition: int
+
+
+class Record(NamedTuple):
+    """A record of `__queue_state`."""
+
+    state_key: StateKey
+    key: bytes
+    value: bytes | None
+
+
+def keeper_partition(queue_id: str, partitions: int) -> int:
+    """The partition of `__queue_state` that has a queue's state, of so many."""
+    return zlib.crc32(queue_id.encode()) % partitions
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+class _Key(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    queue_id: str
+    data_partition: int
+    key: bytes
+
+
+class Opening(msgspec.Struct, array_like=True, frozen=True):
+    """Who may write: the leader of the data partition in this epoch, by this opening."""
+
+    version: int
+    data_leader_epoch: int
+    fence: int
+    opener: str
+    keeper_epoch: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_key_decoder = msgspec.msgpack.Decoder(_Key)
+_opening_decoder = msgspec.msgpack.Decoder(Opening)
+_records_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]])
+
+
+def encode(record: Record) -> tuple[bytes, bytes | None]:
+    """`(key, value)` of the log's record."""
+    return _encoder.encode(_Key(*record.state_key, record.key)), record.value
+
+
+def decode(key: bytes | None, value: bytes | None) -> Record:
+    """The record that `encode` made these bytes of. Raises CorruptBatchError for other bytes."""
+    try:
+        named = _key_decoder.decode(key or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBatchError(
+            f"A record of __queue_state with key {key!r} is not a queue's: {error}"
+        ) from error
+    return Record(StateKey(named.queue_id, named.data_partition), named.key, value)
+
+
+def pack(records: Iterable[KeptRecord]) -> bytes:
+    """Kept records as the payload of a request or an answer."""
+    return _encoder.encode(list(records))
+
+
+def unpack(payload: bytes | memoryview) -> list[KeptRecord]:
+    """The records that `pack` made these bytes of. Raises InvalidRequestError."""
+    try:
+        records: list[KeptRecord] = _records_decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The payload holds no records of a queue: {error}") from error
+    return records
+
+
+def _opening(value: bytes) -> Opening:
+    try:
+        opening = _opening_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBatchError(f"An opening in __queue_state cannot be read: {error}") from error
+    if opening.version > VERSION:
+        raise UnsupportedFormatError(
+            f"An opening in __queue_state has version {opening.version}, this rayq reads up to "
+            f"{VERSION}: it was written by a newer one."
+        )
+    return opening
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+class _State:
+    """The kept records of one part of a queue."""
+
+    def __init__(self) -> None:
+        self.opening: Opening | None = None
+        self.records: dict[bytes, bytes] = {}
+
+
+class KeptQueues:
+    """See the module. Only `replay` changes it. After an unclean election of `unclean_epoch` a
+    leader that opened its state before may rest on records that are lost here: it has to open it
+    anew."""
+
+    def __init__(self, *, keeper_epoch: int = 0, unclean_epoch: int = 0) -> None:
+        self._keeper_epoch = keeper_epoch
+        self._unclean_epoch = unclean_epoch
+        self._states: dict[StateKey, _State] = {}
+        self.held_bytes = 0
+
+    def __iter__(self) -> Iterator[StateKey]:
+        return iter(self._states)
+
+    @property
+    def is_full(self) -> bool:
+        return self.held_bytes > HELD_BYTES_MAX
+
+    def queue_ids(self) -> set[str]:
+        return {key.queue_id for key in self._states}
+
+    def replay(self, record: Record) -> None:
+        """Applies one record of the log. Raises CorruptBatchError, UnsupportedFormatError."""
+        state = self._states.get(record.state_key)
+        if record.value is None:
+            if state is None:
+                return
+            if record.key == OPENING:
+                state.opening = None
+            elif (before := state.records.pop(record.key, None)) is not None:
+                self.held_bytes -= _size(record.key, before)
+            if state.opening is None and not state.records:
+                del self._states[record.state_key]
+            return
+        if state is None:
+            state = self._states[record.state_key] = _State()
+        if record.key == OPENING:
+            state.opening = _opening(record.value)
+            return
+        before = state.records.get(record.key)
+        if before is not None:
+            self.held_bytes -= _size(record.key, before)
+        state.records[record.key] = record.value
+        self.held_bytes += _size(record.key, record.value)
+
+    def open_state(
+        self,
+        state_key: StateKey,
+        *,
+        data_leader_epoch: int,
+        opener: str,
+        is_first_page: bool = True,
+    ) -> tuple[int, list[Record]]:
+        """The fence of an opening, and what makes it the one that may write: nothing, where it is
+        already, as it has to be from the second page on. Raises QueueFencedError where a later
+        leader has opened the state."""
+        before = self._opening_of(state_key)
+        if before is not None:
+            if data_leader_epoch < before.data_leader_epoch:
+                raise QueueFencedError(
+                    f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened"
+                    f" in leader epoch {before.data_leader_epoch}: {data_leader_epoch} is over."
+                )
+            is_known = (data_leader_epoch, opener) == (before.data_leader_epoch, before.opener)
+            if is_known and before.keeper_epoch >= self._unclean_epoch:
+                return before.fence, []
+        if not is_first_page:
+            raise QueueFencedError(
+                f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened by "
+                "another leader while this one read its state, or the queue was deleted."
+            )
+        fence = 1 if before is None else before.fence + 1
+        opening = Opening(VERSION, data_leader_epoch, fence, opener, self._keeper_epoch)
+        return fence, [Record(state_key, OPENING, _encoder.encode(opening))]
+
+    def read(self, state_key: StateKey, after: bytes) -> tuple[list[KeptRecord], bytes | None]:
+        """A page of the kept records with keys after this one, in the order of the keys, and the
+        last of its keys where there are more."""
+        state = self._states.get(state_key)
+        records = {} if state is None else state.records
+        page: list[KeptRecord] = []
+        size_bytes = 0
+        for key in sorted(key for key in records if key > after):
+            if size_bytes > PAGE_BYTES:
+                return page, page[-1][0]
+            page.append((key, records[key]))
+            size_bytes += _size(key, records[key])
+        return page, None
+
+    def write(
+        self, state_key: StateKey, fence: int, records: Sequence[KeptRecord]
+    ) -> list[Record]:
+        """What writes kept records. Raises QueueFencedError where another opening may write,
+        QueueLimitError, InvalidRequestError."""
+        opening = self._opening_of(state_key)
+        if opening is None or opening.fence != fence:
+            raise QueueFencedError(
+                f"Partition {state_key.data_partition} of queue {state_key.queue_id} is open under "
+                f"fence {None if opening is None else opening.fence}, not {fence}: another leader "
+                "has taken it over, or the queue was deleted."
+            )
+        if opening.keeper_epoch < self._unclean_epoch:
+            raise QueueFencedError(
+                f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened "
+                "before an unclean election of its keeper, which lost records: open it anew."
+            )
+        state = self._states[state_key]
+        grown_bytes = 0
+        for key, value in records:
+            if key == OPENING:
+                raise InvalidRequestError("A kept record has an empty key.")
+            grown_bytes += 0 if value is None else _size(key, value)
+            before = state.records.get(key)
+            grown_bytes -= 0 if before is None else _size(key, before)
+        if grown_bytes > 0 and self.held_bytes + grown_bytes > HELD_BYTES_MAX + RESERVE_BYTES:
+            raise QueueLimitError(
+                f"The keeper of this queue holds {self.held_bytes} bytes, and takes "
+                f"{HELD_BYTES_MAX + RESERVE_BYTES} at most: settle records of its queues first, or "
+                "start the next cluster with more queue_state_partitions."
+            )
+        return [Record(state_key, key, value) for key, value in records]
+
+    def forget(self, state_key: StateKey) -> list[Record]:
+        """What ends all records of one part of a queue; the opening goes, too."""
+        state = self._states.get(state_key)
+        if state is None:
+            return []
+        return [Record(state_key, key, None) for key in (OPENING, *state.records)]
+
+    def _opening_of(self, state_key: StateKey) -> Opening | None:
+        state = self._states.get(state_key)
+        return None if state is None else state.opening
+
+
+def _size(key: bytes, value: bytes) -> int:
+    return len(key) + len(value) + RECORD_BYTES

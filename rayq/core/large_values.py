@@ -1,0 +1,187 @@
+"""Large values: what a producer appends instead of a value that is too large for a record.
+
+As chunks: the value is cut, and each piece is the value of a record of its own (a batch of one,
+with the attribute CHUNK). Readers pass over it. It has no key and one header, `rayq.chunk`: which
+value it belongs to, and its number. Once all chunks are acknowledged follows the record itself,
+with its key and headers. Its value is a **manifest**, and its batch says so (LARGE): size and CRC
+of the value, and the offset of each chunk. So whoever reads the record knows which offsets to read,
+whatever lies between them; and of a producer that dies half-way nobody sees anything.
+
+As an object: the value is written to an object store first, then the record, whose manifest has
+the object's URI.
+
+A manifest is a msgpack array::
+
+    [1, size, crc32c, id of the value, [offsets] | nil, place of the chunks | nil, uri | nil]
+
+The offsets are the first, and then the difference to the one before. The place is
+`[topic, topic id, partition]`, nil for the partition that the record itself is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import google_crc32c
+import msgspec
+
+from rayq.errors import LargeValueError
+from rayq.records import Headers
+
+CHUNK_HEADER = "rayq.chunk"
+VALUE_ID_BYTES = 16
+CHUNK_OFFSETS_MAX = 100_000
+"""No value has more chunks."""
+CHUNK_OVERHEAD_BYTES = 256
+"""Most that a batch of one chunk takes beside the piece of the value and what every batch takes."""
+OFFSET_BYTES_MAX = 9
+"""Most that the offset of a chunk takes in a manifest."""
+_VERSION = 1
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that has chunks."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """Where a large value is, and how to recognise it."""
+
+    version: int
+    size_bytes: int
+    crc: int
+    value_id: bytes
+    offset_steps: list[int] | None = None
+    place: Place | None = None
+    """None: the partition of the record."""
+    uri: str | None = None
+
+    @property
+    def offsets(self) -> list[int]:
+        """Of the chunks, in the order of the value; [] for a value that is an object."""
+        return list(accumulate(self.offset_steps or ()))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Manifest)
+_ChunkName = tuple[bytes, int]
+_chunk_decoder = msgspec.msgpack.Decoder(_ChunkName)
+
+
+def crc_of(value: bytes | memoryview) -> int:
+    """The CRC32C of a whole value."""
+    return int(google_crc32c.value(bytes(value)))
+
+
+def cut(size_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
+    """Begin and end of each chunk of a value. None is empty."""
+    return [
+        (start, min(start + chunk_bytes, size_bytes)) for start in range(0, size_bytes, chunk_bytes)
+    ]
+
+
+def chunk_headers(value_id: bytes, index: int) -> Headers:
+    """The headers of the chunk `index` (from 0) of a value."""
+    return [(CHUNK_HEADER, _encoder.encode((value_id, index)))]
+
+
+def manifest_of_chunks(
+    size_bytes: int, crc: int, value_id: bytes, offsets: Sequence[int]
+) -> bytes:
+    """The manifest of a value whose chunks were acknowledged at these offsets."""
+    steps = [offsets[0], *(after - before for before, after in pairwise(offsets))]
+    return _encoder.encode(Manifest(_VERSION, size_bytes, crc, value_id, offset_steps=steps))
+
+
+def manifest_of_object(size_bytes: int, crc: int, value_id: bytes, uri: str) -> bytes:
+    """The manifest of a value that was written to the object `uri`."""
+    return _encoder.encode(Manifest(_VERSION, size_bytes, crc, value_id, uri=uri))
+
+
+def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest:
+    """What a record's value says, if its batch is LARGE. `offset` is the record's own.
+
+    Raises LargeValueError: it is no manifest, one of a newer rayq, or names what cannot be.
+    """
+    try:
+        found = _decoder.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LargeValueError(
+            f"the record says that its value is a manifest, and it is none: {error}."
+        ) from error
+    if found.version != _VERSION:
+        raise LargeValueError(
+            f"its manifest has version {found.version}; this rayq reads {_VERSION}: use a newer "
+            "rayq."
+        )
+    offsets = found.offsets
+    is_possible = (
+        found.size_bytes > 0
+        and len(found.value_id) == VALUE_ID_BYTES
+        and (found.uri is None) == bool(offsets)
+        and len(offsets) <= min(CHUNK_OFFSETS_MAX, found.size_bytes)
+        and len(set(offsets)) == len(offsets)
+        and all(one >= 0 for one in offsets)
+        and (offset is None or found.place is not None or all(one < offset for one in offsets))
+        and (found.place is None or found.place.partition >= 0)
+    )
+    if not is_possible:
+        raise LargeValueError("its manifest cannot be: no producer of rayq writes such a one.")
+    return found
+
+
+def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> bytes | None:
+    """The manifest of a record that is copied to another partition: it says where the chunks are,
+    which stay. What is no manifest with chunks stays as it is."""
+    try:
+        found = read_manifest(value)
+    except LargeValueError:
+        return value
+    if found.place is not None or found.uri is not None:
+        return value
+    place = Place(topic, topic_id, partition)
+    return _encoder.encode(msgspec.structs.replace(found, place=place))
+
+
+def check_chunk(manifest: Manifest, index: int, headers: Headers | None) -> None:
+    """Whether a chunk that lies where the manifest says is this value's. Raises LargeValueError."""
+    names = [data for name, data in headers or () if name == CHUNK_HEADER]
+    try:
+        value_id, number = _chunk_decoder.decode(names[0] if names else b"")
+    except msgspec.DecodeError as error:
+        raise LargeValueError(f"its chunk {index} has no header {CHUNK_HEADER}.") from error
+    if value_id != manifest.value_id or number != index:
+        raise LargeValueError(
+            f"where its chunk {index} should be is chunk {number} of the value {value_id.hex()}, "
+            f"and it is {manifest.value_id.hex()}."
+        )
+
+
+def join(manifest: Manifest, pieces: Iterable[bytes | memoryview]) -> bytes:
+    """The value that these pieces are, in order. Raises LargeValueError where it is another one."""
+    value = b"".join(pieces)
+    if len(value) != manifest.size_bytes:
+        raise LargeValueError(
+            f"it has {len(value)} bytes, and should have {manifest.size_bytes}."
+        )
+    if (crc := crc_of(value)) != manifest.crc:
+        raise LargeValueError(
+            f"its CRC32C is {crc:#010x}, and should be {manifest.crc:#010x}: it is another value, "
+            "or damaged."
+        )
+    return value
+
+
+def runs(offsets: Iterable[int]) -> list[range]:
+    """The offsets, ascending, in runs without gaps."""
+    found: list[range] = []
+    for offset in sorted(offsets):
+        if found and found[-1].stop == offset:
+            found[-1] = range(found[-1].start, offset + 1)
+        else:
+            found.append(range(offset, offset + 1))
+    return found

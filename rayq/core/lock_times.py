@@ -1,0 +1,58 @@
+"""When locks run out: in ticks of a tenth of a second, so that many locks share one."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+TICKS_A_SECOND = 10
+
+
+class LockTimes:
+    """Which blocks have locks that may run out at which tick.
+
+    Ticks are of the leader's monotonic clock, less the time in which nobody could be heard.
+    """
+
+    __slots__ = ("_blocks", "_heap", "_prolonged_s")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, set[int]] = {}
+        self._heap: list[int] = []
+        self._prolonged_s = 0.0
+
+    def tick(self, now_s: float) -> int:
+        """The last tick that has come."""
+        return math.floor((now_s - self._prolonged_s) * TICKS_A_SECOND)
+
+    def tick_after(self, now_s: float, wait_s: float) -> int:
+        """The first tick that is not before `wait_s` from now."""
+        return math.ceil((now_s - self._prolonged_s + wait_s) * TICKS_A_SECOND)
+
+    def left_ms(self, tick: int, now_s: float) -> int:
+        left_s = tick / TICKS_A_SECOND + self._prolonged_s - now_s
+        return max(0, round(left_s * 1000))
+
+    def prolong(self, by_s: float) -> None:
+        self._prolonged_s += by_s
+
+    def watch(self, tick: int, number: int) -> None:
+        """A lock of this block may run out then."""
+        blocks = self._blocks.get(tick)
+        if blocks is None:
+            self._blocks[tick] = {number}
+            heapq.heappush(self._heap, tick)
+        else:
+            blocks.add(number)
+
+    def ended(self, tick: int) -> list[int]:
+        """The blocks of all ticks up to this one, ascending; they are not watched any more."""
+        found: set[int] = set()
+        while self._heap and self._heap[0] <= tick:
+            found |= self._blocks.pop(heapq.heappop(self._heap))
+        return sorted(found)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next tick comes that has something to look at."""
+        return self._heap[0] / TICKS_A_SECOND + self._prolonged_s if self._heap else None

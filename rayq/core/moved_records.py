@@ -1,0 +1,69 @@
+"""What is written of a record that leaves a queue: its headers, and where it goes.
+
+A dead letter has the record's own headers, then where it came from, why, after how many deliveries,
+and what its consumer said. A record that goes back loses these again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayq.core.queue_moves import Dying
+from rayq.records import Headers
+
+SOURCE_HEADER = "rayq.source"
+"""`topic/partition/offset`, as the dead letters of consumer pools have it."""
+REASON_HEADER = "rayq.reason"
+"""`deliveries` or `rejected`."""
+COUNT_HEADER = "rayq.count"
+"""How often the record was given out, in decimal digits."""
+ERROR_HEADER = "rayq.error"
+"""What its consumer said; missing where it said nothing."""
+POOL_ERROR_HEADERS = ("rayq.error.class", "rayq.error.message")
+"""What the dead letters of consumer pools have in its place."""
+_ADDED = {SOURCE_HEADER, REASON_HEADER, COUNT_HEADER, ERROR_HEADER, *POOL_ERROR_HEADERS}
+PARTITION_DIGITS_MAX = 6
+
+
+def dead_letter_headers(
+    topic: str, partition: int, dying: Dying, headers: Sequence[tuple[str, bytes]]
+) -> Headers:
+    """The headers of the dead letter of the record at this place. Where it was a dead letter
+    before, the new ones stand for the old ones."""
+    added = [
+        (SOURCE_HEADER, f"{topic}/{partition}/{dying.offset}".encode()),
+        (REASON_HEADER, dying.reason.encode()),
+        (COUNT_HEADER, b"%d" % dying.count),
+    ]
+    if dying.error:
+        added.append((ERROR_HEADER, dying.error.encode(errors="replace")))
+    return own_headers(headers) + added
+
+
+def own_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
+    """The headers without those that made the record a dead letter."""
+    return [(name, value) for name, value in headers if name not in _ADDED]
+
+
+def header_of(headers: Sequence[tuple[str, bytes]], name: str) -> bytes | None:
+    """The last header of this name."""
+    return next((value for one, value in reversed(headers) if one == name), None)
+
+
+def source_of(headers: Sequence[tuple[str, bytes]]) -> tuple[str, int] | None:
+    """The topic and the partition that a dead letter came from. None where it does not say."""
+    value = header_of(headers, SOURCE_HEADER)
+    if value is None:
+        return None
+    topic, _, place = value.decode(errors="replace").partition("/")
+    partition, slash, _ = place.partition("/")
+    is_number = partition.isascii() and partition.isdigit()
+    if not (topic and slash and is_number and len(partition) <= PARTITION_DIGITS_MAX):
+        return None
+    return topic, int(partition)
+
+
+def target_partition(partition: int, partitions: int) -> int:
+    """The partition of a topic with so many that records of `partition` elsewhere go to: the same
+    one where there is one, so that their order stays."""
+    return partition % partitions

@@ -1,0 +1,189 @@
+"""256 offsets of a queue's partition: which state each is in, and how often it was given out.
+
+Sets of them are integers, bit i for the i-th offset: so many are changed at the cost of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+BLOCK_BITS = 8
+BLOCK_OFFSETS = 1 << BLOCK_BITS
+LAST_INDEX = BLOCK_OFFSETS - 1
+ALL = (1 << BLOCK_OFFSETS) - 1
+
+
+def mask_of(first: int, last: int) -> int:
+    """The bits of [first, last]."""
+    return (2 << last) - (1 << first)
+
+
+def runs_of(mask: int) -> Iterator[tuple[int, int]]:
+    """`(first, last)` of each run of bits, ascending."""
+    while mask:
+        low = mask & -mask
+        # Adding the lowest bit carries through its run: what changes is the run and the bit behind.
+        end = (mask ^ (mask + low)).bit_length() - 1
+        yield low.bit_length() - 1, end - 1
+        mask = mask >> end << end
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int, count: int) -> int:
+    """The lowest `count` bits of it."""
+    if count == 1:
+        return mask & -mask
+    if mask.bit_count() <= count:
+        return mask
+    found = 0
+    for first, last in runs_of(mask):
+        if count <= last - first:
+            return found | mask_of(first, first + count - 1) if count else found
+        found |= mask_of(first, last)
+        count -= last - first + 1
+    return found
+
+
+def raise_counts(counts: dict[int, int], mask: int) -> list[tuple[int, int]]:
+    """Adds one to the count of each bit of `mask`; counts of 0 are not in `counts`. Returns
+    `(new count, bits)`."""
+    raised = []
+    fresh = mask
+    if any(bits & mask for bits in counts.values()):
+        for count in sorted(counts, reverse=True):
+            again = counts[count] & fresh
+            if again:
+                fresh ^= again
+                left = counts[count] ^ again
+                if left:
+                    counts[count] = left
+                else:
+                    del counts[count]
+                counts[count + 1] = counts.get(count + 1, 0) | again
+                raised.append((count + 1, again))
+    if fresh:
+        counts[1] = counts.get(1, 0) | fresh
+        raised.append((1, fresh))
+    return raised
+
+
+def count_of(counts: dict[int, int], bit: int) -> int:
+    for count, mask in counts.items():
+        if mask & bit:
+            return count
+    return 0
+
+
+class Block:
+    """An offset that was learned is in one of `ready` to `done`. `claimed` ones are on their way to
+    `moving`, and what they were (their `due` says which) until then."""
+
+    __slots__ = (
+        "blocked",
+        "claimed",
+        "counts",
+        "delayed",
+        "done",
+        "due",
+        "excused",
+        "holders",
+        "is_listed",
+        "locked",
+        "moving",
+        "ready",
+        "timed",
+        "timers",
+    )
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.blocked = 0
+        self.locked = 0
+        self.delayed = 0
+        self.claimed = 0
+        self.moving = 0
+        self.done = 0
+        self.counts: dict[int, int] = {}
+        """Count -> bits: how often each was given out. Bits of done ones may stay."""
+        self.excused: dict[int, int] = {}
+        """Deliveries that do not count as failures."""
+        self.holders: dict[str, int] = {}
+        self.timers: dict[tuple[int, int], int] = {}
+        """`(tick of the end, tick when taken)` -> bits; those that are not locked any more stay."""
+        self.timed = 0
+        """All bits that are in `timers`."""
+        self.due: dict[int, int] = {}
+        """Index -> due time, in ms."""
+        self.is_listed = False
+        """Whether the ledger has it in its list of blocks with ready offsets."""
+
+    def lock(self, mask: int, holder: str, timer: tuple[int, int]) -> list[tuple[int, int]]:
+        """Locks offsets that are in no state. Returns `(count, bits)`."""
+        self.locked |= mask
+        self.holders[holder] = self.holders.get(holder, 0) | mask
+        self.set_timer(mask, timer)
+        return raise_counts(self.counts, mask)
+
+    def set_timer(self, mask: int, timer: tuple[int, int]) -> None:
+        if self.timed & mask:
+            for other, bits in list(self.timers.items()):
+                left = bits & ~mask
+                if left:
+                    self.timers[other] = left
+                else:
+                    del self.timers[other]
+        self.timers[timer] = self.timers.get(timer, 0) | mask
+        self.timed |= mask
+
+    def unlock(self, mask: int, holder: str) -> None:
+        """The offsets are in no state then. `holder` is who has them, most likely."""
+        self.locked ^= mask
+        holders = self.holders
+        held = holders.get(holder, 0)
+        if held & mask == mask:
+            if held == mask:
+                del holders[holder]
+            else:
+                holders[holder] = held ^ mask
+            return
+        for name, held in list(holders.items()):
+            left = held & ~mask
+            if left:
+                holders[name] = left
+            else:
+                del holders[name]
+
+    def forget(self, mask: int) -> None:
+        """These offsets were never seen."""
+        keep = ~mask
+        self.ready &= keep
+        self.blocked &= keep
+        self.locked &= keep
+        self.delayed &= keep
+        self.claimed &= keep
+        self.moving &= keep
+        self.done &= keep
+        self.counts = {one: bits & keep for one, bits in self.counts.items() if bits & keep}
+        self.excused = {one: bits & keep for one, bits in self.excused.items() if bits & keep}
+        self.holders = {one: bits & keep for one, bits in self.holders.items() if bits & keep}
+        for index in list(self.due):
+            if mask >> index & 1:
+                del self.due[index]
+
+    def holder_of(self, bit: int) -> str | None:
+        for holder, bits in self.holders.items():
+            if bits & bit:
+                return holder
+        return None
+
+    def end_tick_of(self, bit: int) -> int | None:
+        for (end, _taken), bits in self.timers.items():
+            if bits & bit:
+                return end
+        return None

@@ -1,0 +1,234 @@
+"""How records leave a queue other than by consumers: by moves, by purges, by retention."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import msgspec
+
+from rayq.core.queue_block import BLOCK_BITS, LAST_INDEX, Block, bits_of, count_of, mask_of
+from rayq.core.queue_ledger import QueueLedger
+from rayq.core.queue_moves import Dying, Move
+
+READY = "ready"
+LOCKED = "locked"
+DELAYED = "delayed"
+MOVING = "moving"
+
+
+class Unsettled(msgspec.Struct, array_like=True, frozen=True):
+    """An unsettled record."""
+
+    offset: int
+    state: str
+    """`READY` (a blocked one too), `LOCKED`, `DELAYED` or `MOVING`."""
+    count: int
+    holder: str | None
+    due_ms: int | None
+    """By the wall clock for a delay; how many ms are left for a lock."""
+
+
+class QueueMover(QueueLedger):
+    # --- moves -----------------------------------------------------------------------------------
+
+    def to_move(self, count_max: int) -> list[Dying]:
+        """The records that failed for good and are in no move yet, ascending."""
+        return [self._dying[one] for one in heapq.nsmallest(count_max, self._dying)]
+
+    def claim(self, offsets: Iterable[int]) -> tuple[list[int], list[int], list[tuple[int, str]]]:
+        """For a move that somebody asked for: `(claimed, settled already, (offset, why not))`. Only
+        ready and delayed records can be claimed. They are given to nobody until `begin_move`,
+        `discard` or `unclaim` names them. A claim is not kept."""
+        claimed: list[int] = []
+        settled: list[int] = []
+        refused: list[tuple[int, str]] = []
+        for offset in offsets:
+            if offset >= self.learned:
+                refused.append((offset, "the queue has not read it yet"))
+                continue
+            number, bit = offset >> BLOCK_BITS, 1 << (offset & LAST_INDEX)
+            block = self._blocks.get(number)
+            if offset < self.start_offset or block is None or block.done & bit:
+                settled.append(offset)
+            elif block.locked & bit:
+                refused.append((offset, f"consumer {block.holder_of(bit)} has it"))
+            elif (block.moving | block.claimed) & bit:
+                refused.append((offset, "it is being moved already"))
+            else:
+                due_ms = block.due.get(offset & LAST_INDEX)
+                self._take_out(block, bit)
+                if due_ms is not None:
+                    block.due[offset & LAST_INDEX] = due_ms
+                block.claimed |= bit
+                claimed.append(offset)
+        return claimed, settled, refused
+
+    def unclaim(self, offsets: Iterable[int]) -> None:
+        """The claimed records are what they were."""
+        for number, block, bit in self._claimed(offsets):
+            block.claimed ^= bit
+            self._come_back(number, block, bit)
+
+    def _come_back(self, number: int, block: Block, bit: int) -> None:
+        index = bit.bit_length() - 1
+        due_ms = block.due.pop(index, None)
+        if due_ms is None:
+            self._free_bits(number, block, bit)
+        else:
+            self._delay(number, block, index, due_ms)
+
+    def _claimed(self, offsets: Iterable[int]) -> Iterable[tuple[int, Block, int]]:
+        for offset in offsets:
+            for number, block, bit in self._parts(offset, offset):
+                if block.claimed & bit:
+                    yield number, block, bit
+
+    def discard(self, offsets: Iterable[int]) -> None:
+        """Claimed or dying records are done."""
+        for offset in offsets:
+            for number, block, bit in self._parts(offset, offset):
+                if block.claimed & bit:
+                    block.claimed ^= bit
+                elif offset in self._dying:
+                    block.moving ^= bit
+                    self._forget_dying(offset)
+                    self.dead += 1
+                else:
+                    continue
+                block.due.pop(offset & LAST_INDEX, None)
+                self._finish(number, block, bit)
+                self._is_decided = True
+
+    def begin_move(self, move: Move) -> None:
+        """A batch of dying or claimed records has its number. Append it only once this is kept."""
+        for record in move.records:
+            for number, block, bit in self._parts(record.offset, record.offset):
+                if block.claimed & bit:
+                    block.claimed ^= bit
+                    block.due.pop(record.offset & LAST_INDEX, None)
+                    block.moving |= bit
+                    self._changed.add(number)
+                elif record.offset in self._dying:
+                    self._forget_dying(record.offset)
+        self._moves[move.move_id] = move
+        self._changed_moves.add(move.move_id)
+        self._is_decided = True
+
+    def end_move(self, move_id: int) -> None:
+        """The batch is in the target's log: its records are done."""
+        move = self._remove_move(move_id)
+        if move.outcome == "dead":
+            self.dead += len(move.records)
+        for record in move.records:
+            for number, block, bit in self._parts(record.offset, record.offset):
+                if block.moving & bit:
+                    block.moving ^= bit
+                    self._finish(number, block, bit)
+
+    def release_move(self, move_id: int) -> None:
+        """The batch never gets there: its records are dying or ready again, in no move."""
+        move = self._remove_move(move_id)
+        for record in move.records:
+            for number, block, bit in self._parts(record.offset, record.offset):
+                if not block.moving & bit:
+                    continue
+                if move.outcome == "dead":
+                    self._dying[record.offset] = record
+                    self._changed_dying.add(record.offset)
+                else:
+                    block.moving ^= bit
+                    self._changed.add(number)
+                    self._free_bits(number, block, bit)
+
+    def moves(self) -> list[Move]:
+        """All moves that were begun and not ended, also those of leaders before."""
+        return list(self._moves.values())
+
+    def _remove_move(self, move_id: int) -> Move:
+        self._changed_moves.add(move_id)
+        self._is_decided = True
+        return self._moves.pop(move_id)
+
+    def _forget_dying(self, offset: int) -> None:
+        del self._dying[offset]
+        self._changed_dying.add(offset)
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def advance_start(self, offset: int) -> int:
+        """The log begins at `offset` now. How many unsettled records were lost by that; moves that
+        are under way go on."""
+        if offset <= self.start_offset:
+            return 0
+        gone = self._drop_below(offset)
+        self.expired += gone
+        self._is_decided = True
+        return gone
+
+    def purge(self, end_offset: int) -> int:
+        """Settles all below `end_offset` that is neither locked nor moving, also what was not
+        learned yet. How many offsets they were."""
+        purged = 0
+        for number in sorted(self._blocks):
+            base = number << BLOCK_BITS
+            block = self._blocks.get(number)
+            if block is None or base >= end_offset:
+                continue
+            mask = mask_of(0, min(LAST_INDEX, end_offset - base - 1))
+            mask &= block.ready | block.blocked | block.delayed
+            if mask:
+                purged += mask.bit_count()
+                self._take_out(block, mask)
+                self._finish(number, block, mask)
+        if end_offset > self.learned:
+            purged += end_offset - self.learned
+            self._learn_done(end_offset - 1)
+        self._is_decided = True
+        return purged
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def first_unsettled_ready(self) -> int | None:
+        """The oldest record that nobody has, for its age."""
+        for number in sorted(self._blocks) if self._ready + self._blocked else ():
+            block = self._blocks[number]
+            free = block.ready | block.blocked
+            if free:
+                return (number << BLOCK_BITS) + (free & -free).bit_length() - 1
+        return None
+
+    def unsettled(
+        self, from_offset: int, states: Iterable[str], count_max: int, *, now_s: float
+    ) -> tuple[list[Unsettled], int | None]:
+        """One page of what is unsettled in [from_offset, learned), and where the next one begins.
+        No `states`: all."""
+        asked = set(states) or {READY, LOCKED, DELAYED, MOVING}
+        found: list[Unsettled] = []
+        for number in sorted(one for one in self._blocks if one >= from_offset >> BLOCK_BITS):
+            block = self._blocks[number]
+            base = number << BLOCK_BITS
+            moving = block.moving | block.claimed
+            mask = (block.ready | block.blocked) if READY in asked else 0
+            mask |= block.locked if LOCKED in asked else 0
+            mask |= block.delayed if DELAYED in asked else 0
+            mask |= moving if MOVING in asked else 0
+            if base < from_offset:
+                mask = mask >> (from_offset - base) << (from_offset - base)
+            for index in bits_of(mask):
+                if len(found) == count_max:
+                    return found, base + index
+                found.append(self._unsettled(block, base, index, now_s))
+        return found, None
+
+    def _unsettled(self, block: Block, base: int, index: int, now_s: float) -> Unsettled:
+        bit = 1 << index
+        count = count_of(block.counts, bit)
+        if block.locked & bit:
+            end = block.end_tick_of(bit)
+            left_ms = None if end is None else self._times.left_ms(end, now_s)
+            return Unsettled(base + index, LOCKED, count, block.holder_of(bit), left_ms)
+        if block.delayed & bit:
+            return Unsettled(base + index, DELAYED, count, None, block.due[index])
+        is_ready = (block.ready | block.blocked) & bit
+        return Unsettled(base + index, READY if is_ready else MOVING, count, None, None)

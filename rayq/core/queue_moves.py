@@ -1,0 +1,49 @@
+"""Records that leave a queue: to its dead letters, or where an operator sends them.
+
+A *dying* record failed for good. It stays in the queue until its copy is in the target's log. The
+copy gets there by a numbered *move*: what is to be appended, and its number, is kept before it is
+appended. So a leader that comes later finds it there, or appends the same once more (rule 54).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DELIVERIES = "deliveries"
+REJECTED = "rejected"
+ERROR_LENGTH_MAX = 4096
+
+Outcome = Literal["dead", "done"]
+
+
+class Dying(msgspec.Struct, array_like=True, frozen=True):
+    """A record that failed for good: after the most deliveries, or since it was rejected."""
+
+    offset: int
+    count: int
+    reason: str
+    """`DELIVERIES`, `REJECTED`, or an operator's."""
+    error: str
+    """What the consumer said. At most `ERROR_LENGTH_MAX` characters."""
+
+
+class Move(msgspec.Struct, array_like=True, frozen=True):
+    """One batch to append to one partition of a target.
+
+    `producer_id` and `producer_epoch` number it (the sequence is 0), `scan_from` is the end of the
+    target before, `crc` that of the batch's body, `time_ms` its timestamp. `records` are ascending.
+    Moved records are dead letters by their `outcome`, or just done.
+    """
+
+    move_id: int
+    outcome: Outcome
+    topic_id: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    scan_from: int
+    time_ms: int
+    crc: int
+    records: tuple[Dying, ...]

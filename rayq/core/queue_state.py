@@ -1,0 +1,493 @@
+"""What a queue's leader of one partition decides about each record.
+
+Pure: facts come in (offsets that were learned from the log, takes, settlements, the passing of
+time), decisions come out as return values, and `changes` gives the records to keep. A decision may
+be answered only once the records of a later `changes` are kept.
+
+Each offset is in one state: *ready*, *blocked* (an earlier record of its key is unsettled),
+*locked*, *delayed*, *moving* (to the dead letters, or where an operator sends it) or *done*.
+Times: `now_s` is the leader's monotonic clock, for locks; `now_ms` the wall clock, for delays.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+from rayq.config import QueueConfig
+from rayq.core.kept_queues import KeptRecord
+from rayq.core.lock_times import TICKS_A_SECOND
+from rayq.core.queue_block import (
+    BLOCK_BITS,
+    BLOCK_OFFSETS,
+    LAST_INDEX,
+    Block,
+    bits_of,
+    count_of,
+    mask_of,
+    raise_counts,
+    runs_of,
+)
+from rayq.core.queue_ledger import BLOCKS_MAX, Counts
+from rayq.core.queue_mover import QueueMover
+from rayq.core.queue_moves import DELIVERIES, ERROR_LENGTH_MAX, REJECTED, Dying
+from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
+
+__all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
+
+Lost = tuple[int, int, str]
+"""`(first offset, last offset, who has it now)`."""
+
+DELAYED_MAX = 100_000
+READY_MAX = 20_000
+"""With so many ready records no more are learned: twice what one take can ask for."""
+BLOCKED_MAX = 20_000
+"""So many records may wait for earlier ones of their keys. Each costs some 400 bytes."""
+DELAY_MS_MAX = 366 * 24 * 3_600_000
+
+
+class QueueState(QueueTaker, QueueMover):
+    """One queue in one partition, under one leader."""
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def begin(cls, config: QueueConfig, start_offset: int) -> QueueState:
+        """A queue of which nothing is kept yet. Keep `changes` before anything else: where the
+        queue starts must not move."""
+        state = cls(config, 0, start_offset)
+        state._is_decided = True
+        return state
+
+    @classmethod
+    def replay(
+        cls, config: QueueConfig, records: Iterable[KeptRecord], *, now_s: float
+    ) -> QueueState | None:
+        """The state that these records were kept of; None where there is no head among them. Each
+        lock has a full timeout again. Raises CorruptBatchError, UnsupportedFormatError."""
+        state = cls(config, 0, 0)
+        return state if state._restore(records, now_s=now_s) else None
+
+    def cut(self, offset: int) -> None:
+        """The log lost what was at `offset` and above (an unclean election), and has other records
+        there: they are learned anew. The state epoch rises, so that no older lock counts. A move
+        with such records is forgotten, so its other records may be moved twice. Only right after
+        `replay`, where `offset` is below `learned`."""
+        for move in self.moves():
+            if move.records[-1].offset >= offset:
+                self.release_move(move.move_id)
+        self.state_epoch += 1
+        self._drop_from(offset)
+        for number, block in list(self._blocks.items()):
+            if block.locked:
+                self._free(number, block, block.locked, "", is_excused=True)
+        self._is_decided = True
+
+    def keys_wanted(self) -> list[tuple[int, int]]:
+        """`(first, last)` of known records whose keys the leader has to tell by `tell_keys`,
+        ascending, before anything is learned, taken or settled. Only after `replay` with
+        `ordered_by_key`."""
+        return self._keys_wanted.runs()
+
+    def tell_keys(self, first: int, keys: Sequence[bytes | None]) -> None:
+        """The keys of the known records from `first` on, which is not above the first one wanted;
+        offsets that are settled are passed by."""
+        assert self._keys is not None
+        for offset, key in enumerate(keys, first):
+            if key is None or offset not in self._keys_wanted:
+                continue
+            self._keys.add(offset, key)
+            before = self._keys.before(offset)
+            if before is None:
+                continue
+            number, bit = offset >> BLOCK_BITS, 1 << (offset & LAST_INDEX)
+            block = self._blocks[number]
+            if block.ready & bit:
+                block.ready ^= bit
+                self._ready -= 1
+                block.blocked |= bit
+                self._blocked += 1
+        self._keys_wanted.remove_below(first + len(keys))
+
+    # --- learning --------------------------------------------------------------------------------
+
+    def room(self, *, is_listing: bool = False) -> int:
+        """How many more offsets the leader may learn now: 0 where enough are ready, or at a
+        bound (`trouble`). An operator who lists records may look further than takes do."""
+        if self._keys_wanted or self._delayed >= DELAYED_MAX:
+            return 0
+        room = min(BLOCKED_MAX - self._blocked, (BLOCKS_MAX - len(self._blocks)) * BLOCK_OFFSETS)
+        if not is_listing:
+            room = min(room, READY_MAX - self._ready)
+        return max(0, room)
+
+    def learn_epoch(self, epoch: int, first_offset: int) -> None:
+        """Records from `first_offset` on (not above `learned`) were appended under this leader
+        epoch. Before they are learned; again with the same is nothing."""
+        if not self.epochs or self.epochs[-1][0] < epoch:
+            self.epochs.append((epoch, first_offset))
+
+    def learn(self, last: int, keys: Sequence[bytes | None] | None = None) -> None:
+        """The offsets from `learned` up to and with `last` have records, that are ready. `keys`:
+        one for each, with `ordered_by_key`."""
+        first, self.learned = self.learned, max(self.learned, last + 1)
+        if self._keys is not None:
+            assert keys is not None and len(keys) == last + 1 - first
+            for offset, key in enumerate(keys, first):
+                if key is not None:
+                    self._keys.add(offset, key)
+        for number in range(first >> BLOCK_BITS, (last >> BLOCK_BITS) + 1):
+            base = number << BLOCK_BITS
+            block = self._block_to_learn(number)
+            mask = mask_of(max(0, first - base), min(LAST_INDEX, last - base))
+            self._free_bits(number, block, mask)
+
+    def learn_gap(self, last: int) -> None:
+        """The offsets from `learned` up to and with `last` have no record for consumers: markers,
+        aborted, compacted away."""
+        self._learn_done(last)
+
+    def learn_due(self, offset: int, due_ms: int) -> None:
+        """A record that was just learned is delayed until `due_ms`."""
+        for number, block, bit in self._parts(offset, offset):
+            if bit & (block.ready | block.blocked):
+                self._take_out(block, bit)
+                self._delay(number, block, offset & LAST_INDEX, due_ms)
+                self._changed.add(number)
+
+    # --- settling --------------------------------------------------------------------------------
+    # Each names locks by state epoch, offsets and count, and returns those that are lost. What is
+    # settled already, or below the start, is success (rule 53). `holder` makes it fast, and is not
+    # what is checked: no two deliveries have the same count.
+
+    def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
+        """The records are done."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        for first, last, count in locks:
+            for number, block, mask in self._parts(first, last):
+                live = block.locked & block.counts.get(count, 0) & mask if is_ours else 0
+                if live:
+                    self._unlock(block, live, holder)
+                    self._finish(number, block, live)
+                gone = mask & ~block.done
+                if gone:
+                    self._tell_lost(number, block, gone, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
+        return lost
+
+    def nack(
+        self,
+        holder: str,
+        state_epoch: int,
+        locks: Iterable[tuple[int, int, int, int | None]],
+        *,
+        now_ms: int,
+    ) -> list[Lost]:
+        """The records failed: `(first, last, count, delay_ms)`. They are due again after
+        `delay_ms`, or the back-off where it is None; or become dead letters, after the most
+        deliveries. Those that were freed meanwhile and given to nobody wait so long, too."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        for first, last, count, delay_ms in locks:
+            for number, block, mask in self._parts(first, last):
+                named = block.counts.get(count, 0) & mask if is_ours else 0
+                live = block.locked & named
+                if live:
+                    self._fail(number, block, live, holder, count, delay_ms, now_ms)
+                free = named & (block.ready | block.blocked)
+                if free:
+                    self._delay_free(number, block, free, count, delay_ms, now_ms)
+                gone = mask & ~(block.done | (named & ~block.locked) | live)
+                if gone:
+                    self._tell_lost(number, block, gone, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
+        return lost
+
+    def release(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
+        """The records come back unhandled: they are ready at once, and this delivery does not count
+        against `max_deliveries`."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        for first, last, count in locks:
+            for number, block, mask in self._parts(first, last):
+                named = block.counts.get(count, 0) & mask if is_ours else 0
+                live = block.locked & named
+                if live:
+                    self._free(number, block, live, holder, is_excused=True)
+                gone = mask & ~(block.done | (named & ~block.locked) | live)
+                if gone:
+                    self._tell_lost(number, block, gone, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
+        return lost
+
+    def reject(
+        self, holder: str, state_epoch: int, locks: Iterable[tuple[int, int, str]]
+    ) -> list[Lost]:
+        """`(offset, count, error)`: the records become dead letters at once."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        for offset, count, error in locks:
+            for number, block, bit in self._parts(offset, offset):
+                named = block.counts.get(count, 0) & bit if is_ours else 0
+                if block.locked & named:
+                    self._unlock(block, bit, holder)
+                    self._die(number, block, offset & LAST_INDEX, count, REJECTED, error)
+                elif not bit & (block.done | (block.moving & named)):
+                    self._tell_lost(number, block, bit, lost)
+            if offset >= self.learned:
+                self._tell_unknown(offset, offset, lost)
+        return lost
+
+    def extend(
+        self,
+        holder: str,
+        state_epoch: int,
+        locks: Iterable[tuple[int, int, int, int]],
+        *,
+        now_s: float,
+    ) -> list[Lost]:
+        """The locks `(first, last, count, timeout_ms)` hold for `timeout_ms` from `now_s` on at
+        least, but never past `max_handling_s` from when they were taken. Nothing to keep follows
+        from it."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        longest = math.ceil(self.config.max_handling_s * TICKS_A_SECOND)
+        for first, last, count, timeout_ms in locks:
+            timeout_s = min(timeout_ms / 1000, self.config.max_handling_s)
+            wanted = self._times.tick_after(now_s, timeout_s)
+            for number, block, mask in self._parts(first, last):
+                live = block.locked & block.counts.get(count, 0) & mask if is_ours else 0
+                for (end, taken), bits in list(block.timers.items()):
+                    later = min(wanted, taken + longest)
+                    if bits & live and later > end:
+                        block.set_timer(bits & live, (later, taken))
+                        self._times.watch(later, number)
+                gone = mask & ~(block.done | live)
+                if gone:
+                    self._tell_lost(number, block, gone, lost)
+            if last >= self.learned:
+                self._tell_unknown(first, last, lost)
+        return lost
+
+    def free_holder(self, holder: str) -> int:
+        """This holder is gone: its records are ready, or dead letters after the most deliveries.
+        How many they were."""
+        before = self._locked
+        for number in sorted(one for one, block in self._blocks.items() if holder in block.holders):
+            block = self._blocks.get(number)
+            if block is not None and holder in block.holders:
+                self._free(number, block, block.holders[holder], holder, is_excused=False)
+        return before - self._locked
+
+    def _unlock(self, block: Block, mask: int, holder: str) -> None:
+        block.unlock(mask, holder)
+        self._locked -= mask.bit_count()
+        self._is_decided = True
+
+    def _fail(
+        self,
+        number: int,
+        block: Block,
+        mask: int,
+        holder: str,
+        count: int,
+        delay_ms: int | None,
+        now_ms: int,
+    ) -> None:
+        """A consumer failed with these."""
+        self._changed.add(number)
+        base = number << BLOCK_BITS
+        for index in bits_of(mask):
+            bit = 1 << index
+            if not block.locked & bit:
+                continue
+            self._unlock(block, bit, holder)
+            failures = count - count_of(block.excused, bit)
+            if failures >= self.config.max_deliveries:
+                error = f"It was given back after delivery {count}, the last one it has."
+                self._die(number, block, index, count, DELIVERIES, error)
+                continue
+            delay = self._backoff_ms(base + index, failures) if delay_ms is None else delay_ms
+            if delay > 0:
+                self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
+            else:
+                self._free_bits(number, block, bit)
+            self._free_later(base + index)
+
+    def _delay_free(
+        self, number: int, block: Block, mask: int, count: int, delay_ms: int | None, now_ms: int
+    ) -> None:
+        """A consumer failed with these after they were freed."""
+        for index in bits_of(mask):
+            delay = delay_ms
+            if delay is None:
+                failures = count - count_of(block.excused, 1 << index)
+                delay = self._backoff_ms((number << BLOCK_BITS) + index, failures)
+            if delay > 0:
+                self._take_out(block, 1 << index)
+                self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
+                self._changed.add(number)
+                self._is_decided = True
+
+    def _backoff_ms(self, offset: int, failures: int) -> int:
+        """Doubles with each failure. A fifth of it, up or down, keeps apart what failed at once."""
+        longest_ms = self.config.backoff_max_s * 1000
+        wait_ms = min(longest_ms, self.config.backoff_s * 1000 * 2.0 ** min(failures - 1, 60))
+        scattered = (offset * 2_654_435_761 + failures * 40_503) % 1024 / 1024
+        return round(min(longest_ms, wait_ms * (0.8 + 0.4 * scattered)))
+
+    def _free(
+        self, number: int, block: Block, mask: int, holder: str, *, is_excused: bool
+    ) -> None:
+        """Nobody has these any more, and nobody said that they failed. A holder of "" is unknown.
+        """
+        self._changed.add(number)
+        if is_excused and self._keys is None:
+            self._unlock(block, mask, holder)
+            raise_counts(block.excused, mask)
+            self._free_bits(number, block, mask)
+            return
+        few = self.config.max_deliveries
+        if self._keys is None and not any(
+            bits & mask for one, bits in block.counts.items() if one >= few
+        ):
+            self._unlock(block, mask, holder)
+            self._free_bits(number, block, mask)
+            return
+        base = number << BLOCK_BITS
+        for index in bits_of(mask):
+            bit = 1 << index
+            if not block.locked & bit:
+                continue
+            self._unlock(block, bit, holder)
+            count = count_of(block.counts, bit)
+            if is_excused:
+                raise_counts(block.excused, bit)
+            elif count - count_of(block.excused, bit) >= few:
+                error = f"Nobody settled delivery {count}, the last one it has, in its time."
+                self._die(number, block, index, count, DELIVERIES, error)
+                continue
+            self._free_bits(number, block, bit)
+            self._free_later(base + index)
+
+    def _free_later(self, offset: int) -> None:
+        """`offset` was freed, so its key's later records are, too: they would be handled before it
+        (rule 57). It is not they that failed."""
+        if self._keys is None:
+            return
+        for later in self._keys.all_after(offset):
+            number, bit = later >> BLOCK_BITS, 1 << (later & LAST_INDEX)
+            block = self._blocks[number]
+            if block.locked & bit:
+                self._changed.add(number)
+                self._unlock(block, bit, "")
+                raise_counts(block.excused, bit)
+                self._free_bits(number, block, bit)
+            elif not block.moving & bit:
+                return
+
+    def _die(
+        self, number: int, block: Block, index: int, count: int, reason: str, error: str
+    ) -> None:
+        if self.config.dead_letters == "discard":
+            self.dead += 1
+            self._finish(number, block, 1 << index)
+            return
+        block.moving |= 1 << index
+        offset = (number << BLOCK_BITS) + index
+        self._dying[offset] = Dying(offset, count, reason, error[:ERROR_LENGTH_MAX])
+        self._changed.add(number)
+        self._changed_dying.add(offset)
+
+    def _tell_lost(self, number: int, block: Block, mask: int, lost: list[Lost]) -> None:
+        base = number << BLOCK_BITS
+        held = 0
+        for holder, bits in block.holders.items():
+            held |= bits
+            for first, last in runs_of(bits & mask):
+                lost.append((base + first, base + last, f"consumer {holder} has it"))
+        for first, last in runs_of(block.moving & mask):
+            lost.append((base + first, base + last, "it is on its way to the dead letters"))
+        for first, last in runs_of(mask & ~(held | block.moving)):
+            lost.append((base + first, base + last, "nobody has it"))
+
+    def _tell_unknown(self, first: int, last: int, lost: list[Lost]) -> None:
+        if first <= last:
+            lost.append((max(first, self.learned), last, "nobody has it"))
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> int:
+        """Frees the locks that have run out, as `free_holder` does. How many they were."""
+        before = self._locked
+        tick = self._times.tick(now_s)
+        for number in self._times.ended(tick):
+            block = self._blocks.get(number)
+            if block is None:
+                continue
+            ended = 0
+            for timer, bits in list(block.timers.items()):
+                if timer[0] <= tick:
+                    ended |= bits & block.locked
+                    del block.timers[timer]
+            if ended:
+                self._free(number, block, ended, "", is_excused=False)
+        return before - self._locked
+
+    def prolong(self, by_s: float) -> None:
+        """Time in which nobody could be heard counts for no lock."""
+        self._times.prolong(by_s)
+
+    def due(self, now_ms: int) -> int:
+        """Makes the delayed records ready whose time has come. How many they were."""
+        before = self._delayed
+        while self._delays and self._delays[0][0] <= now_ms:
+            due_ms, offset = heapq.heappop(self._delays)
+            number, index = offset >> BLOCK_BITS, offset & LAST_INDEX
+            block = self._blocks.get(number)
+            if block is None or block.due.get(index) != due_ms or not block.delayed >> index & 1:
+                continue
+            self._take_out(block, 1 << index)
+            self._free_bits(number, block, 1 << index)
+            self._changed.add(number)
+        return before - self._delayed
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When `expire` may have something to do. None: nothing is locked."""
+        return self._times.next_s if self._locked else None
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next delayed record is due. None: none is delayed."""
+        return self._delays[0][0] if self._delayed else None
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str | None:
+        """Which bound keeps `take` or `learn` from going on (rule 55)."""
+        if self._locked >= LOCKS_MAX:
+            return (
+                f"{self._locked} records are locked, as many as may be: consumers take records "
+                "and do not settle them."
+            )
+        if self._delayed >= DELAYED_MAX:
+            return f"{self._delayed} records are delayed, as many as may be: others wait for them."
+        if self._blocked >= BLOCKED_MAX:
+            return (
+                f"{self._blocked} records wait for earlier ones of their keys, as many as may be: "
+                "what comes after them waits, too."
+            )
+        if len(self._blocks) >= BLOCKS_MAX:
+            return (
+                f"Unsettled records lie scattered over {len(self._blocks)} blocks, as many as may "
+                "be: later ones wait for them."
+            )
+        return None
+

@@ -1,0 +1,146 @@
+"""What the consumers of all pools have in common: what they tell their pool, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+import msgspec
+
+from rayq.client.consumer_pool import PoolSpec
+from rayq.environment import Environment
+from rayq.errors import HandlerError
+from rayq.pools.pool_handler import PoolHandler
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+LEASE_S = 60.0
+"""A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
+FAILED_POLL_PAUSE_S = 1.0
+FAILED_POLLS_MAX = 60
+"""After so many failed polls in a row the consumer ends, and its pool starts another: it may be the
+consumer's place in the group that failed for good."""
+ABORT_TIMEOUT_S = 1.0
+
+
+class MemberDiedError(Exception):
+    """A consumer is gone; the message says why, as far as that is known."""
+
+
+class MemberReport(msgspec.Struct, frozen=True):
+    """What a consumer tells its pool. The counts are since its start."""
+
+    node: str
+    pid: int
+    partitions: list[int]
+    """Empty in a queue's pool: its consumers share the partitions."""
+    records: int
+    busy_s: float
+    retries: int
+    dead_letters: int
+    handling_s: float
+    """How long the handler has been at the call it is at."""
+    problem: str | None
+    is_leaving: bool
+    """It finishes, or has ended, because its pool asked it to, or because its pool is gone."""
+    failure: str | None
+    """Why it has ended by itself; None while it has not."""
+
+
+class Member:
+    """One consumer of a pool. All on one event loop; a plain handler runs in a thread."""
+
+    def __init__(self, environment: Environment, spec: PoolSpec, handler: PoolHandler) -> None:
+        self._environment = environment
+        self._spec = spec
+        self._config = spec.config
+        self._handler = handler
+        self._failed_polls = 0
+        self._draining = asyncio.Event()
+        self._heard_at_s = environment.clock.monotonic()
+        self._handling_since_s: float | None = None
+        self._records = self._retries = self._dead_letter_count = 0
+        self._busy_s = 0.0
+        self._partitions: set[int] = set()
+        self._problem: str | None = None
+        self._failure: str | None = None
+
+    # --- what the pool asks ---------------------------------------------------------------------
+
+    def report(self) -> MemberReport:
+        """Asking also keeps it alive: see LEASE_S."""
+        now_s = self._now_s
+        self._heard_at_s = now_s
+        since_s = self._handling_since_s
+        return MemberReport(
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            partitions=sorted(self._partitions),
+            records=self._records,
+            busy_s=self._busy_s,
+            retries=self._retries,
+            dead_letters=self._dead_letter_count,
+            handling_s=0.0 if since_s is None else now_s - since_s,
+            problem=self._problem,
+            is_leaving=self._draining.is_set(),
+            failure=self._failure,
+        )
+
+    def drain(self) -> None:
+        """Finish what is in hand, and leave: then `run` returns."""
+        self._draining.set()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is drained, or its pool is gone. Cancelling it is the end of a consumer that is
+        killed: what it is at is not settled."""
+        self._handling_since_s = self._now_s
+        try:
+            await self._handler.make()
+        except HandlerError as error:
+            self._failure = str(error)
+            return
+        finally:
+            self._handling_since_s = None
+        await self._consume()
+        await self._handler.close()
+        if not self._draining.is_set():
+            self._failure = self._problem
+
+    async def _consume(self) -> None:
+        """Polls and handles until it is drained, then leaves."""
+        raise NotImplementedError
+
+    @property
+    def _is_going_on(self) -> bool:
+        return not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX
+
+    @property
+    def _now_s(self) -> float:
+        return self._environment.clock.monotonic()
+
+    @property
+    def _pool(self) -> str:
+        return self._spec.name
+
+    def _check_lease(self) -> None:
+        if self._now_s - self._heard_at_s > LEASE_S and not self._draining.is_set():
+            logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
+            self._draining.set()
+
+    async def _sleep(self, pause_s: float) -> None:
+        """Returns early when the consumer is drained."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._draining.wait()
+        except asyncio.TimeoutError:
+            pass
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.warning("a consumer of pool %r: %s", self._pool, problem)
+        self._problem = problem

@@ -1,0 +1,393 @@
+"""Faults of queues: a record that nobody settled, or that came again although it was done; one lock
+given out twice, or while its holder still had time; keys out of order; delays cut short; dead
+letters that are lost, or there twice.
+
+It is judged by what consumers asked for and were told. A consumer whose answer is lost may hold a
+lock that nobody knows of, and what it settled may be settled or not: what such a doubt could
+explain is no fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rayq.testing.checker.facts import Facts, Fault
+from rayq.testing.checker.history import (
+    ClockInDoubt,
+    Delayed,
+    Disturbed,
+    Found,
+    Killed,
+    QueueOpened,
+    Settled,
+    Settling,
+    Took,
+)
+
+LEFT_OUT = "record that a queue left out"
+AGAIN = "record given out again though settled"
+TWICE = "lock given out twice"
+STOLEN = "record given to another while its lock held"
+LOST_EARLY = "lock lost before its time"
+EARLY = "delayed record given out early"
+OUT_OF_ORDER = "records of a key out of order"
+DEAD_TWICE = "dead letter twice, or of a settled record"
+REDRIVEN_TWICE = "dead letter redriven twice"
+FOREIGN = "record given out that is not in the topic"
+
+EARLY_S = 0.25
+"""A clock that leaps ahead for some seconds takes delays with it by so much at most."""
+
+_Spot = tuple[int, int]
+"""A partition of the queue's topic, and an offset in it."""
+
+
+class _Lock(NamedTuple):
+    """One delivery of a record to a consumer."""
+
+    consumer: str
+    state_epoch: int | None
+    number: int
+    asked_s: float
+    at_s: float
+
+    @property
+    def name(self) -> tuple[int | None, int]:
+        return self.state_epoch, self.number
+
+    def is_after(self, other: tuple[int | None, int]) -> bool:
+        """Whether it was given out after the lock of this state epoch and count."""
+        epoch, count = other
+        if epoch is None or self.state_epoch is None or epoch == self.state_epoch:
+            return self.number > count
+        return self.state_epoch > epoch
+
+
+@dataclass(slots=True)
+class _Record:
+    """What happened to one record of one queue."""
+
+    value: str
+    key: str | None
+    locks: list[_Lock] = field(default_factory=list)
+    last: _Lock | None = None
+    given_up: bool = False
+    """Whether its holder has asked to settle it."""
+    ends_s: float = 0.0
+    """The time until which the last lock holds at least."""
+    asks: int = 0
+    """How often a consumer has asked to acknowledge it, and was not told that its lock had gone."""
+    rejected: bool = False
+    """Whether any consumer has asked to reject it."""
+    not_before_s: float = 0.0
+    """The end of the delay that a nack asked for."""
+    nacked: set[str] = field(default_factory=set)
+    """The consumers that know that their nack or reject was heard."""
+    acked: tuple[int | None, int] | None = None
+    """The state epoch and count of the lock under which it was acknowledged, for sure."""
+    acked_s: float = 0.0
+    """When that was heard."""
+    acked_in_time: bool = False
+    """Whether that was heard while the lock held for sure. Who acknowledges later is told so too
+    where the record is done with by then, perhaps as a dead letter."""
+
+
+def check_queues(facts: Facts) -> Iterator[Fault]:
+    """All faults of queues in a history that ended with every queue settled and every topic of a
+    queue read to its end."""
+    queues = {
+        one.queue: _Queue(one) for one in facts.queue_events if isinstance(one, QueueOpened)
+    }
+    if not queues:
+        return
+    dead = _dead_letters(facts)
+    for queue in queues.values():
+        queue.dead = dead.get(queue.opened.dead_letters or "", Counter())
+    due_s: dict[str, float] = {}
+    doubts = 0
+    for event in facts.queue_events:
+        match event:
+            case Delayed():
+                if not doubts:
+                    due_s[event.value] = event.due_s
+            case ClockInDoubt():
+                doubts += -1 if event.is_over else 1
+                due_s.clear()
+                for queue in queues.values():
+                    queue.doubt_delays(goes_on=doubts > 0)
+            case Took():
+                yield from queues[event.queue].take(event, due_s)
+            case Settling():
+                queues[event.queue].settle(event)
+            case Settled():
+                for queue in queues.values():
+                    yield from queue.end(event)
+            case Killed() | Disturbed():
+                for queue in queues.values():
+                    queue.disturb(event.consumer)
+            case _:
+                pass
+    for queue in queues.values():
+        yield from queue.judge(_lives(facts, queue.opened), _puts(facts, queue.opened.topic))
+
+
+def _dead_letters(facts: Facts) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for event in facts.queue_events:
+        if isinstance(event, Found):
+            found.setdefault(event.topic, Counter()).update(event.values)
+    return found
+
+
+def _lives(facts: Facts, opened: QueueOpened) -> dict[_Spot, str]:
+    """The value at each offset of a queue's topic."""
+    if opened.is_own:
+        return {
+            (event.partition, offset): value
+            for event in facts.queue_events
+            if isinstance(event, Found) and event.topic == opened.topic
+            for offset, value in zip(event.offsets, event.values, strict=True)
+        }
+    return {
+        (partition, offset): next(iter(values))
+        for (topic, partition), offsets in facts.log.items()
+        if topic == opened.topic
+        for offset, values in offsets.items()
+    }
+
+
+def _puts(facts: Facts, topic: str) -> Iterable[str]:
+    """The values that a topic has to hold."""
+    return [
+        send.value
+        for send in (*facts.sends, *facts.queue_sends)
+        if send.topic == topic and send.outcome == "ok"
+    ]
+
+
+class _Queue:
+    """One queue, while its history goes by."""
+
+    def __init__(self, opened: QueueOpened) -> None:
+        self.opened = opened
+        self.dead: Counter[str] = Counter()
+        """How often each value stands among its dead letters in the end."""
+        self._held: dict[str, set[_Spot]] = {}
+        """By consumer: the records whose last lock it has, as far as it lasts for sure."""
+        self._are_delays_sure = True
+        self._records: dict[_Spot, _Record] = {}
+        self._of_key: dict[tuple[int, str], list[int]] = {}
+        """The offsets of each key in a partition, as they were first seen."""
+        self._under_way: dict[tuple[str, int], Settling] = {}
+
+    def _name(self, spot: _Spot) -> str:
+        return f"{self.opened.queue!r}: {self.opened.topic}-{spot[0]}@{spot[1]}"
+
+    # --- deliveries -------------------------------------------------------------------------------
+
+    def take(self, event: Took, due_s: dict[str, float]) -> Iterator[Fault]:
+        for offset, count, value, key in event.locks:
+            spot = event.partition, offset
+            lock = _Lock(event.consumer, event.state_epoch, count, event.asked_s, event.at_s)
+            known = self._records.get(spot)
+            if known is None:
+                known = self._records[spot] = _Record(value, key)
+                if key is not None:
+                    self._of_key.setdefault((event.partition, key), []).append(offset)
+            yield from self._judge_lock(spot, known, lock)
+            due = max(due_s.get(value, 0.0), known.not_before_s)
+            early_s = due - event.at_s
+            if early_s > EARLY_S:
+                yield Fault(EARLY, f"{self._name(spot)} {value!r}: {early_s:.3f} s too early.")
+            known.locks.append(lock)
+            if known.last is None or lock.is_after(known.last.name):
+                known.last, known.given_up = lock, False
+                known.ends_s = event.asked_s + self.opened.timeout_s
+                self._held.setdefault(event.consumer, set()).add(spot)
+        if self.opened.ordered_by_key:
+            for offset, count, _, key in event.locks:
+                yield from self._judge_order(event, offset, count, key)
+
+    def _judge_lock(self, spot: _Spot, known: _Record, lock: _Lock) -> Iterator[Fault]:
+        name = self._name(spot)
+        is_sure = known.acked_in_time or lock.asked_s >= known.acked_s
+        if known.acked is not None and is_sure and lock.is_after(known.acked):
+            yield Fault(
+                AGAIN,
+                f"{name} {known.value!r} was acknowledged under count {known.acked[1]} (state "
+                f"epoch {known.acked[0]}), and {lock.consumer} got it with count {lock.number} "
+                f"(state epoch {lock.state_epoch}).",
+            )
+        for other in known.locks:
+            if other.name == lock.name:
+                yield Fault(
+                    TWICE,
+                    f"{name} {known.value!r}, state epoch {lock.state_epoch}, count {lock.number}: "
+                    f"{other.consumer} got it at {other.at_s:.3f}, {lock.consumer} at "
+                    f"{lock.at_s:.3f}.",
+                )
+        last = known.last
+        if last is None or self.opened.ordered_by_key:
+            return  # Where keys are in order, the end of one lock ends others.
+        is_held = self._is_held(spot, last.consumer) and not known.given_up
+        if lock.at_s < known.ends_s and is_held and lock.is_after(last.name):
+            yield Fault(
+                STOLEN,
+                f"{name} {known.value!r}: {last.consumer} holds it with count {last.number} until "
+                f"{known.ends_s:.3f} at least, {lock.consumer} got it with count {lock.number} at "
+                f"{lock.at_s:.3f}.",
+            )
+
+    def _judge_order(
+        self, event: Took, offset: int, count: int, key: str | None
+    ) -> Iterator[Fault]:
+        """A record may be given out where every earlier one of its key is done with, or is held by
+        the same consumer."""
+        if key is None:
+            return
+        for earlier in self._of_key[event.partition, key]:
+            spot = event.partition, earlier
+            known = self._records[spot]
+            if earlier >= offset or known.asks or known.rejected or self.dead[known.value]:
+                continue
+            before = [one for one in known.locks if one.at_s <= event.asked_s]
+            is_held = any(
+                one.consumer == event.consumer for one in known.locks if one.at_s > event.asked_s
+            ) or (
+                bool(before)
+                and before[-1].consumer == event.consumer
+                and event.consumer not in known.nacked
+            )
+            if not is_held:
+                yield Fault(
+                    OUT_OF_ORDER,
+                    f"{self._name((event.partition, offset))} went to {event.consumer} (count "
+                    f"{count}) at {event.at_s:.3f}, before offset {earlier} of the same key "
+                    f"{key!r} was settled, which it does not hold.",
+                )
+
+    # --- settling ---------------------------------------------------------------------------------
+
+    def settle(self, event: Settling) -> None:
+        self._under_way[event.consumer, event.number] = event
+        for offset, _ in event.locks:
+            known = self._records.get((event.partition, offset))
+            if known is None:
+                continue
+            if event.what == "ack":
+                known.asks += 1
+            if event.what == "reject":
+                known.rejected = True
+            if event.what != "extend" and known.last is not None:
+                known.given_up |= known.last.consumer == event.consumer
+
+    def doubt_delays(self, *, goes_on: bool) -> None:
+        self._are_delays_sure = not goes_on
+        for known in self._records.values():
+            known.not_before_s = 0.0
+
+    def _is_held(self, spot: _Spot, consumer: str) -> bool:
+        return spot in self._held.get(consumer, ())
+
+    def disturb(self, consumer: str | None) -> None:
+        """None: of all consumers."""
+        if consumer is None:
+            self._held.clear()
+        else:
+            self._held.pop(consumer, None)
+
+    def end(self, event: Settled) -> Iterator[Fault]:
+        asked = self._under_way.pop((event.consumer, event.number), None)
+        if asked is None or event.outcome != "ok":
+            return
+        lost = set(event.lost)
+        for offset, count in asked.locks:
+            spot = asked.partition, offset
+            known = self._records.get(spot)
+            if known is None:
+                continue
+            is_in_time = (
+                known.last is not None
+                and known.last.number == count
+                and event.at_s < known.ends_s
+                and self._is_held(spot, asked.consumer)
+            )
+            if offset in lost:
+                known.asks -= asked.what == "ack"
+                if is_in_time and not self.opened.ordered_by_key:
+                    yield Fault(
+                        LOST_EARLY,
+                        f"{self._name(spot)} {known.value!r}: {asked.consumer} holds it with count "
+                        f"{count} until {known.ends_s:.3f} at least, and was refused at "
+                        f"{event.at_s:.3f} ({asked.what}).",
+                    )
+                continue
+            if asked.what == "ack":
+                known.acked_in_time |= is_in_time
+                if known.acked is None:
+                    known.acked, known.acked_s = (asked.state_epoch, count), event.at_s
+                yield from self._judge_handled(asked, offset, known)
+            elif asked.what == "extend":
+                if asked.seconds is not None and is_in_time:
+                    known.ends_s = max(known.ends_s, asked.at_s + asked.seconds)
+            else:
+                known.nacked.add(asked.consumer)
+                is_delayed = asked.what == "nack" and asked.seconds is not None
+                if is_delayed and is_in_time and self._are_delays_sure:
+                    known.not_before_s = asked.at_s + (asked.seconds or 0.0)
+
+    def _judge_handled(self, asked: Settling, offset: int, known: _Record) -> Iterator[Fault]:
+        """Consumers acknowledge the records of a key in order."""
+        if not self.opened.ordered_by_key or known.key is None:
+            return
+        for earlier in self._of_key[asked.partition, known.key]:
+            other = self._records[asked.partition, earlier]
+            if earlier < offset and not (
+                other.asks or other.rejected or self.dead[other.value]
+            ):
+                yield Fault(
+                    OUT_OF_ORDER,
+                    f"{self._name((asked.partition, offset))} was settled by {asked.consumer} "
+                    f"before offset {earlier} of the same key {known.key!r}.",
+                )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def judge(self, lives: dict[_Spot, str], puts: Iterable[str]) -> Iterator[Fault]:
+        """`lives` are the records that stand in the topic, `puts` those that have to."""
+        for spot, known in self._records.items():
+            if lives.get(spot) != known.value:
+                yield Fault(
+                    FOREIGN,
+                    f"{self._name(spot)}: {known.value!r}, but there is {lives.get(spot)!r}.",
+                )
+        stands: dict[str, list[_Spot]] = {}
+        for spot, value in lives.items():
+            stands.setdefault(value, []).append(spot)
+        for value in puts:
+            if value not in stands:
+                yield Fault(LEFT_OUT, f"{self.opened.queue!r}: {value!r} is not in its topic.")
+        for value, spots in stands.items():
+            yield from self._judge_value(value, spots)
+
+    def _judge_value(self, value: str, spots: list[_Spot]) -> Iterator[Fault]:
+        known = [self._records.get(spot) for spot in spots]
+        dead = self.dead[value]
+        where = f"{self.opened.queue!r}: {value!r} at {_spots(spots)}"
+        unasked = sum(one is None or not one.asks for one in known)
+        acked = sum(one is not None and one.acked_in_time for one in known)
+        if unasked > dead and self.opened.dead_letters is not None:
+            yield Fault(LEFT_OUT, f"{where} was never acknowledged; {dead} dead letters of it.")
+        if dead > len(spots) - acked:
+            yield Fault(
+                DEAD_TWICE, f"{where} was acknowledged {acked} times; {dead} dead letters of it."
+            )
+        if self.opened.is_own and len(spots) > 1 + dead:
+            yield Fault(REDRIVEN_TWICE, f"{where}; {dead} dead letters of it.")
+
+
+def _spots(spots: list[_Spot]) -> str:
+    return ", ".join(f"{partition}@{offset}" for partition, offset in sorted(spots))

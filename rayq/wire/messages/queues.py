@@ -1,0 +1,309 @@
+"""What clients ask of queues, and what the leader of a partition asks the keeper of its queues.
+
+A queue is a named reader of a topic that settles single records. The leader of each data partition
+has a part of it (its *queue leader*). What is decided there is durable with the *keeper*: the
+leader of partition crc32(queue id) % partitions of `__queue_state`.
+
+A *lock* is (state epoch, offset, count): the count says how often the record was given out.
+Settling names the lock, so that a late answer never settles somebody else's delivery.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.any_broker import Change
+from rayq.wire.messages.base import (
+    Bytes,
+    Epoch,
+    Id,
+    Milliseconds,
+    Name,
+    Offset,
+    Partition,
+    Request,
+    Response,
+    ToCoordinator,
+    ToLeader,
+)
+
+QUEUE_RANGES_MAX = 10_000
+"""The most ranges or records that one request names."""
+Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+class CreateQueue(Change, frozen=True, kw_only=True):
+    """Creates a queue, the queue of its dead letters, and its topic where `partitions` is given:
+    all of it or nothing. Raises QueueExistsError, UnknownTopicError, ConfigError, and what
+    `CreateTopic` raises."""
+
+    api: ClassVar[int] = 128
+    name: Name
+    topic: Name
+    config: dict[str, Any]
+    partitions: int | None = None
+    """None: the topic exists."""
+    replication_factor: int | None = None
+    topic_config: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class AlterQueue(Change, frozen=True, kw_only=True):
+    """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
+
+    api: ClassVar[int] = 129
+    name: Name
+    config: dict[str, Any]
+
+
+class DeleteQueue(Change, frozen=True, kw_only=True):
+    """Forgets a queue and what it has settled; its topic stays, and its dead letters. Raises
+    UnknownQueueError, ConfigError where it has the dead letters of another queue."""
+
+    api: ClassVar[int] = 130
+    name: Name
+
+
+class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
+    """A queue, as partition assignments name it, and brokers to clients."""
+
+    queue_id: str
+    name: str
+    topic_id: str
+    topic: str
+    config: dict[str, Any]
+    """The whole config, as `rayq.config.as_dict` gives it."""
+    partitions: int
+    """How many partitions the topic had when the queue was made: `start` is for these. Partitions
+    that came later are read from their beginning."""
+
+
+QUEUES_PAGE = 1_000
+"""The most queues of one answer."""
+
+
+class DescribeQueuesResponse(Response, frozen=True):
+    version: int
+    """As that of `MetadataResponse`."""
+    queues: list[QueueMetadata]
+    """Sorted by name."""
+    next_after: str | None = None
+    """Not None where one answer does not hold all queues: ask again with this as `after`."""
+
+
+class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
+    """The queues that this broker knows. It waits up to `wait_ms` for metadata of at least
+    `version_min`, then answers by what it has."""
+
+    api: ClassVar[int] = 137
+    ends_with_connection: ClassVar[bool] = True
+    names: Annotated[list[Name], msgspec.Meta(max_length=10_000)] | None = None
+    """None: all queues. A name that does not exist is missing in the answer."""
+    version_min: int = 0
+    wait_ms: Milliseconds = 0
+    after: str = ""
+    """Only queues with names after this one."""
+    queue_ids: Annotated[list[Id], msgspec.Meta(max_length=QUEUES_PAGE)] = msgspec.field(
+        default_factory=list
+    )
+    """The queues with these ids, too."""
+
+
+# --- clients to the leader of a data partition ---------------------------------------------------
+# Each raises UnknownQueueError, QueueLoadingError (the state is being opened), and what `ToLeader`
+# raises.
+
+
+class TakeResponse(Response, frozen=True):
+    """The payload holds whole record batches; `locks` says which of their records were given."""
+
+    state_epoch: int
+    locks: list[tuple[int, int, int]]
+    """`(first offset, last offset, count)`, ascending."""
+    ready: int
+    """How many more records could be taken now."""
+    next_due_ms: int | None
+    """How long until the next delayed record is due. None: none waits."""
+    aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """As in `FetchResponse`: none of the locks is of an aborted record."""
+    sweep_ms: int = 1000
+    """A consumer that does not wait here asks again after so long: the more consumers there are,
+    the longer, so that about 20 ask in a second."""
+
+
+class Take(ToLeader[TakeResponse], frozen=True):
+    """Locks up to `records_max` records for `holder` and brings them. The leader waits up to
+    `wait_ms` for the first. The locks are durable before the answer leaves."""
+
+    api: ClassVar[int] = 131
+    ends_with_connection: ClassVar[bool] = True
+    queue_id: Id
+    holder: Holder
+    """A name that the consumer draws; a new one after an answer to a take was lost."""
+    records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+
+
+class SettleResponse(Response, frozen=True):
+    lost: list[tuple[int, int, str]]
+    """`(first offset, last offset, who has it now)`: not settled, since these locks had gone.
+    Everything else is settled, durably."""
+
+
+class Settle(ToLeader[SettleResponse], frozen=True):
+    """Settles locks, each named by its state epoch, offset and count. Settling again what is done,
+    or below the start, is success."""
+
+    api: ClassVar[int] = 132
+    queue_id: Id
+    holder: Holder
+    state_epoch: Epoch
+    acks: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`."""
+    nacks: list[tuple[int, int, int, int | None]] = msgspec.field(default_factory=list)
+    """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
+    rejects: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
+    """`(offset, count, reason)`: to the dead letters at once."""
+    extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count, timeout_ms from now)`."""
+    ages_ms: int = 0
+    """How long ago the consumer decided the oldest of it."""
+    releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`: given back without having been handled. They are available at once,
+    and none goes to the dead letters by it."""
+
+
+class DescribeQueueResponse(Response, frozen=True):
+    start_offset: int
+    """All below is settled."""
+    end_offset: int
+    """The last stable offset."""
+    ready: int
+    locked: int
+    delayed: int
+    moving: int
+    done: int
+    """Settled at or above the start."""
+    dead: int
+    """Moved to the dead letters since this leader began."""
+    expired: int
+    """Gone by retention before they were settled, since this leader began."""
+    oldest_ready_ms: int | None
+    next_due_ms: int | None
+    waiting_takes: int
+    trouble: str | None
+    blocked: int = 0
+    """Not ready: they wait for an earlier record of their key."""
+
+
+class DescribeQueue(ToLeader[DescribeQueueResponse], frozen=True):
+    api: ClassVar[int] = 133
+    queue_id: Id
+
+
+class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
+    """An unsettled record of a queue."""
+
+    offset: int
+    state: str
+    """`ready`, `locked`, `delayed` or `moving`."""
+    count: int
+    holder: str | None
+    due_ms: int | None
+    """By the wall clock: when a delay ends. For a lock: how many ms are left of it."""
+
+
+class ListQueueRecordsResponse(Response, frozen=True):
+    records: list[QueueRecordState]
+    next_offset: int | None
+    """None: there are no more."""
+
+
+class ListQueueRecords(ToLeader[ListQueueRecordsResponse], frozen=True):
+    """The unsettled records from `offset` on, one page."""
+
+    api: ClassVar[int] = 134
+    queue_id: Id
+    offset: Offset
+    states: list[str]
+    """[]: all."""
+    records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+
+
+class MoveQueueRecordsResponse(Response, frozen=True):
+    moved: list[int]
+    """The offsets that are settled by this, or were before."""
+    refused: list[tuple[int, str]]
+    """`(offset, why)`: locked just now, for example."""
+
+
+class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
+    """Moves unsettled records, each exactly once, to another topic, or discards them."""
+
+    api: ClassVar[int] = 135
+    queue_id: Id
+    offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
+    to_topic: str | None
+    """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
+
+
+class PurgeQueueResponse(Response, frozen=True):
+    purged: int
+
+
+class PurgeQueue(ToLeader[PurgeQueueResponse], frozen=True):
+    """Settles all that is not locked and lies below the present end."""
+
+    api: ClassVar[int] = 136
+    queue_id: Id
+
+
+# --- the keeper: leaders of data partitions to the leader of a partition of `__queue_state` -------
+# Each raises QueueFencedError: a later opening took the state over, or the queue was deleted.
+
+
+class OpenQueueStateResponse(Response, frozen=True):
+    """The payload: the kept records of this queue's partition, as `core.kept_queues.pack` made
+    it."""
+
+    fence: int
+    """Names this opening: writes with another one are refused. Each opening has a higher one."""
+    next_after: bytes | None = None
+    """Not None where there is more: ask again with this as `after`."""
+
+
+class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
+    """The leader of a data partition takes the state over: from now on writes of earlier openings
+    are refused, and so are openings of lower leader epochs. A repetition by the same opener
+    changes nothing."""
+
+    api: ClassVar[int] = 58
+    queue_id: Id
+    data_partition: Partition
+    data_leader_epoch: Epoch
+    opener: Id
+    """A random id, for this opening alone."""
+    after: bytes = b""
+
+
+class WriteQueueStateResponse(Response, frozen=True):
+    is_full: bool
+    """The keeper holds so much that no more records should be given out for now."""
+
+
+class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
+    """Writes kept records (the payload, made by `core.kept_queues.pack`), all or none, durably
+    before the answer. Raises QueueLimitError also where the keeper is far over its limit."""
+
+    api: ClassVar[int] = 59
+    queue_id: Id
+    data_partition: Partition
+    fence: int
+    sequence: int
+    """The number of the write, of which one is under way at a time. A repetition has the same; a
+    lower one than the last is a write that was held back, and is refused."""

@@ -1,0 +1,421 @@
+"""A queue's consumer against leaders that a test plays: lost answers, lost locks, many partitions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rayq.client.cluster import Cluster
+from rayq.client.queues import settler
+from rayq.client.queues.pace import Pace
+from rayq.client.queues.queue import Queue
+from rayq.client.queues.settling import Settlement
+from rayq.client.queues.taken import runs_of
+from rayq.client.queues.task import QueueTask
+from rayq.client.queues.weights import Rounds
+from rayq.errors import (
+    ClosedError,
+    DisconnectedError,
+    InvalidRequestError,
+    LockLostError,
+    NotLeaderError,
+    UnknownQueueError,
+)
+from rayq.wire import messages as m
+from tests.client.fake_broker import FakeCluster
+
+Eventually = Callable[[Callable[[], bool]], None]
+OpenQueue = Callable[..., Queue]
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def open_queue(cluster: Cluster) -> Iterator[OpenQueue]:
+    made: list[Queue] = []
+
+    def make(name: str, **options: Any) -> Queue:
+        made.append(cluster.queue(name, **options))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        queue.close()
+
+
+def take_all(queue: Queue, count: int) -> list[QueueTask]:
+    found: list[QueueTask] = []
+    while len(found) < count:
+        more = queue.take(count - len(found), PATIENCE_S)
+        assert more, f"{len(found)} of {count} came"
+        found += more
+    return found
+
+
+def test_acks_return_at_once_and_go_together(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(200)])
+    queue = open_queue("q")
+    for task in take_all(queue, 200):
+        task.ack()
+    queue.flush()
+    assert len(played.done) == 200
+    settled = fake.asked(m.Settle)
+    assert len(settled) <= 20
+    assert sum(last - first + 1 for one in settled for first, last, _ in one.acks) == 200
+
+
+def test_a_consumer_takes_another_name_when_an_answer_was_lost(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    """What the lost answer gave is freed under the old name, and comes again under the new one."""
+    played = fake.queues.create("q")
+    fake.write("q", [b"a", b"b"])
+    fake.fault(m.Take, carry_out=True, error=NotLeaderError("The answer was lost."))
+    queue = open_queue("q")
+    assert queue.take(1, 0.5) == []
+    first = fake.asked(m.Take)[0].holder
+    assert {holder for holder, _ in played.locks.values()} == {first}
+    assert first not in {one.holder for one in fake.asked(m.Take)[1:]}
+    fake.queues.free(played, first)
+    assert [task.delivery_count for task in take_all(queue, 2)] == [2, 2]
+
+
+def test_after_a_lost_connection_what_is_in_hand_is_named_again_at_once(
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
+) -> None:
+    """A leader frees within a second what a connection that has gone had held."""
+    fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q", prefetch=0)
+    [task] = queue.take(1, PATIENCE_S)
+    holder = fake.asked(m.Take)[0].holder
+    began_s = time.monotonic()
+    fake.call(fake.brokers[1].drop_connections)
+    eventually(lambda: any(one.extends for one in fake.asked(m.Settle)))
+    assert time.monotonic() - began_s < 1
+    [extended] = [one for one in fake.asked(m.Settle) if one.extends][:1]
+    assert extended.holder == holder and extended.extends[0][:3] == (0, 0, 1)
+    task.ack()
+    queue.flush()
+
+
+@pytest.mark.parametrize("carry_out", [False, True])
+def test_what_was_decided_is_told_until_the_leader_confirms_it(
+    fake: FakeCluster, open_queue: OpenQueue, carry_out: bool
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"a", b"b", b"c"])
+    queue = open_queue("q")
+    one, two, three = take_all(queue, 3)
+    fake.fault(m.Settle, times=2, carry_out=carry_out, error=DisconnectedError("gone"))
+    one.ack()
+    two.reject("no good" + "x" * 5000)
+    three.nack(0)
+    queue.flush()
+    assert played.done == {(0, 0), (0, 1)}
+    assert len(played.rejected[0, 1]) == 1000
+    [again] = queue.take(1, PATIENCE_S)
+    assert (again.offset, again.delivery_count) == (2, 2)
+
+
+def test_another_leader_is_told(fake3: FakeCluster) -> None:
+    played = fake3.queues.create("q")
+    fake3.write("q", [b"a"])
+    with fake3.cluster() as cluster:
+        queue = cluster.queue("q")
+        [task] = queue.take(1, PATIENCE_S)
+        fake3.move_leader("q", 0, 2)
+        task.ack()
+        queue.close()
+    assert played.done == {(0, 0)}
+
+
+def test_an_ack_that_came_too_late_says_who_has_the_record(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"a", b"b"])
+    queue = open_queue("q")
+    one, two = take_all(queue, 2)
+    fake.queues.free(played)
+    one.ack()
+    with pytest.raises(LockLostError, match="another consumer has it"):
+        queue.flush()
+    assert one.lost is not None
+    queue.flush()  # Each is told of once.
+    with pytest.raises(LockLostError), two:
+        two.extend(60)
+        fake.queues.free(played)
+        queue.flush()
+
+
+def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_back(
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
+) -> None:
+    played = fake.queues.create("q", visibility_timeout_s=1, max_handling_s=2)
+    fake.write("q", [b"a", b"b"])
+    queue = open_queue("q")
+    began_s = time.monotonic()
+    [task] = queue.take(1, PATIENCE_S)
+    eventually(lambda: sum(bool(one.extends) for one in fake.asked(m.Settle)) >= 2)
+    assert time.monotonic() - began_s < 1.5
+    assert {one.extends[0][:3] for one in fake.asked(m.Settle) if one.extends} == {(0, 0, 1)}
+    released = [one.releases for one in fake.asked(m.Settle) if one.releases]
+    assert released[:1] == [[(1, 1, 1)]], "nobody came for what was locked ahead"
+    with pytest.raises(InvalidRequestError, match="max_handling_s"):
+        task.extend(3)
+    eventually(lambda: task.lost is not None)
+    assert time.monotonic() - began_s > 1.5
+    with pytest.raises(LockLostError, match="handled for more than 2 s"):
+        task.ack()
+    assert played.done == set()
+
+
+def test_of_one_key_nothing_is_handed_out_behind_a_record_that_failed(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q", ordered_by_key=True)
+    fake.write("q", [b"1", b"2", b"3", b"4"], keys=[b"a", b"a", b"b", None])
+    queue = open_queue("q")
+    first = take_all(queue, 3)
+    assert [task.value for task in first] == [b"1", b"3", b"4"]
+    first[0].nack(0)  # Its leader frees both records of the key.
+    queue.flush()
+    fake.call(lambda: played.locks.pop((0, 1), None))
+    [again] = queue.take(10, PATIENCE_S)
+    assert (again.value, again.delivery_count) == (b"1", 2)
+    again.ack()
+    [later] = queue.take(10, PATIENCE_S)
+    assert later.value == b"2"
+
+
+def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q", partitions=20)
+    queue = open_queue("q", prefetch=100)
+    assert queue.take(1, 0.3) == []
+    for partition in range(20):
+        fake.write("q", [b"%d" % partition], partition)
+    assert {task.partition for task in take_all(queue, 20)} == set(range(20))
+    assert played.most_waiting <= 8
+
+
+def test_what_takes_long_is_not_locked_ahead() -> None:
+    pace = Pace()
+    assert pace.ahead(32, 6, 0.0) == 6, "nothing is known"
+    pace.began(0.0)
+    assert pace.ahead(32, 6, 2.0) == 0, "one record has taken two seconds"
+    pace.settled(1, 4.0, is_idle=True)
+    assert pace.ahead(32, 6, 4.0) == 0
+    for step in range(400):
+        pace.began(4 + step / 100)
+        pace.settled(1, 4 + (step + 1) / 100, is_idle=True)
+    assert pace.ahead(32, 6, 8.0) == 32
+    assert pace.ahead(500, 6, 8.0) > 40
+
+
+def test_a_round_gives_each_queue_its_weight() -> None:
+    rounds = Rounds([3, 1])
+    full = [100, 100]
+    assert [rounds.next(full, [True, True]) for _ in range(8)] == [0, 0, 0, 1] * 2
+    assert [rounds.next([100, 0], [True, False]) for _ in range(5)] == [0] * 5
+    turns = [rounds.next([100, 0], [True, True]) for _ in range(3)]
+    assert turns[-1] is None, "what is on its way comes first"
+    assert rounds.next([0, 0], [False, False]) is None
+
+
+def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(runs_of([(3, 1), (1, 1), (2, 1), (4, 2), (9, 2)])) == [
+        (1, 3, 1),
+        (4, 4, 2),
+        (9, 9, 2),
+    ]
+    assert list(runs_of([])) == []
+    settlement = Settlement("h", 0)
+    for offset in range(25_000):
+        settlement.acks[offset] = 1, None  # type: ignore[assignment]
+    parts = list(settlement.parts())
+    assert [len(part.acks) for part in parts] == [10_000, 10_000, 5_000]
+    assert parts[1].fields()["acks"] == [(10_000, 19_999, 1)]
+
+
+def test_a_queue_that_is_gone_is_an_error_of_take(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(settler, "SETTLE_PATIENCE_S", 0.5)
+    fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q")
+    [task] = queue.take(1, PATIENCE_S)
+    fake.call(lambda: fake.queues.queues.pop("q"))
+    with pytest.raises(UnknownQueueError, match="deleted"):
+        for _ in range(200):
+            queue.take(1, 0.1)
+    task.ack()
+    with pytest.raises(LockLostError, match="could not be told"):
+        queue.flush()
+
+
+def test_wrong_arguments_are_refused(fake: FakeCluster, cluster: Cluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    fake.write("q", [b"a"])
+    [task] = queue.take(1, PATIENCE_S)
+    refused: list[Callable[[], object]] = [
+        lambda: queue.take(0),
+        lambda: queue.take(20_000),
+        lambda: queue.put(b"x", delay_s=-1),
+        lambda: queue.put(b"x", delay_s=1, deliver_at=1),  # type: ignore[arg-type]
+        lambda: queue.work(concurrency=0),
+        lambda: cluster.queue(["q", "q"]),
+        lambda: cluster.queue([]),
+        lambda: cluster.queue(["q"], weights=[1, 2]),
+        lambda: cluster.queue("q", weights=[0]),
+        lambda: cluster.queue("q", prefetch=-1),
+        lambda: task.nack(-1),
+        lambda: queue.task(retries=-1)(print),
+    ]
+    for call in refused:
+        with pytest.raises(InvalidRequestError):
+            call()
+    mistyped: list[Callable[[], object]] = [
+        lambda: queue.take("1"),  # type: ignore[arg-type]
+        lambda: queue.put(b"x", deliver_at=5),  # type: ignore[arg-type]
+        lambda: cluster.queue(5),  # type: ignore[arg-type]
+        lambda: task.reject(b"no"),  # type: ignore[arg-type]
+        lambda: task.extend("1"),  # type: ignore[arg-type]
+        lambda: queue.task(5),  # type: ignore[call-overload]
+    ]
+    for call in mistyped:
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_a_forked_child_can_not_use_the_queue_and_leaves_the_parents_alone(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q")
+    [task] = queue.take(1, PATIENCE_S)
+    child = os.fork()
+    if child == 0:
+        outcome = 1
+        try:
+            task.ack()
+        except ClosedError:
+            outcome = 0
+        finally:
+            os._exit(outcome)
+    assert os.waitpid(child, 0)[1] == 0
+    task.ack()
+    queue.flush()
+    assert played.done == {(0, 0)}
+
+
+def test_a_queue_that_is_dropped_gives_back_what_it_holds(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"a", b"b"])
+    queue = cluster.queue("q")
+    task = queue.take(1, PATIENCE_S)[0]
+    task.ack()
+    with pytest.warns(ResourceWarning, match="A queue of 'q' was dropped"):
+        del queue
+    eventually(lambda: not played.locks and played.done == {(0, 0)})
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[float], None]]:
+    """`interrupts(after_s)` is a Ctrl+C; also where the tests' shell makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timers: list[threading.Timer] = []
+    main = threading.main_thread().ident or 0
+
+    def interrupt(after_s: float) -> None:
+        timers.append(threading.Timer(after_s, lambda: signal.pthread_kill(main, signal.SIGINT)))
+        timers[-1].start()
+
+    yield interrupt
+    for timer in timers:
+        timer.join()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_take_loses_nothing(
+    fake: FakeCluster, open_queue: OpenQueue, interrupts: Callable[[float], None]
+) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    interrupts(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        queue.take(1, PATIENCE_S)
+    fake.write("q", [b"a"])
+    [task] = queue.take(1, PATIENCE_S)
+    task.ack()
+
+
+def test_an_interrupted_worker_finishes_what_it_is_at(
+    fake: FakeCluster, open_queue: OpenQueue, interrupts: Callable[[float], None]
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(5)])
+    queue = open_queue("q", prefetch=4)
+    may_end = threading.Event()
+
+    def handle(task: QueueTask) -> None:
+        interrupts(0.0)
+        threading.Timer(0.2, may_end.set).start()
+        assert may_end.wait(PATIENCE_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.work(handle)
+    assert played.done == {(0, 0)}
+    assert not played.locks, "what waited is given back"
+
+
+def test_a_worker_reports_a_queue_that_is_gone(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
+    fake.queues.create("q")
+    queue = open_queue("q")
+    fake.call(lambda: fake.queues.queues.pop("q"))
+    with pytest.raises(UnknownQueueError, match="deleted"):
+        queue.work(print, concurrency=2)
+
+
+def test_the_clients_own_thread_cannot_wait(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    raised: list[BaseException] = []
+    is_done = threading.Event()
+
+    def on_delivery(_metadata: object, _error: object) -> None:
+        try:
+            queue.take(1, 1.0)
+        except InvalidRequestError as error:
+            raised.append(error)
+        is_done.set()
+
+    queue.send(b"x").call_on_delivery(on_delivery)
+    assert is_done.wait(PATIENCE_S)
+    assert "client's own thread" in str(raised[0])
+
+
+def test_a_queue_that_is_closed_ends_its_worker(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    timer = threading.Timer(0.2, queue.close)
+    timer.start()
+    queue.work(print, concurrency=2)
+    timer.join()

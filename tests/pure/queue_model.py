@@ -1,0 +1,234 @@
+"""A queue's partition as its rules say it, offset by offset: slow, and easy to believe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rayq.config import QueueConfig
+
+
+@dataclass
+class Record:
+    key: bytes | None
+    state: str = "free"
+    count: int = 0
+    excused: int = 0
+    holder: str | None = None
+    end_tick: int = 0
+    taken_tick: int = 0
+    due_ms: int | None = None
+
+
+@dataclass
+class QueueModel:
+    config: QueueConfig
+    first: int
+    learned: int
+    state_epoch: int = 0
+    dead: int = 0
+    records: dict[int, Record] = field(default_factory=dict)
+    dying: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    # --- what follows from the records ---
+
+    @property
+    def start(self) -> int:
+        undone = [one for one, record in self.records.items() if record.state != "done"]
+        return min(undone, default=self.learned)
+
+    def unsettled(self) -> Iterator[tuple[int, Record]]:
+        for offset in sorted(self.records):
+            if self.records[offset].state != "done":
+                yield offset, self.records[offset]
+
+    def in_line(self) -> Iterator[tuple[int, Record, int | None]]:
+        """The unsettled records, each with the one before it that has its key."""
+        last: dict[bytes, int] = {}
+        for offset, record in self.unsettled():
+            if record.key is None:
+                yield offset, record, None
+            else:
+                yield offset, record, last.get(record.key)
+                last[record.key] = offset
+
+    # --- learning ---
+
+    def learn(self, last: int, keys: Iterable[bytes | None]) -> None:
+        for offset, key in zip(range(self.learned, last + 1), keys, strict=True):
+            self.records[offset] = Record(key)
+        self.learned = last + 1
+
+    def learn_gap(self, last: int) -> None:
+        for offset in range(self.learned, last + 1):
+            self.records[offset] = Record(None, "done")
+        self.learned = max(self.learned, last + 1)
+
+    def delay(self, offset: int, due_ms: int) -> None:
+        self.records[offset].state = "delayed"
+        self.records[offset].due_ms = due_ms
+
+    # --- taking and settling ---
+
+    def take(
+        self, holder: str, count_max: int, from_offset: int, below_offset: int, now_s: float
+    ) -> list[tuple[int, int]]:
+        taken: list[int] = []
+        for offset, record, before in self.in_line():
+            if len(taken) == count_max:
+                break
+            is_free = record.state == "free" and from_offset <= offset < below_offset
+            if is_free and (before is None or before in taken):
+                taken.append(offset)
+                record.state, record.holder = "locked", holder
+                record.count += 1
+                self.set_times(record, now_s)
+        return [(offset, self.records[offset].count) for offset in taken]
+
+    def set_times(self, record: Record, now_s: float) -> None:
+        record.taken_tick = math.floor(now_s * 10)
+        record.end_tick = record.taken_tick + math.ceil(self.config.visibility_timeout_s * 10) + 1
+
+    def _named(self, offset: int, state_epoch: int, count: int) -> bool:
+        record = self.records.get(offset)
+        return record is not None and (state_epoch, count) == (self.state_epoch, record.count)
+
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.first or (
+            offset in self.records and self.records[offset].state == "done"
+        )
+
+    def ack(self, state_epoch: int, offset: int, count: int) -> bool:
+        if self.is_settled(offset):
+            return True
+        if self._named(offset, state_epoch, count) and self.records[offset].state == "locked":
+            self.records[offset].state = "done"
+            return True
+        return False
+
+    def nack(
+        self, state_epoch: int, offset: int, count: int, delay_ms: int, now_ms: int
+    ) -> bool:
+        if self.is_settled(offset):
+            return True
+        if not self._named(offset, state_epoch, count):
+            return False
+        if self.records[offset].state == "locked":
+            self.fail(offset, "deliveries", now_ms + delay_ms if delay_ms else None)
+        elif self.records[offset].state == "free" and delay_ms:
+            self.delay(offset, now_ms + delay_ms)
+        return True
+
+    def release(self, state_epoch: int, offset: int, count: int) -> bool:
+        if self.is_settled(offset):
+            return True
+        if not self._named(offset, state_epoch, count):
+            return False
+        if self.records[offset].state == "locked":
+            self.records[offset].excused += 1
+            self.free(offset, None)
+        return True
+
+    def reject(self, state_epoch: int, offset: int, count: int) -> bool:
+        if self.is_settled(offset):
+            return True
+        if not self._named(offset, state_epoch, count):
+            return False
+        if self.records[offset].state == "locked":
+            self.die(offset, "rejected")
+        return self.records[offset].state in ("moving", "done")
+
+    def extend(
+        self, state_epoch: int, offset: int, count: int, timeout_s: float, now_s: float
+    ) -> bool:
+        if self.is_settled(offset):
+            return True
+        if not self._named(offset, state_epoch, count):
+            return False
+        record = self.records[offset]
+        longest = record.taken_tick + math.ceil(self.config.max_handling_s * 10)
+        wanted = min(math.ceil((now_s + timeout_s) * 10), longest)
+        record.end_tick = max(record.end_tick, wanted)
+        return record.state == "locked"
+
+    def free_all(self, offsets: Iterable[int]) -> None:
+        for offset in sorted(offsets):
+            if self.records[offset].state == "locked":
+                self.fail(offset, "deliveries", None)
+
+    def fail(self, offset: int, reason: str, due_ms: int | None) -> None:
+        record = self.records[offset]
+        if record.count - record.excused >= self.config.max_deliveries:
+            self.die(offset, reason)
+        else:
+            self.free(offset, due_ms)
+
+    def die(self, offset: int, reason: str) -> None:
+        record = self.records[offset]
+        if self.config.dead_letters == "discard":
+            record.state = "done"
+            self.dead += 1
+        else:
+            record.state = "moving"
+            self.dying[offset] = (record.count, reason)
+
+    def free(self, offset: int, due_ms: int | None) -> None:
+        record = self.records[offset]
+        record.state, record.holder = "free", None
+        if due_ms is not None:
+            self.delay(offset, due_ms)
+        if record.key is None:
+            return
+        for later, other in self.unsettled():
+            if later <= offset or other.key != record.key:
+                continue
+            if other.state == "locked":
+                other.state, other.holder = "free", None
+                other.excused += 1
+            elif other.state != "moving":
+                return
+
+    def expire(self, now_s: float) -> None:
+        self.free_all(
+            offset
+            for offset, record in self.unsettled()
+            if record.state == "locked" and record.end_tick <= math.floor(now_s * 10)
+        )
+
+    def due(self, now_ms: int) -> None:
+        for _offset, record in self.unsettled():
+            if record.state == "delayed" and record.due_ms is not None and record.due_ms <= now_ms:
+                record.state, record.due_ms = "free", None
+
+    # --- opening ---
+
+    def reopen(self, now_s: float) -> None:
+        for offset, record in self.unsettled():
+            if record.state == "claimed":
+                self.unclaim(offset)
+            if record.state == "locked":
+                self.set_times(record, now_s)
+
+    def unclaim(self, offset: int) -> None:
+        record = self.records[offset]
+        record.state = "free" if record.due_ms is None else "delayed"
+
+    def cut(self, offset: int) -> None:
+        self.state_epoch += 1
+        self.records = {one: replace(of) for one, of in self.records.items() if one < offset}
+        self.dying = {one: of for one, of in self.dying.items() if one < offset}
+        self.learned = offset
+        self.first = min(self.first, offset)
+        for _offset, record in self.unsettled():
+            if record.state == "locked":
+                record.state, record.holder = "free", None
+                record.excused += 1
+
+    def advance_start(self, offset: int) -> int:
+        gone = [one for one, _record in self.unsettled() if one < offset]
+        self.records = {one: of for one, of in self.records.items() if one >= offset}
+        self.dying = {one: of for one, of in self.dying.items() if one >= offset}
+        self.first = max(self.first, offset)
+        self.learned = max(self.learned, offset)
+        return len(gone)

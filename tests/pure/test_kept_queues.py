@@ -1,0 +1,166 @@
+"""What a keeper holds: of which opening writes are taken, and that its log says all of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayq.core import kept_queues
+from rayq.core.kept_queues import (
+    KeptQueues,
+    Record,
+    StateKey,
+    decode,
+    encode,
+    keeper_partition,
+    pack,
+    unpack,
+)
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    QueueFencedError,
+    QueueLimitError,
+    UnsupportedFormatError,
+)
+
+KEY = StateKey("q", 0)
+
+
+def open_state(kept: KeptQueues, epoch: int, opener: str, key: StateKey = KEY) -> int:
+    fence, records = kept.open_state(key, data_leader_epoch=epoch, opener=opener)
+    take(kept, records)
+    return fence
+
+
+def take(kept: KeptQueues, records: list[Record]) -> None:
+    for record in records:
+        kept.replay(decode(*encode(record)))
+
+
+def test_the_newest_opening_is_the_one_that_writes() -> None:
+    kept = KeptQueues()
+    first = open_state(kept, 5, "a")
+    assert open_state(kept, 5, "a") == first  # Its answer was lost.
+    take(kept, kept.write(KEY, first, [(b"k", b"1")]))
+    second = open_state(kept, 5, "b")
+    third = open_state(kept, 7, "c")
+    assert first < second < third
+    with pytest.raises(QueueFencedError, match="epoch 7: 6 is over"):
+        open_state(kept, 6, "d")
+    for fence in (first, second, third + 1):
+        with pytest.raises(QueueFencedError, match="another leader"):
+            kept.write(KEY, fence, [(b"k", b"2")])
+    with pytest.raises(QueueFencedError, match="while this one read"):
+        kept.open_state(KEY, data_leader_epoch=7, opener="e", is_first_page=False)
+    assert kept.read(KEY, b"") == ([(b"k", b"1")], None)
+    with pytest.raises(QueueFencedError):
+        kept.write(StateKey("unknown", 0), 1, [])
+
+
+def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper() -> None:
+    before = KeptQueues(keeper_epoch=3)
+    fence, opened = before.open_state(KEY, data_leader_epoch=5, opener="a")
+    take(before, opened)
+    clean = KeptQueues(keeper_epoch=4, unclean_epoch=2)
+    unclean = KeptQueues(keeper_epoch=6, unclean_epoch=6)
+    for kept in (clean, unclean):
+        take(kept, opened)
+    take(clean, clean.write(KEY, fence, [(b"k", b"1")]))
+    with pytest.raises(QueueFencedError, match="unclean election"):
+        unclean.write(KEY, fence, [(b"k", b"1")])
+    with pytest.raises(QueueFencedError, match="while this one read"):
+        unclean.open_state(KEY, data_leader_epoch=5, opener="a", is_first_page=False)
+    assert open_state(unclean, 5, "a") == fence + 1
+    take(unclean, unclean.write(KEY, fence + 1, [(b"k", b"1")]))
+
+
+def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 1000)
+    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 1000)
+    kept = KeptQueues()
+    fence = open_state(kept, 1, "a")
+    take(kept, kept.write(KEY, fence, [(b"a", bytes(800)), (b"b", bytes(400))]))
+    assert kept.is_full
+    with pytest.raises(QueueLimitError):
+        kept.write(KEY, fence, [(b"c", bytes(900))])
+    take(kept, kept.write(KEY, fence, [(b"c", bytes(900)), (b"a", None), (b"b", None)]))
+    take(kept, kept.write(KEY, fence, [(b"c", bytes(1))]))
+    assert not kept.is_full
+
+
+def test_a_state_that_is_forgotten_leaves_nothing() -> None:
+    kept = KeptQueues()
+    other = StateKey("q", 1)
+    for key in (KEY, other):
+        take(kept, kept.write(key, open_state(kept, 1, "a", key), [(b"k", b"v"), (b"l", b"w")]))
+    take(kept, kept.forget(KEY))
+    assert list(kept) == [other]
+    take(kept, kept.forget(other))
+    assert (list(kept), kept.held_bytes, kept.forget(KEY)) == ([], 0, [])
+    assert open_state(kept, 1, "a") == 1
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_the_compacted_log_says_what_is_held(data: st.DataObject) -> None:
+    kept, log = KeptQueues(), dict[bytes, bytes | None]()
+    keys = [KEY, StateKey("q", 1), StateKey("r", 0)]
+    fences: dict[StateKey, int] = {}
+    for _ in range(data.draw(st.integers(0, 20))):
+        key = data.draw(st.sampled_from(keys))
+        match data.draw(st.sampled_from(["open", "write", "write", "forget"])):
+            case "open":
+                fences[key], records = kept.open_state(key, data_leader_epoch=1, opener="a")
+            case "write" if key in fences:
+                names, values = st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=9) | st.none()
+                records = kept.write(
+                    key, fences[key], data.draw(st.lists(st.tuples(names, values), max_size=4))
+                )
+            case _:
+                fences.pop(key, None)
+                records = kept.forget(key)
+        take(kept, records)
+        log.update(map(encode, records))
+    again = KeptQueues()
+    for one in log.items():
+        again.replay(decode(*one))
+    assert set(again) == set(kept)
+    assert again.held_bytes == kept.held_bytes
+    for key in keys:
+        assert again.read(key, b"") == kept.read(key, b"")
+        assert (key in fences) == (key in set(kept))
+
+
+def test_pages_hold_all_records_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_queues, "PAGE_BYTES", 300)
+    kept = KeptQueues()
+    records = [(b"%02d" % number, b"v") for number in range(10)]
+    take(kept, kept.write(KEY, open_state(kept, 1, "a"), records[::-1]))
+    found, after = list[tuple[bytes, bytes | None]](), b""
+    while after is not None:
+        page, after = kept.read(KEY, after)
+        assert len(page) < 5
+        found += page
+    assert found == records
+
+
+def test_what_is_sent_is_read_and_no_other_bytes_are() -> None:
+    assert unpack(pack([(b"a", b"1"), (b"b", None)])) == [(b"a", b"1"), (b"b", None)]
+    for payload in (b"", b"\xc1", b"\x91\x91\x01"):
+        with pytest.raises(InvalidRequestError):
+            unpack(payload)
+    for key in (None, b"\xc1", b"\x92\xa1q\x00"):
+        with pytest.raises(CorruptBatchError):
+            decode(key, b"")
+    kept = KeptQueues()
+    with pytest.raises(CorruptBatchError):
+        kept.replay(Record(KEY, b"", b"\x01"))
+    with pytest.raises(UnsupportedFormatError, match="newer"):
+        kept.replay(Record(KEY, b"", b"\x95\x02\x01\x01\xa1a\x01"))
+
+
+def test_queues_are_spread_over_the_keepers() -> None:
+    assert {keeper_partition(f"queue-{number}", 4) for number in range(50)} == {0, 1, 2, 3}
+    assert keeper_partition("q", 1) == 0

@@ -1,0 +1,556 @@
+"""What a queue decides about its records, against a model that does it offset by offset."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayq.config import QueueConfig
+from rayq.core.kept_queues import KeptRecord
+from rayq.core.queue_moves import Dying, Move
+from rayq.core.queue_state import QueueState
+from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from tests.pure.queue_model import QueueModel
+
+HOLDERS = ("a", "b", "c")
+KEYS = (b"x", b"y", b"z", None)
+NAMES = {"free": "ready", "claimed": "moving"}
+
+
+class Keeper:
+    """Has what was kept."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, bytes] = {}
+
+    def write(self, records: Iterable[KeptRecord]) -> None:
+        for key, value in records:
+            if value is None:
+                self.records.pop(key, None)
+            else:
+                self.records[key] = value
+
+
+class Pair:
+    """The state and the model of one queue, which get the same to do."""
+
+    def __init__(self, chosen: random.Random) -> None:
+        self.chosen = chosen
+        self.config = QueueConfig(
+            visibility_timeout_s=10,
+            max_handling_s=chosen.choice([10, 25]),
+            max_deliveries=chosen.choice([1, 2, 4]),
+            ordered_by_key=chosen.random() < 0.6,
+            dead_letters=chosen.choice(["keep", "keep", "discard"]),
+        )
+        first = chosen.choice([0, 200, 250, 512])
+        self.state = QueueState.begin(self.config, first)
+        self.model = QueueModel(self.config, first, first)
+        self.keeper = Keeper()
+        self.now_s = 1000.0
+        self.now_ms = 5_000_000
+        self.state.learn_epoch(3, first)
+        self.moves = 0
+        self.claimed: list[int] = []
+
+    def run(self, steps: int) -> None:
+        doing = [
+            (self.learn, 8),
+            (self.take, 14),
+            (self.ack, 14),
+            (self.nack, 7),
+            (self.reject, 3),
+            (self.release, 3),
+            (self.extend, 3),
+            (self.time, 5),
+            (self.free_holder, 2),
+            (self.move, 5),
+            (self.end_claim, 5),
+            (self.end_move, 3),
+            (self.keep, 6),
+            (self.reopen, 3),
+            (self.leave, 1),
+        ]
+        actions, weights = zip(*doing, strict=True)
+        for action in self.chosen.choices(actions, weights, k=steps):
+            action()
+            self.compare()
+
+    # --- what is done to both ---
+
+    def learn(self) -> None:
+        chosen, first = self.chosen, self.model.learned
+        last = first + chosen.choice([0, 2, 5, 20, 60, 300]) - chosen.choice([0, 1])
+        if chosen.random() < 0.3:
+            self.state.learn_gap(last)
+            self.model.learn_gap(last)
+            return
+        keys = [chosen.choice(KEYS) for _ in range(first, last + 1)]
+        if not self.config.ordered_by_key:
+            keys = [None for _ in keys]
+        self.state.learn(last, keys if self.config.ordered_by_key else None)
+        self.model.learn(last, keys)
+        for offset in range(first, last + 1):
+            if chosen.random() < 0.02:
+                due_ms = self.now_ms + chosen.randint(0, 30_000)
+                self.state.learn_due(offset, due_ms)
+                self.model.delay(offset, due_ms)
+
+    def take(self) -> None:
+        chosen = self.chosen
+        holder, count = chosen.choice(HOLDERS), chosen.choice([1, 2, 7, 40, 700])
+        low, high = 0, self.model.learned
+        if chosen.random() < 0.3:
+            low = chosen.randint(self.model.start, high)
+            high = chosen.randint(low, high)
+        given = self.state.take(
+            holder, count, now_s=self.now_s, from_offset=low, below_offset=high
+        )
+        assert given == sorted(given)
+        expected = self.model.take(holder, count, low, high, self.now_s)
+        assert [(one, n) for first, last, n in given for one in range(first, last + 1)] == expected
+
+    def _lock(self) -> tuple[str, int, int, int, int]:
+        """`(holder, state epoch, first, last, count)`: of locks mostly."""
+        chosen, model = self.chosen, self.model
+        locked = [one for one, record in model.unsettled() if record.state == "locked"]
+        epoch = model.state_epoch - (chosen.random() < 0.05)
+        if not locked or chosen.random() < 0.1:
+            first = chosen.randint(max(0, model.start - 10), model.learned + 3)
+            return "a", epoch, first, first + chosen.choice([0, 1, 5, 400]), chosen.randint(1, 3)
+        first = chosen.choice(locked)
+        record = model.records[first]
+        last = first + chosen.choice([0, 0, 0, 1, 3, 30, 500])
+        count = record.count + (chosen.random() < 0.1)
+        return record.holder or "", epoch, first, last, count
+
+    def ack(self) -> None:
+        holder, epoch, first, last, count = self._lock()
+        lost = self.state.ack(holder, epoch, [(first, last, count)])
+        settled = {one: self.model.ack(epoch, one, count) for one in range(first, last + 1)}
+        self._compare_lost(lost, settled)
+
+    def nack(self) -> None:
+        holder, epoch, first, last, count = self._lock()
+        delay_ms = self.chosen.choice([0, 0, 5_000])
+        lost = self.state.nack(holder, epoch, [(first, last, count, delay_ms)], now_ms=self.now_ms)
+        settled = {
+            one: self.model.nack(epoch, one, count, delay_ms, self.now_ms)
+            for one in range(first, last + 1)
+        }
+        self._compare_lost(lost, settled)
+
+    def release(self) -> None:
+        holder, epoch, first, last, count = self._lock()
+        lost = self.state.release(holder, epoch, [(first, last, count)])
+        settled = {one: self.model.release(epoch, one, count) for one in range(first, last + 1)}
+        self._compare_lost(lost, settled)
+
+    def reject(self) -> None:
+        holder, epoch, first, _last, count = self._lock()
+        lost = self.state.reject(holder, epoch, [(first, count, "why")])
+        self._compare_lost(lost, {first: self.model.reject(epoch, first, count)})
+
+    def extend(self) -> None:
+        holder, epoch, first, last, count = self._lock()
+        timeout_s = self.chosen.choice([5, 10, 60])
+        lost = self.state.extend(
+            holder, epoch, [(first, last, count, timeout_s * 1000)], now_s=self.now_s
+        )
+        settled = {
+            one: self.model.extend(epoch, one, count, timeout_s, self.now_s)
+            for one in range(first, last + 1)
+        }
+        self._compare_lost(lost, settled)
+
+    def _compare_lost(self, lost: list[tuple[int, int, str]], settled: dict[int, bool]) -> None:
+        told = [one for first, last, _who in lost for one in range(first, last + 1)]
+        assert sorted(told) == [one for one, is_settled in settled.items() if not is_settled]
+
+    def time(self) -> None:
+        self.now_s += self.chosen.choice([0.5, 2, 7])
+        self.now_ms += self.chosen.choice([500, 4_000])
+        self.state.expire(self.now_s)
+        self.model.expire(self.now_s)
+        self.state.due(self.now_ms)
+        self.model.due(self.now_ms)
+
+    def free_holder(self) -> None:
+        holder = self.chosen.choice(HOLDERS)
+        self.state.free_holder(holder)
+        self.model.free_all(
+            one for one, record in self.model.unsettled() if record.holder == holder
+        )
+
+    def move(self) -> None:
+        """Dying records begin to move, or some are claimed for a move."""
+        model = self.model
+        if self.chosen.random() < 0.5:
+            dying = self.state.to_move(3)
+            for record in dying:
+                del model.dying[record.offset]
+            if dying:
+                self._begin_move("dead", dying)
+            return
+        asked = sorted({self.chosen.randint(max(0, model.start - 2), model.learned) for _ in "123"})
+        claimed, settled, refused = self.state.claim(asked)
+        states = {one: model.records[one].state for one in asked if one in model.records}
+        assert claimed == [one for one in asked if states.get(one) in ("free", "delayed")]
+        assert settled == [one for one in asked if model.is_settled(one)]
+        assert len(claimed) + len(settled) + len(refused) == len(asked)
+        for one in claimed:
+            model.records[one].state = "claimed"
+        self.claimed += claimed
+
+    def end_claim(self) -> None:
+        model = self.model
+        claimed = [one for one in self.claimed if one in model.records]
+        self.claimed = []
+        outcome = self.chosen.choice(["move", "discard", "unclaim"])
+        if outcome == "unclaim":
+            self.state.unclaim(claimed)
+            for one in claimed:
+                model.unclaim(one)
+        elif outcome == "discard":
+            self.state.discard(claimed)
+            for one in claimed:
+                model.records[one].state = "done"
+        elif claimed:
+            counts = [model.records[one].count for one in claimed]
+            records = [Dying(*of, "", "") for of in sorted(zip(claimed, counts, strict=True))]
+            self._begin_move("done", records)
+            for one in claimed:
+                model.records[one].state, model.records[one].due_ms = "moving", None
+
+    def _begin_move(self, outcome: str, records: list[Dying]) -> None:
+        self.moves += 1
+        self.state.begin_move(
+            Move(self.moves, outcome, "t", 0, 7, self.moves, 0, 0, 0, tuple(records))  # type: ignore[arg-type]
+        )
+
+    def end_move(self) -> None:
+        moves = self.state.moves()
+        if not moves:
+            return
+        move = self.chosen.choice(moves)
+        known = [one for one in move.records if one.offset in self.model.records]
+        if self.chosen.random() < 0.7:
+            self.state.end_move(move.move_id)
+            for record in known:
+                self.model.records[record.offset].state = "done"
+        else:
+            self.state.release_move(move.move_id)
+            self._release(move)
+
+    def _release(self, move: Move) -> None:
+        for record in move.records:
+            if record.offset in self.model.records:
+                if move.outcome == "dead":
+                    self.model.dying[record.offset] = (record.count, record.reason)
+                else:
+                    self.model.records[record.offset].state = "free"
+
+    def leave(self) -> None:
+        """Records leave by retention, or are purged."""
+        model = self.model
+        offset = model.start + self.chosen.choice([0, 1, 30, 300])
+        if self.chosen.random() < 0.5:
+            assert self.state.advance_start(offset) == model.advance_start(offset)
+            return
+        self.state.purge(offset)
+        for one, record in list(model.unsettled()):
+            if one < offset and record.state in ("free", "delayed"):
+                record.state = "done"
+        model.learn_gap(offset - 1)
+
+    def keep(self) -> None:
+        self.keeper.write(self.state.changes())
+        assert not self.state.is_changed
+
+    def reopen(self) -> None:
+        """Another leader goes on, after a clean election mostly."""
+        self.keep()
+        if self.chosen.random() < 0.5:
+            self.now_s = self.chosen.choice([0.0, 2000.0])
+        kept = list(self.keeper.records.items())
+        replayed = QueueState.replay(self.config, kept, now_s=self.now_s)
+        assert replayed is not None and replayed.epochs == self.state.epochs
+        assert sorted(map(str, replayed.moves())) == sorted(map(str, self.state.moves()))
+        self.state, model = replayed, self.model
+        self.claimed = []
+        model.reopen(self.now_s)
+        if self.chosen.random() < 0.2 and model.start < model.learned:
+            offset = self.chosen.randint(model.start, model.learned - 1)
+            before = {move.move_id: move for move in replayed.moves()}
+            self.state.cut(offset)
+            after = {move.move_id for move in self.state.moves()}
+            for move_id, move in before.items():
+                if move_id not in after:
+                    assert move.records[-1].offset >= offset
+                    self._release(move)
+            model.cut(offset)
+        if self.config.ordered_by_key:
+            assert model.learned == model.start or self.state.keys_wanted()
+            for first, last in self.state.keys_wanted():
+                keys = [model.records[one].key for one in range(first, last + 1)]
+                self.state.tell_keys(first, keys)
+        assert not self.state.keys_wanted()
+
+    # --- what must be equal ---
+
+    def compare(self) -> None:
+        state, model = self.state, self.model
+        records = list(model.unsettled())
+        page, following = state.unsettled(0, [], 100_000, now_s=self.now_s)
+        assert following is None
+        assert [(one.offset, one.state, one.count) for one in page] == [
+            (offset, NAMES.get(record.state, record.state), record.count)
+            for offset, record in records
+        ]
+        for one, (_offset, record) in zip(page, records, strict=True):
+            if record.state == "locked":
+                assert one.holder == record.holder
+                left_ms = max(0, round((record.end_tick / 10 - self.now_s) * 1000))
+                assert one.due_ms == left_ms
+            elif record.state == "delayed":
+                assert one.due_ms == record.due_ms
+        assert state.start_offset == max(model.start, model.first)
+        assert state.learned == model.learned
+        dying = {one.offset: (one.count, one.reason) for one in state.to_move(100_000)}
+        assert dying == model.dying
+        counts = state.counts()
+        states = [record.state for _offset, record in records]
+        assert counts.locked == states.count("locked")
+        assert counts.delayed == states.count("delayed")
+        assert counts.moving == states.count("moving") + states.count("claimed")
+        assert counts.ready + counts.blocked == states.count("free")
+        assert sum(counts) == model.learned - state.start_offset
+        ready = [
+            one
+            for one, record, before in model.in_line()
+            if record.state == "free" and before is None
+        ]
+        assert counts.ready == len(ready)
+        assert state.first_ready() == (ready[0] if ready else None)
+        if state.next_expiry_s is None:
+            assert not counts.locked
+        first_due_ms = min((one.due_ms or 0 for one in page if one.state == "delayed"), default=None)
+        if first_due_ms is not None:
+            assert state.next_due_ms is not None and state.next_due_ms <= first_due_ms
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32))
+def test_a_queue_does_what_the_model_does(seed: int) -> None:
+    Pair(random.Random(seed)).run(60)
+
+
+# --- what chance rarely brings about -----------------------------------------------------------
+
+
+def opened(*, ready: int, **config: Any) -> tuple[QueueState, Keeper]:
+    """A queue with so many ready records, all of the key b"k" with `ordered_by_key`."""
+    state, keeper = QueueState.begin(QueueConfig(**config), 0), Keeper()
+    keys = [b"k"] * ready
+    state.learn(ready - 1, keys if state.config.ordered_by_key else None)
+    keeper.write(state.changes())
+    return state, keeper
+
+
+def again(state: QueueState, keeper: Keeper) -> QueueState:
+    keeper.write(state.changes())
+    replayed = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
+    assert replayed is not None
+    return replayed
+
+
+def test_one_open_record_costs_no_memory_for_the_settled_ones_behind_it() -> None:
+    state, keeper = opened(ready=10_000)
+    for _ in range(10):
+        for first, last, count in state.take("a", 1000, now_s=0):
+            assert not state.ack("a", 0, [(max(first, 1), last, count)])
+        keeper.write(state.changes())
+    assert state.start_offset == 0 and state.counts().done == 9999
+    # The head, the first block, and the last one, which goes on.
+    assert len(keeper.records) == 3
+    assert sum(map(len, keeper.records.values())) < 200
+    state = again(state, keeper)
+    assert state.counts().done == 9999
+    assert not state.ack("a", 0, [(0, 0, 1)])
+    assert state.start_offset == 10_000
+    keeper.write(state.changes())
+    assert len(keeper.records) == 2, "only the head and the block that the start is in"
+
+
+def test_far_settled_ranges_are_looked_at_quickly() -> None:
+    state, _keeper = opened(ready=10)
+    state.take("a", 1, now_s=0)
+    state.purge(2**40)
+    assert state.start_offset == 0 and state.learned == 2**40
+    assert not state.ack("a", 0, [(1, 2**40 - 1, 1)])
+    assert state.ack("a", 0, [(0, 2**62, 1)]) == [(2**40, 2**62, "nobody has it")]
+    assert state.start_offset == 2**40
+
+
+def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> None:
+    state, keeper = opened(ready=3)
+    state.take("a", 3, now_s=0)
+    for _ in range(2):
+        assert not state.reject("a", 0, [(1, 1, "bad")])
+        assert state.to_move(10) == [Dying(1, 1, "rejected", "bad")]
+        state = again(state, keeper)
+    state.begin_move(Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(10))))
+    state = again(state, keeper)
+    assert [move.move_id for move in state.moves()] == [4] and not state.to_move(10)
+    assert not state.reject("a", 0, [(1, 1, "bad")])
+    state.end_move(4)
+    state = again(state, keeper)
+    assert not state.reject("a", 0, [(1, 1, "bad")])
+    assert state.counts().moving == 0 and state.counts().done == 1
+    assert state.reject("a", 0, [(2, 7, "bad")]) == [(2, 2, "consumer a has it")]
+
+
+def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
+    state, keeper = opened(ready=1, max_deliveries=2)
+    for count in range(1, 8):
+        assert state.take("a", 1, now_s=0) == [(0, 0, count)]
+        assert not state.release("a", 0, [(0, 0, count)])
+        state = again(state, keeper)
+    state.take("a", 1, now_s=0)
+    state.nack("a", 0, [(0, 0, 8, 0)], now_ms=0)
+    assert state.counts().ready == 1
+    state.take("a", 1, now_s=0)
+    state.nack("a", 0, [(0, 0, 9, 0)], now_ms=0)
+    assert [one.offset for one in state.to_move(2)] == [0]
+
+
+def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -> None:
+    state, _keeper = opened(ready=4, ordered_by_key=True)
+    assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
+    state.reject("a", 0, [(1, 1, "bad")])
+    assert state.counts().locked == 2
+    state.nack("a", 0, [(0, 0, 1, 0)], now_ms=0)
+    assert state.counts().locked == 0, "the third would be handled before the first"
+    assert state.take("b", 4, now_s=0) == [(0, 0, 2)], "the second is not dead yet"
+    state.ack("b", 0, [(0, 0, 2)])
+    assert not state.take("b", 4, now_s=0)
+    state.discard([1])
+    assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
+
+
+def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:
+    state, keeper = opened(ready=600, ordered_by_key=True)
+    state.take("a", 2, now_s=0)
+    state = again(state, keeper)
+    assert state.keys_wanted() == [(0, 599)]
+    assert state.advance_start(300) == 300
+    assert state.keys_wanted() == [(300, 599)]
+    assert state.room() == 0 and state.first_ready() is None
+    state.tell_keys(302, [b"k"] * 100)
+    state.tell_keys(600, [])
+    assert not state.keys_wanted() and state.room()
+    assert state.counts().blocked == 99
+    assert state.take("b", 600, now_s=0, below_offset=304) == [(300, 303, 1)]
+
+
+def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
+    state, keeper = opened(ready=300)
+    state.take("a", 300, now_s=0)
+    state.ack("a", 0, [(0, 279, 1)])
+    state.reject("a", 0, [(290, 1, "bad")])
+    keeper.write(state.changes())
+    head = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
+    assert head is not None
+    head.cut(270)
+    keeper.write(head.changes()[:1])
+    state = again(head, keeper)
+    assert (state.start_offset, state.learned, state.state_epoch) == (270, 270, 1)
+    state.learn(299)
+    assert sum(state.counts()) == state.counts().ready == 30 and not state.to_move(1)
+    assert len(again(state, keeper).to_move(1)) == 0
+    assert len(keeper.records) == 2
+
+
+def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
+    state, keeper = opened(ready=3000)
+    state.take("a", 3000, now_s=0)
+    state.ack("a", 0, [(1, 2999, 1)])
+    state = again(state, keeper)
+    state.cut(1500)
+    assert (state.start_offset, state.learned, state.state_epoch) == (0, 1500, 1)
+    assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "nobody has it")]
+    assert not state.ack("a", 0, [(1, 1499, 1)])
+    state = again(state, keeper)
+    state.learn(2999)
+    assert state.take("b", 3000, now_s=0) == [(0, 0, 2), (1500, 2999, 1)]
+    assert not state.ack("b", 1, [(0, 0, 2)])
+    assert state.start_offset == 1500
+
+
+def test_a_claimed_record_waits_beyond_its_due_time() -> None:
+    state, _keeper = opened(ready=2)
+    state.take("a", 1, now_s=0)
+    state.nack("a", 0, [(0, 0, 1, 5000)], now_ms=0)
+    assert state.claim([0, 1]) == ([0, 1], [], [])
+    assert not state.due(6000) and state.first_ready() is None
+    state.unclaim([0, 1])
+    assert state.first_ready() == 1
+    assert state.due(6000) == 1 and state.first_ready() == 0
+
+
+def test_takes_wait_at_the_bounds_and_settling_does_not() -> None:
+    state, _keeper = opened(ready=20_000)
+    assert state.room() == 0 and state.trouble is None
+    assert state.take("a", 20_000, now_s=0) == [(0, 9999, 1)]
+    assert state.room() == 10_000
+    assert not state.take("b", 1, now_s=0) and state.first_ready() is None
+    assert "locked" in (state.trouble or "")
+    state.nack("a", 0, [(0, 9999, 1, None)], now_ms=0)
+    assert state.counts().delayed == 10_000
+    assert state.take("b", 1, now_s=0) == [(10_000, 10_000, 1)]
+
+
+def test_time_in_which_nobody_is_heard_counts_for_no_lock() -> None:
+    state, _keeper = opened(ready=1, visibility_timeout_s=10)
+    state.take("a", 1, now_s=100)
+    state.prolong(50)
+    assert not state.expire(159.8)
+    assert state.next_expiry_s == 160.1
+    assert state.expire(160.2) == 1
+    assert state.take("b", 1, now_s=160) == [(0, 0, 2)]
+    assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "consumer b has it")]
+
+
+def test_the_back_off_doubles_up_to_the_longest_and_never_comes_early() -> None:
+    state, _keeper = opened(ready=1, max_deliveries=100, backoff_s=2, backoff_max_s=60)
+    now_ms, waits = 0, []
+    for count in range(1, 9):
+        state.take("a", 1, now_s=0)
+        state.nack("a", 0, [(0, 0, count, None)], now_ms=now_ms)
+        due_ms = state.next_due_ms
+        assert due_ms is not None
+        waits.append((due_ms - now_ms) / 1000)
+        assert not state.due(due_ms - 1) and state.due(due_ms) == 1
+        now_ms = due_ms
+    for wait, expected in zip(waits, [2, 4, 8, 16, 32, 60, 60, 60], strict=True):
+        assert expected * 0.8 <= wait <= min(60, expected * 1.2)
+
+
+def test_bytes_of_others_are_refused() -> None:
+    state, keeper = opened(ready=600)
+    state.take("a", 3, now_s=0)
+    keeper.write(state.changes())
+    for key in list(keeper.records):
+        for value in (b"", b"x", b"\x91\x01", keeper.records[key][:-1]):
+            broken = {**keeper.records, key: value}
+            with pytest.raises(CorruptBatchError):
+                QueueState.replay(state.config, list(broken.items()), now_s=0)
+        newer = {**keeper.records, key: b"\x91\x02"}
+        with pytest.raises(UnsupportedFormatError):
+            QueueState.replay(state.config, list(newer.items()), now_s=0)
+    assert QueueState.replay(state.config, [], now_s=0) is None
