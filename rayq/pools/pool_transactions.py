@@ -17,6 +17,7 @@ from rayq.client.producing.producer import AsyncProducer
 from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
+    NullKeyError,
     ProducerFencedError,
     RayqError,
     RecordTooLargeError,
@@ -33,6 +34,7 @@ POOL_NAME_CHARACTERS = 200
 _FAULTS_OF_RECORDS = (
     InvalidRequestError,
     InvalidTimestampError,
+    NullKeyError,
     RecordTooLargeError,
     UnknownTopicError,
 )

@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def queue() -> str:
-    return f"queue-{next(_numbers)}"
+    return f"cli-queue-{next(_numbers)}"
 
 
 def dead_letters(rayq: Command, name: str, count: int) -> list[dict[str, Any]]:

@@ -220,7 +220,8 @@ def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
                 groups.append(verb)
             else:
                 options = {name for one in verb.params for name in one.opts}
-                assert "--json" in options, verb.name
+                # What `work` prints is what the user's command prints.
+                assert "--json" in options or verb.name == "work", verb.name
                 seen += 1
     assert seen >= 32
     assert "--json" in rayq_command.well("topic", "create", "-h").out
@@ -285,7 +286,7 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
         rayq_command.well("status", *flags, "--json").json for flags in ((), ("--internal",))
     )
     assert again["topics"] == status["topics"]
-    assert whole["topics"] - status["topics"] in (1, 2)  # Another test may have used transactions.
+    assert whole["topics"] - status["topics"] in (1, 2, 3)  # Others may have used transactions, queues.
     assert sum(again["partitions"].values()) < sum(whole["partitions"].values())
     health = rayq_command.well("cluster", "health", "--json").json
     assert health["healthy"] is True

@@ -45,8 +45,10 @@ from tests.local.support import (
     values,
 )
 from tests.wrong_batches import (
+    CHUNK,
     CONTROL,
     GOOD,
+    LARGE,
     NULL_KEYS,
     TRANSACTIONAL,
     WRONG_BODIES,
@@ -232,7 +234,9 @@ def test_a_batch_with_attributes_that_clients_may_not_set_is_refused(
         refusal = "a coordinator drew" if attributes == TRANSACTIONAL else "not for producers"
         with pytest.raises(InvalidRecordError, match=refusal):
             produce_raw(cluster, topic, sealed({"attributes": attributes}, GOOD))
-    for bit in (1, 2, *range(8, 16)):
+    with pytest.raises(InvalidRecordError, match="at once"):
+        produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | LARGE | CHUNK}, GOOD))
+    for bit in (1, 2, *range(11, 16)):
         with pytest.raises(UnsupportedFormatError):
             produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | 1 << bit}, GOOD))
     with pytest.raises(InvalidRecordError, match="no key"):

@@ -110,7 +110,7 @@ def test_a_handler_that_keeps_raising_has_its_dead_letters_in_the_transaction(
     assert all(("rayq.error.class", b"ValueError") in one.headers for one in letters)
 
 
-@pytest.mark.parametrize("bad", ["topic", "size", "type", "partition"])
+@pytest.mark.parametrize("bad", ["topic", "compacted", "type", "partition"])
 def test_what_cannot_be_sent_is_an_error_of_the_handler(
     cluster: LocalCluster,
     new_topic: NewTopic,
@@ -119,11 +119,11 @@ def test_what_cannot_be_sent_is_an_error_of_the_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_transactions, "TIMEOUT_MS", 1_000)
-    topic, out, dead = new_topic(), new_topic(max_message_bytes=2_000), new_topic()
+    topic, out, dead = new_topic(), new_topic(), new_topic()
     sent = fill(cluster, topic, 1, 10)
     wrong: dict[str, Any] = {
         "topic": Outgoing("no-such-topic", b""),
-        "size": Outgoing(out, random.Random(1).randbytes(100_000)),
+        "compacted": Outgoing(new_topic(cleanup_policy="compact"), b"it has no key"),
         "type": Outgoing(out, 5),  # type: ignore[arg-type]
         "partition": Outgoing(out, b"", partition=9),
     }

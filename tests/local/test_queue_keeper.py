@@ -58,7 +58,7 @@ class Leaders:
         brokers = cluster.admin.describe_cluster().brokers
         self._broker = next((one.host, one.port) for one in brokers if one.broker == 0)
         self.links = Links(self.environment, self.pool, ask_broker=self.ask)
-        self.queue = f"queue-{next(_numbers)}"
+        self.queue = f"kept-{next(_numbers)}"
         self.queue_id = ""
 
     async def ask(self, request: messages.Request[messages.ResponseT]) -> messages.ResponseT:
@@ -294,7 +294,7 @@ def test_a_keeper_refuses_what_no_leader_sends(servers: LocalCluster) -> None:
 def test_nothing_is_given_out_while_the_keeper_is_full(
     servers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"queue-{next(_numbers)}"
+    name = f"kept-{next(_numbers)}"
     servers.admin.create_queue(name)
     with servers.producer() as producer:
         for number in range(10):

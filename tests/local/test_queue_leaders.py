@@ -32,7 +32,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def queue(servers: LocalCluster) -> str:
-    name = f"queue-{next(_numbers)}"
+    name = f"led-{next(_numbers)}"
     servers.admin.create_queue(name, partitions=1)
     return name
 
@@ -115,7 +115,7 @@ def test_what_a_transaction_aborted_is_given_to_nobody(
 
 
 def test_the_log_follows_a_queue_that_deletes_what_is_done(servers: LocalCluster) -> None:
-    name = f"queue-{next(_numbers)}"
+    name = f"led-{next(_numbers)}"
     servers.admin.create_queue(name, partitions=1, retention="delete_done")
     put(servers, name, 20)
 
