@@ -13,6 +13,7 @@ from rayq.runtime.layout import format_broker
 from tests.local.support import read_all, values
 
 
+@pytest.mark.thorough
 def test_a_start_after_one_that_died_amid_formatting(ray_here: None, tmp_path: Path) -> None:
     for broker in (0, 1):
         format_broker(

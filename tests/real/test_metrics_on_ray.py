@@ -100,6 +100,7 @@ def scrape() -> Scrape:
     return {}  # The agent is starting.
 
 
+@pytest.mark.thorough
 def test_every_figure_reaches_prometheus_under_its_name_and_labels(metered: Cluster) -> None:
     deadline_s = time.monotonic() + SCRAPED_TIMEOUT_S
     while missing := set(EXPORTED) - set(found := of_this_cluster(scrape())):
@@ -130,6 +131,7 @@ def values(found: Scrape, name: str, labels: dict[str, str]) -> set[float]:
     return {value for have, value in found[name] if labels.items() <= have.items()}
 
 
+@pytest.mark.thorough
 def test_each_process_has_a_log_file_with_elections_and_rebalances(metered: Cluster) -> None:
     logs = Path(worker.global_worker.node.get_logs_dir_path())
     controller = (logs / f"rayq-{NAME}-controller.log").read_text()

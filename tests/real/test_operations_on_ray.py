@@ -53,6 +53,7 @@ def _replica_pid(cluster: Cluster, broker: int) -> int | None:
     return next(one.pid for one in replicas if one.broker == broker)
 
 
+@pytest.mark.thorough
 def test_a_broker_starts_on_a_new_disk_and_copies_what_it_had(cluster: Cluster) -> None:
     cluster.create_topic("disk")
     with cluster.producer() as producer:

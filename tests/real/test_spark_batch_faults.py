@@ -226,6 +226,7 @@ def test_an_atomic_write_becomes_visible_whole_although_its_tasks_fail(
         write(df, "atomic", key="key", cluster=cluster, job=job)
 
 
+@pytest.mark.thorough
 def test_two_attempts_at_the_same_time_write_nothing_twice(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import write
 

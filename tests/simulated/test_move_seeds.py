@@ -11,15 +11,9 @@ QUICK_HUNTS = ("completed_by_a_majority", "directory_removed_before_the_commit")
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("scenario", "seeds"),
-    [
-        ("moves", "0"),
-        pytest.param("moves", "1:4", marks=pytest.mark.thorough),
-        pytest.param("group-moves", "0:3", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("scenario", "seeds"), [("moves", "0:4"), ("group-moves", "0:3")])
 def test_partitions_move_and_nothing_is_lost(scenario: str, seeds: str) -> None:
     assert " moves, " in passing("--scenario", scenario, seeds)
 

@@ -30,6 +30,7 @@ def test_a_bug_planted_into_what_removes_records_is_found(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_a_seed_that_is_watched_is_the_same_run_and_says_what_it_met() -> None:
     # Both lines name the trace: so this is also the test that one seed gives one trace.
