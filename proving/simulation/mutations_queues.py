@@ -58,8 +58,8 @@ class _Early:
     def __init__(self, commits: QueueCommits) -> None:
         self._commits = commits
 
-    def kept(self) -> None:
-        self._commits.kept()
+    def kept(self, *, may_linger: bool) -> None:
+        self._commits.kept(may_linger=may_linger)
 
 
 @plants("49", "who holds a record is in the leader's memory only", QUEUES)
