@@ -351,6 +351,7 @@ def cleaner_processes() -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_helper_that_is_killed_costs_nothing_but_its_work(tmp_path: Path) -> None:
     with LocalCluster(
         brokers=1,

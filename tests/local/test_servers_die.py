@@ -74,6 +74,7 @@ def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluste
     load.check()
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_while_a_hundred_replicas_start_in_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

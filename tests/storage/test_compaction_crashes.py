@@ -238,6 +238,7 @@ def test_a_crash_anywhere_in_a_pass_over_transactions_shows_nothing_aborted(
     assert "made anew" not in caplog.text, "no crash damages an index below the recovery point"
 
 
+@pytest.mark.thorough
 def test_a_crash_while_markers_go_leaves_no_transaction_open() -> None:
     def prepare(log: Log, disk: Disk) -> None:
         fill_with_transactions(log)
