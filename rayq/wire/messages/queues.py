@@ -171,8 +171,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(offset, count, reason)`: to the dead letters at once."""
     extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
-    ages_ms: int = 0
-    """How long ago the consumer decided the oldest of it."""
+    may_linger: bool = False
+    """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
+    kept together with other decisions."""
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
