@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 
-from rayq.actors.queues import learning
+from rayq.actors.queues import learning, reads
 from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
     NotLeaderError,
+    OffsetOutOfRangeError,
     QueueLoadingError,
     RayqError,
+    StorageError,
     UnknownQueueError,
 )
 from rayq.wire import messages
@@ -345,6 +347,30 @@ def test_the_bytes_of_a_take_are_limited() -> None:
         taken = await stage.take(100, bytes_max=300)
         assert taken.offsets == [0, 1, 2]
         assert (await stage.take(100, bytes_max=1)).offsets == [3]
+
+    staged(work)
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRangeError, StorageError])
+def test_a_take_that_can_read_no_further_brings_what_it_has_locked(
+    error: type[RayqError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 1)
+    piece = reads.QueueReads.piece
+
+    async def fails_at_two(self: reads.QueueReads, offset: int) -> reads.Piece:
+        if offset == 2:
+            raise error("cannot be read")
+        return await piece(self, offset)
+
+    monkeypatch.setattr(reads.QueueReads, "piece", fails_at_two)
+
+    async def work(stage: QueueStage) -> None:
+        for number in range(3):
+            await stage.put(b"%d" % number)
+        assert (await stage.take()).offsets == [0, 1]
+        with pytest.raises(error):
+            await stage.take()
 
     staged(work)
 
