@@ -532,6 +532,24 @@ def test_purge_settles_all_that_nobody_has() -> None:
     staged(work)
 
 
+def test_while_the_keeper_is_away_the_figures_say_so() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        taken = await stage.take()
+        stage.keeper.failure = NotLeaderError("the keeper is away")
+        acking = asyncio.ensure_future(stage.settle(taken, acks=[(0, 0, 1)]))
+        await asyncio.sleep(1)
+        described = await stage.describe()
+        assert described.trouble == "the keeper is away"
+        assert described.start_offset == 0, "what is not kept may go back"
+        stage.keeper.failure = None
+        assert await acking == []
+        described = await stage.describe()
+        assert (described.trouble, described.start_offset) == (None, 1)
+
+    staged(work)
+
+
 def test_the_unsettled_records_are_listed_by_pages() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(*[b"%d" % number for number in range(5)])

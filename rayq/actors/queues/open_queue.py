@@ -32,6 +32,8 @@ from rayq.wire import messages
 
 SETTLED_MAX = 1_000_000
 """The most offsets that one request settles."""
+KEPT_WAIT_S = 1.0
+"""So long an answer to an operator waits for the keeper; then it says what is the matter there."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
 """So many takes of consumers that look around a partition sees each second."""
@@ -90,9 +92,10 @@ class OpenQueue:
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
+        """Ends by itself only where it failed."""
         self.read_trouble: str | None = None
         """Why the last read for a take failed."""
-        """Ends by itself only where it failed."""
+        self._told_start = 0
         self.moves = QueueMoves(state, self, links, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
 
@@ -393,6 +396,21 @@ class OpenQueue:
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
+
+    async def describe(self) -> messages.DescribeQueueResponse:
+        """See `messages.DescribeQueue`. It tells of a keeper that is away, too, so it does not wait
+        for it; but of a start only what cannot go back."""
+        if self._ended is not None:
+            raise self._ended
+        kept = self.commits.kept()
+        if kept is not None:
+            await asyncio.wait((kept,), timeout=KEPT_WAIT_S)
+        if self.commits.kept() is None:
+            start_offset = self.state.start_offset
+        else:
+            start_offset = self.commits.kept_start
+        self._told_start = max(self._told_start, start_offset)
+        return await self.figures.describe(self._told_start)
 
     async def list_records(
         self, request: messages.ListQueueRecords
