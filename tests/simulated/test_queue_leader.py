@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rayq.actors.queues import learning, reads
+from rayq.actors.queues import holders, learning, reads
 from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
@@ -277,6 +277,24 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
         assert taken.locks == [(0, 0, 2)]
         await asyncio.sleep(5)
         assert (await stage.describe()).locked == 2
+
+    staged(work)
+
+
+def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "HOLDERS_MAX", 3)
+
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*(b"%d" % number for number in range(5)))
+        peer = stage.peer()
+        for number in range(5):
+            taken = await stage.take(1, holder=f"h{number}", peer=peer)
+            assert taken.offsets == [number]
+        peer.closed.set_result(None)
+        await asyncio.sleep(2)
+        assert (await stage.take()).offsets == [2, 3, 4]
+        await asyncio.sleep(30)
+        assert (await stage.take()).offsets == [0, 1], "these ran out by time"
 
     staged(work)
 
@@ -578,6 +596,7 @@ def test_requests_that_make_no_sense_harm_nobody() -> None:
             {"extends": [(-1, 2**62, 77, -(2**62))]},
             {"rejects": [(-1, 1, "x"), (2**62, 1, "x")]},
             {"releases": [(5, 1, 0)]},
+            {"acks": [(0, 0, 1)] * 10_001},
         ):
             try:
                 await stage.settle(taken, **parts)

@@ -481,11 +481,14 @@ class OpenQueue:
 
 
 def _check_size(request: messages.Settle) -> None:
-    """Nobody has locks of so many offsets; to go through them would keep others waiting."""
-    named = 0
-    for ranges in (request.acks, request.nacks, request.releases, request.extends):
-        for first, last, *_ in ranges:
-            named += max(last - first + 1, 0)
+    """Nobody has so many locks; to go through them would keep others waiting."""
+    kinds = (request.acks, request.nacks, request.releases, request.extends)
+    ranges = len(request.rejects) + sum(map(len, kinds))
+    if ranges > messages.QUEUE_RANGES_MAX:
+        raise InvalidRequestError(
+            f"The request names {ranges} ranges, and {messages.QUEUE_RANGES_MAX} go into one."
+        )
+    named = sum(max(last - first + 1, 0) for kind in kinds for first, last, *_ in kind)
     if named > SETTLED_MAX:
         raise InvalidRequestError(
             f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
