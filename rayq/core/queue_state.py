@@ -376,8 +376,8 @@ class QueueState(QueueTaker, QueueMover):
             self._free_bits(number, block, bit)
 
     def _free_later(self, offset: int) -> None:
-        """The lock of `offset` has gone, and so have those of its key's later records: they would be
-        handled before it (rule 57). It is not they that failed."""
+        """The lock of `offset` has gone, and so have those of its key's later records, which would
+        be handled before it (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):

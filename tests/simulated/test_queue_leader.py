@@ -534,6 +534,26 @@ def test_the_chunks_of_an_unsettled_value_stay() -> None:
     staged(work, retention="delete_done", visibility_timeout_s=1_000)
 
 
+@pytest.mark.usefixtures("short_doubt")
+def test_the_chunks_of_a_value_that_is_on_its_way_outlive_a_purge() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        await stage.ask(messages.PurgeQueue)
+        await asyncio.sleep(10)
+        assert stage.log.held_offset == 0
+        await stage.put(manifest_of_chunks(5, 1, bytes(16), [1]), is_large=True)
+        taken = await stage.take()
+        assert taken.offsets == [2]
+        await asyncio.sleep(100)
+        assert stage.log.held_offset == 1
+        await stage.ack(taken)
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 3
+
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
 def test_purge_settles_all_that_nobody_has() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(*[b"%d" % number for number in range(20)])

@@ -108,13 +108,20 @@ class Learner:
             self.retention = None
         elif self.retention is None:
             log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
+            is_all_told = not self.was_kept and self.state.start_offset <= log_start
             self.retention = QueueRetention(
                 self._clock_watch,
                 log_start=log_start,
                 known=self.state.learned,
-                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
+                open_until_s=now_s + (0 if is_all_told else OPEN_VALUE_MS_MAX / 1000),
             )
             self.was_kept = True  # Whoever begins later does not know what was learned before.
+
+    def passed_over(self) -> None:
+        """The queue has settled what nobody has read: there may be chunks of large values that are
+        still open. So it stands as at an opening."""
+        self.retention, self.was_kept = None, True
+        self.configure(self.state.config)
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:

@@ -451,12 +451,15 @@ class OpenQueue:
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
         end, purged = self._replica_log.last_stable_offset, 0
+        is_unread = self.state.learned < end
         while True:
             # Each leader epoch that is passed over is told of.
             epoch_end = self._learner.learn_epoch() or end
             purged += self.state.purge(min(epoch_end, end))
             if epoch_end >= end:
                 break
+        if is_unread:
+            self._learner.passed_over()
         await self.commit()
         self.wake()
         return messages.PurgeQueueResponse(purged)
@@ -482,13 +485,15 @@ class OpenQueue:
 
 def _check_size(request: messages.Settle) -> None:
     """Nobody has so many locks; to go through them would keep others waiting."""
-    kinds = (request.acks, request.nacks, request.releases, request.extends)
-    ranges = len(request.rejects) + sum(map(len, kinds))
+    ranges, named = len(request.rejects), 0
+    for kind in (request.acks, request.nacks, request.releases, request.extends):
+        ranges += len(kind)
+        for first, last, *_ in kind:
+            named += max(last - first + 1, 0)
     if ranges > messages.QUEUE_RANGES_MAX:
         raise InvalidRequestError(
             f"The request names {ranges} ranges, and {messages.QUEUE_RANGES_MAX} go into one."
         )
-    named = sum(max(last - first + 1, 0) for kind in kinds for first, last, *_ in kind)
     if named > SETTLED_MAX:
         raise InvalidRequestError(
             f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
