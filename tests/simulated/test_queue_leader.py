@@ -251,7 +251,8 @@ def test_what_is_due_is_given_at_once_and_never_before() -> None:
 def test_a_delay_outlives_its_leader() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put_due(b"later", 10_000)
-        assert (await stage.take(wait_ms=100)).answer.next_due_ms is not None
+        assert (await stage.take(wait_ms=100)).locks == []
+        assert (await stage.describe()).next_due_ms is not None
         await asyncio.sleep(5)
         await stage.lead()
         assert (await stage.take(wait_ms=2_000)).locks == []

@@ -283,7 +283,6 @@ class OpenQueue:
             self.state.state_epoch,
             locks,
             self.available(),
-            self.due_in_ms(),
             sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
         )
 
