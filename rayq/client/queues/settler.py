@@ -14,7 +14,7 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
 from rayq.config import QueueConfig
-from rayq.errors import RayqError, UnknownQueueError, UnknownTopicError
+from rayq.errors import RayqError, UnknownQueueError, UnknownServerError, UnknownTopicError
 from rayq.wire.connection import Connection
 from rayq.wire.messages import Settle
 
@@ -150,6 +150,10 @@ class Settler:
                 await self._client.wait_for_leader(
                     source.topic, source.topic_id, partition, leader, backoff.next_s()
                 )
+            except Exception as error:
+                logger.exception("settling at %s failed", self._lane.name)
+                self._lane.gave_up(settlement, UnknownServerError(f"It failed: {error!r}."))
+                return
             else:
                 self._lane.settled(settlement, sent_at_s, lost)
                 return

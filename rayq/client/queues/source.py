@@ -7,7 +7,7 @@ from rayq.client.queues.lane import Lane, Owner
 from rayq.client.queues.shelf import SHELF_BYTES_MAX, SHELF_MAX, SHELF_SHARE, Shelf
 from rayq.client.queues.taken import Row, Taken
 from rayq.client.queues.task import Decisions
-from rayq.config import QueueConfig, parse
+from rayq.config import QueueConfig, parse_stored
 from rayq.errors import UnknownQueueError
 from rayq.wire.messages import QueueMetadata
 
@@ -32,7 +32,7 @@ class Source:
         self.topic = found.topic
         self.topic_id = found.topic_id
         self.queue_id = found.queue_id
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         self.lanes: list[Lane] = []
         self.shelf = Shelf()
         """Some of what waits, for users' threads."""
@@ -59,7 +59,7 @@ class Source:
         """Takes a newer config over. False: it is another queue of this name."""
         if (found.queue_id, found.topic_id) != (self.queue_id, self.topic_id):
             return False
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         return True
 
     def close(self) -> None:
