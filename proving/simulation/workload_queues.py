@@ -22,8 +22,9 @@ from typing import Any
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults_queues import MoveFaults
 from proving.simulation.invariants import Invariants
-from proving.simulation.invariants_queues import QueueInvariants
+from proving.simulation.invariants_queues import QueueInvariants, is_done
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.queue_tasks import TaskWorker
@@ -37,6 +38,7 @@ from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.core.queue_records import Kept
 from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, TopicPartition
@@ -89,6 +91,9 @@ class QueueWorkload(Workload):
             for name, topic in (("plain", ORDERS), ("by-key", ORDERS), ("later", LATER))
         }
         self.invariants = QueueInvariants()
+        self.invariants.moved_to = frozenset({AGAIN, *(f"{name}.dead" for name in self.plans)})
+        self._move_faults = MoveFaults(cluster, cluster.world.new_random("move faults"))
+        self.invariants.on_move = self._move_faults.noted
         self._queue_ids: dict[str, str] = {}
         self._is_wild = True
         self._is_working = True
@@ -96,8 +101,8 @@ class QueueWorkload(Workload):
         self._calm_since_s = 0.0
         self._slots: list[asyncio.Task[None]] = []
         self._workers: dict[Owner, str] = {}
-        self._moved: dict[tuple[str, int], str] = {}
-        """The target of each dead letter that a leader says it moved, by queue and offset."""
+        self._moved: set[tuple[str, int]] = set()
+        """The dead letters that a leader says it moved, by queue and offset."""
         self._discarded: set[tuple[str, int]] = set()
         cluster.world.network.on_lost = self._lost_connection
 
@@ -161,6 +166,7 @@ class QueueWorkload(Workload):
 
     def start(self) -> None:
         self._clocks = asyncio.create_task(self._watch_clocks())
+        self._striking = asyncio.create_task(self._move_faults.run())
         for number in range(PRODUCERS):
             self._start(f"producer-{number}", self._produce)
         self._start("delayer", self._put_later)
@@ -174,6 +180,7 @@ class QueueWorkload(Workload):
 
     def calm_down(self) -> None:
         self._is_wild = False
+        self._striking.cancel()
         self._calm_since_s = self._cluster.world.now_s
 
     async def stop_sending(self) -> None:
@@ -240,33 +247,47 @@ class QueueWorkload(Workload):
             client.close()
             return records
 
+        before = self._kept_of_dead_letters()
         records = await process.run(read())
         self.recorder.found(records)
-        self._judge_moves(records)
+        self._judge_moves(records, before, self._kept_of_dead_letters())
 
-    def _judge_moves(self, records: list[Record]) -> None:
-        """Each dead letter that was moved stands once where it was moved to."""
-        values = {
-            (one.topic, one.offset): as_text(one.value or b"")
-            for one in records
-            if one.topic.endswith(".dead")
-        }
-        dead = Counter(value for (topic, _), value in values.items() if topic != "later.dead")
-        again = Counter(as_text(one.value or b"") for one in records if one.topic == AGAIN)
-        later = Counter(as_text(one.value or b"") for one in records if one.topic == LATER)
-        self.problems += [
-            f"{value!r} was redriven {count} times; {dead[value]} dead letters of it"
-            for value, count in again.items()
-            if count > dead[value]
-        ]
-        moved = Counter(
-            (target, values[where]) for where, target in self._moved.items() if where in values
-        )
-        for (target, value), count in moved.items():
-            there = again[value] if target == AGAIN else later[value] - 1
-            if there < count:
+    def _kept_of_dead_letters(self) -> dict[str, Kept]:
+        names = [f"{name}.dead" for name in self.plans]
+        return {name: self.invariants.kept(self._queue_ids[name], 0) for name in names}
+
+    def _judge_moves(
+        self, records: list[Record], before: dict[str, Kept], after: dict[str, Kept]
+    ) -> None:
+        """Each dead letter that is settled stands once where it was moved to, unless an operator
+        asked to drop it; one that is not settled stands there only as far as its move goes on.
+        `before` the topics were read this was kept of them, `after` that."""
+        stands = Counter((one.topic, as_text(one.value or b"")) for one in records)
+        least: Counter[tuple[str, str]] = Counter()
+        most: Counter[tuple[str, str]] = Counter()
+        for one in records:
+            if not one.topic.endswith(".dead"):
+                continue
+            target = LATER if one.topic == f"{LATER}.dead" else AGAIN
+            value = as_text(one.value or b"")
+            is_settled = is_done(before[one.topic], one.offset)
+            moves = after[one.topic].moves.values()
+            may_be_there = is_done(after[one.topic], one.offset) or any(
+                one.offset == record.offset for move in moves for record in move.records
+            )
+            is_dropped = (one.topic, one.offset) in self._discarded
+            least[target, value] += is_settled and not is_dropped
+            most[target, value] += may_be_there
+            if (one.topic, one.offset) in self._moved and not is_settled:
                 self.problems.append(
-                    f"{count} dead letters {value!r} were moved to {target}; {there} are there"
+                    f"{one.topic}@{one.offset} {value!r} was told to be moved, and is unsettled"
+                )
+        for target, value in most.keys() | {one for one in stands if one[0] == AGAIN}:
+            there = stands[target, value] - (target == LATER)
+            if not least[target, value] <= there <= most[target, value]:
+                self.problems.append(
+                    f"{there} copies of {value!r} are in {target}: between {least[target, value]} "
+                    f"and {most[target, value]} dead letters were moved there"
                 )
 
     # --- lives ------------------------------------------------------------------------------------
@@ -420,9 +441,7 @@ class QueueWorkload(Workload):
             )
 
         answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
-        for offset in answer.moved:
-            if (topic, offset) not in self._discarded:
-                self._moved[topic, offset] = LATER if queue == "later" else AGAIN
+        self._moved |= {(topic, one) for one in answer.moved}
 
     # --- watching ---------------------------------------------------------------------------------
 
