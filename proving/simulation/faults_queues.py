@@ -32,7 +32,7 @@ class MoveFaults:
         self._rng = rng
         self._noted: asyncio.Queue[tuple[StateKey, Move]] = asyncio.Queue()
         self._is_struck = False
-        self.strikes_left = rng.randint(2, 6)
+        self.strikes_left = rng.randint(1, 3)
 
     def noted(self, state_key: StateKey, move: Move) -> None:
         if self.strikes_left and not self._is_struck and self._rng.random() < STRUCK_SHARE:
