@@ -19,7 +19,7 @@ from rayq.core.moved_records import SOURCE_HEADER, source_of, target_partition
 from rayq.core.queue_changes import DEAD
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import check_not_internal, check_topic_name
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.wire import messages
@@ -307,7 +307,7 @@ class QueueMoves:
         if topic == self._source.topic:
             return f"it is in topic {topic!r} already"
         try:
-            check_not_internal(topic)
+            check_topic_name(topic)  # A header says it.
             return await self._links.find_topic(topic)
         except RayqError as error:
             return str(error)
