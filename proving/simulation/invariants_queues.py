@@ -7,7 +7,8 @@
 - a block is dropped only below a start that is committed, or as wholly done;
 - what moves append was noted before under its number; a move whose records are done is in its
   target, and one that is given up is not;
-- what a new leader would read is the state of the leader that serves (`check_replay`).
+- a leader stays within its bounds;
+- what a new leader would read is the state of the leader that serves (`check_live`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.replica import Replica
@@ -49,8 +51,8 @@ class QueueInvariants:
         self._openings: dict[StateKey, kept_queues.Opening] = {}
         self.moved_to: frozenset[str] = frozenset()
         """Topics that get records by moves only."""
-        self.checks_moves = True
-        """False where the keeper or targets may lose what is committed."""
+        self.sure_moves: frozenset[str] = frozenset()
+        """The ids of queues out of which nothing is taken but by moves and settlements."""
         self.on_move: Callable[[StateKey, Move], None] | None = None
         """Called with each move whose note is committed."""
         self._noted: set[_Number] = set()
@@ -74,12 +76,15 @@ class QueueInvariants:
             self._check_opening(state_key)
             self._check_state(state_key)
 
-    def check_replay(self, leader: QueueLeader) -> None:
-        """The live state of a queue's leader is what a new leader would read, where no decision of
-        it is under way."""
+    def check_live(self, leader: QueueLeader) -> None:
+        """The live state of a queue's leader is within its bounds. Where no decision of it is under
+        way it is what a new leader would read."""
         opened = leader.open
         if opened is None:
             return
+        beyond = queue_bounds.fault_of(opened.state)
+        if beyond is not None:
+            raise InvariantError(f"{leader.where}: {beyond}")
         state, commits = opened.state, opened.commits
         state_key = StateKey(leader.queue.queue_id, leader._partition)
         opening = self._openings.get(state_key)
@@ -120,8 +125,7 @@ class QueueInvariants:
         place = assignment.topic_id, assignment.partition
         number = _Number(*place, header.producer_id, header.producer_epoch)
         self._appended.add(number)
-        is_moved = self.checks_moves and assignment.topic in self.moved_to
-        if is_moved and number not in self._noted:
+        if assignment.topic in self.moved_to and number not in self._noted:
             raise InvariantError(f"{assignment.topic} has {number}, which no move noted before")
 
     def _note_moves(self, state_key: StateKey, before: Kept, kept: Kept) -> None:
@@ -178,8 +182,9 @@ class QueueInvariants:
             return  # An unclean election took records away.
         if new.start_offset < old.start_offset:
             raise InvariantError(f"{state_key}: its start goes back from {old} to {new}")
-        for move in _missing(before.moves, kept.moves) if self.checks_moves else ():
-            self._check_end(state_key, move, kept)
+        if state_key.queue_id in self.sure_moves:
+            for move in _missing(before.moves, kept.moves):
+                self._check_end(state_key, move, kept)
         for number in {*before.blocks, *kept.blocks}:
             self._check_block(state_key, number, before, kept)
         for number in _numbers(old) - _numbers(new):

@@ -102,7 +102,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
 
 def _simulate(outcome: Outcome) -> None:
     kind = SCENARIOS[outcome.scenario]
-    with kind.conditions(), World(outcome.seed) as world:
+    with kind.conditions(outcome.seed), World(outcome.seed) as world:
         rng = world.new_random("config")
         options = {
             "metadata_snapshot_records": rng.choice((20, 100, 10_000)),

@@ -100,7 +100,7 @@ class Workload:
         return invariants.observe
 
     @classmethod
-    def conditions(cls) -> AbstractContextManager[None]:
+    def conditions(cls, seed: int) -> AbstractContextManager[None]:
         """What holds while a seed runs, for constants of the code that a run is too small for."""
         return contextlib.nullcontext()
 
