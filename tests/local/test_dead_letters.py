@@ -10,7 +10,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from rayq.actors.queues.moves import QueueMoves
 from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
+from rayq.core.queue_moves import Dying
 from rayq.errors import UnknownQueueError
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
@@ -120,7 +122,25 @@ def test_a_record_that_dies_again_has_the_headers_of_its_last_death_only(
     ]
 
 
-def test_what_cannot_go_back_says_why_and_stays(cluster: LocalCluster, queue: str) -> None:
+def test_a_bug_in_a_move_costs_one_opening_and_no_dead_letter(
+    cluster: LocalCluster, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury, failures = QueueMoves._bury, [KeyError("planted")]
+
+    async def fails_once(self: QueueMoves, dying: list[Dying]) -> None:
+        if failures:
+            raise failures.pop()
+        await bury(self, dying)
+
+    monkeypatch.setattr(QueueMoves, "_bury", fails_once)
+    operator = rejected(cluster, queue, [b"v"])
+    eventually(lambda: len(operator.listed()) == 1, "it is a dead letter")
+    assert not failures
+
+
+def test_what_cannot_go_back_says_why_and_stays(
+    cluster: LocalCluster, rayq_command: Command, queue: str
+) -> None:
     pool = queue + "-pool"
     gone, smaller = queue + "-gone", queue + "-smaller"
     for name in (pool, gone):
@@ -148,6 +168,9 @@ def test_what_cannot_go_back_says_why_and_stays(cluster: LocalCluster, queue: st
     assert not operator.listed(Filter(headers=(("absent", b""),)))
     assert not operator.listed(Filter(headers=(("odd", b"\xff"),)))
     assert not operator.listed(Filter(keys=(b"",)))
+    typed = rayq_command.well("dead-letters", "list", pool, "--where", "header=odd=\udcff\0")
+    assert typed.out.count("ready") == 7
+    assert "header odd: \\xff" in rayq_command.well("dead-letters", "show", pool, "0/0").out
     assert len(operator.listed(Filter(headers=(("odd", b"\xff\x00"), ("odd", b""))))) == 7
 
     outcome = operator.settle()

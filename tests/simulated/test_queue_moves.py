@@ -212,6 +212,9 @@ class Leader:
     def wake(self) -> None:
         pass
 
+    def failed(self, error: Exception) -> None:
+        raise error
+
     # --- Links
 
     async def find_topic(self, name: str) -> tuple[str, int]:

@@ -100,6 +100,9 @@ class QueueMoves:
             await work
         except RayqError as error:  # The opening has ended: what it decides counts no more.
             logger.info("%s: %s", self._where, error)
+        except Exception as error:
+            self._source.failed(error)
+            raise
 
     # --- dead letters ---------------------------------------------------------------------------
 

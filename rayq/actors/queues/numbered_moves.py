@@ -69,6 +69,10 @@ class MoveSource(Protocol):
         """Records can be given out again."""
         ...
 
+    def failed(self, error: Exception) -> None:
+        """A move ended by a bug: this opening has to end, and another one to begin."""
+        ...
+
 
 class NumberedMoves:
     """See the module. One opening of one queue in one partition.

@@ -175,10 +175,11 @@ class OpenQueue:
         try:
             yield
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
 
-    def _break(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """See `MoveSource`."""
         if not isinstance(error, RayqError) and not self._broken.done():
             self._broken.set_exception(error)
 
@@ -298,7 +299,7 @@ class OpenQueue:
         try:
             lost = self._settle(request)
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()
