@@ -443,6 +443,27 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
 
 
+@pytest.mark.parametrize("fails", ["nack", "expire"])
+@pytest.mark.parametrize("dead_letters", ["keep", "discard"])
+def test_a_record_that_fails_for_good_frees_the_later_ones_of_its_key(
+    fails: str, dead_letters: str
+) -> None:
+    state, _keeper = opened(
+        ready=3, ordered_by_key=True, max_deliveries=1, dead_letters=dead_letters
+    )
+    assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
+    if fails == "nack":
+        state.nack("a", 0, [(0, 0, 1, None)], now_ms=0)
+    else:
+        state.expire(1000)
+    counts = state.counts()
+    assert counts.locked == 0 and counts.ready + counts.blocked == 2, "its consumer drops them"
+    if dead_letters == "keep":
+        state.discard([0])
+    assert state.dead == 1
+    assert state.take("b", 3, now_s=0) == [(1, 2, 2)], "and it was no failure of theirs"
+
+
 def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:
     state, keeper = opened(ready=600, ordered_by_key=True)
     state.take("a", 2, now_s=0)
