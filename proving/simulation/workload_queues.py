@@ -4,9 +4,9 @@ The ordinary producers write `orders`, which two queues read: `plain`, and `by-k
 of one key are handled in order. `later` is a topic of a queue alone; most of its records are
 delayed. Each queue has consumers, one life after the other: they are killed, hang, are cut off,
 and handle records badly, by single messages (`queue_workers`) or rayq's own client
-(`queue_tasks`). Operators move dead letters back, those of `later` to
-`later`, the others to `again`; they are killed half-way as well. In the end every queue has to be
-settled, and the checker judges what the consumers saw.
+(`queue_tasks`). Operators move dead letters back (`redrives`), those of `later` to `later`, the
+others to `again`; they are killed half-way as well. In the end every queue has to be settled, and
+the checker judges what the consumers saw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -26,7 +25,7 @@ from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.faults_queues import MoveFaults
 from proving.simulation.invariants import Invariants
-from proving.simulation.invariants_queues import QueueInvariants, is_done
+from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.loose_queue import TOPIC as LOOSE
 from proving.simulation.loose_queue import LooseQueue
 from proving.simulation.owner import Owner
@@ -34,6 +33,7 @@ from proving.simulation.process import Process
 from proving.simulation.queue_lives import Lives
 from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
+from proving.simulation.redrives import Redrives
 from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS
@@ -44,20 +44,16 @@ from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.core.queue_records import Kept
 from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import due_header
-from rayq.testing.checker.recorder import as_text
 from rayq.wire.messages import (
     AlterQueue,
     CreateQueue,
     DescribeQueue,
     DescribeQueueResponse,
     DescribeQueues,
-    ListQueueRecords,
-    MoveQueueRecords,
     Request,
 )
 
@@ -123,9 +119,7 @@ class QueueWorkload(Workload):
         self._is_moving = True
         self._calm_since_s = 0.0
         self._lives = Lives(cluster, self.hosts, self.recorder)
-        self._moved: set[tuple[str, int]] = set()
-        """The dead letters that a leader says it moved, by queue and offset."""
-        self._discarded: set[tuple[str, int]] = set()
+        self._redrives = Redrives(self.plans, self.invariants, own=LATER, aside=AGAIN)
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -198,9 +192,9 @@ class QueueWorkload(Workload):
             while not names <= self._queue_ids.keys():
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
                 self._queue_ids = {one.name: one.queue_id for one in answer.queues}
+            self._redrives.queue_ids = self._queue_ids
             if self.keeper is None:
-                ids = frozenset(self._queue_ids[name] for name in names)
-                self.invariants.sure_moves = ids
+                self.invariants.sure_moves = frozenset(self._queue_ids[one] for one in names)
             client.close()
 
         await process.run(create())
@@ -303,49 +297,11 @@ class QueueWorkload(Workload):
             client.close()
             return records
 
-        before = self._kept_of_dead_letters()
+        before = self._redrives.kept()
         records = await process.run(read())
         self.recorder.found(records)
         if self.keeper is None:
-            self._judge_moves(records, before, self._kept_of_dead_letters())
-
-    def _kept_of_dead_letters(self) -> dict[str, Kept]:
-        names = [f"{name}.dead" for name in self.plans]
-        return {name: self.invariants.kept(self._queue_ids[name], 0) for name in names}
-
-    def _judge_moves(
-        self, records: list[Record], before: dict[str, Kept], after: dict[str, Kept]
-    ) -> None:
-        """Each dead letter that is settled stands once where it was moved to, unless an operator
-        asked to drop it; one that is not settled stands there only as far as its move goes on.
-        `before` the topics were read this was kept of them, `after` that."""
-        stands = Counter((one.topic, as_text(one.value or b"")) for one in records)
-        least: Counter[tuple[str, str]] = Counter()
-        most: Counter[tuple[str, str]] = Counter()
-        for one in records:
-            if one.topic not in before:
-                continue
-            target = LATER if one.topic == f"{LATER}.dead" else AGAIN
-            value = as_text(one.value or b"")
-            is_settled = is_done(before[one.topic], one.offset)
-            moves = after[one.topic].moves.values()
-            may_be_there = is_done(after[one.topic], one.offset) or any(
-                one.offset == record.offset for move in moves for record in move.records
-            )
-            is_dropped = (one.topic, one.offset) in self._discarded
-            least[target, value] += is_settled and not is_dropped
-            most[target, value] += may_be_there
-            if (one.topic, one.offset) in self._moved and not is_settled:
-                self.problems.append(
-                    f"{one.topic}@{one.offset} {value!r} was told to be moved, and is unsettled"
-                )
-        for target, value in most.keys() | {one for one in stands if one[0] == AGAIN}:
-            there = stands[target, value] - (target == LATER)
-            if not least[target, value] <= there <= most[target, value]:
-                self.problems.append(
-                    f"{there} copies of {value!r} are in {target}: between {least[target, value]} "
-                    f"and {most[target, value]} dead letters were moved there"
-                )
+            self.problems += self._redrives.problems(records, before, self._redrives.kept())
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -450,47 +406,9 @@ class QueueWorkload(Workload):
         client = self._client(process)
         while self._is_moving:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
-            queue = rng.choice([*self.plans])
             with contextlib.suppress(RayqError):
-                await self._redrive_some(client, queue, rng)
+                await self._redrives.redrive_some(client, rng)
         client.close()
-
-    async def _redrive_some(self, client: Client, queue: str, rng: random.Random) -> None:
-        topic = f"{queue}.dead"
-        queue_id = self._queue_ids[topic]
-
-        def list_them(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
-            return ListQueueRecords(
-                topic_id=topic_id,
-                partition=0,
-                leader_epoch=leader.epoch,
-                queue_id=queue_id,
-                offset=0,
-                states=[],
-                records_max=rng.choice((2, 100)),
-            )
-
-        found = await client.ask_leader(topic, 0, list_them, timeout_s=8, attempt_timeout_s=4)
-        offsets = [one.offset for one in found.records if rng.random() < 0.8]
-        if not offsets:
-            return
-        is_discarded = rng.random() < 0.1
-        target = None if is_discarded else "" if queue == "later" else AGAIN
-        if is_discarded:
-            self._discarded |= {(topic, one) for one in offsets}
-
-        def move(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
-            return MoveQueueRecords(
-                topic_id=topic_id,
-                partition=0,
-                leader_epoch=leader.epoch,
-                queue_id=queue_id,
-                offsets=offsets,
-                to_topic=target,
-            )
-
-        answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
-        self._moved |= {(topic, one) for one in answer.moved}
 
     # --- watching ---------------------------------------------------------------------------------
 
