@@ -297,7 +297,7 @@ class QueueWorkload(Workload):
             client.close()
             return records
 
-        before = self._redrives.kept()
+        before = self._redrives.kept() if self.keeper is None else {}
         records = await process.run(read())
         self.recorder.found(records)
         if self.keeper is None:
