@@ -31,7 +31,7 @@ from rayq.core.queue_block import (
 )
 from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
-from rayq.core.queue_moves import DELIVERIES, ERROR_LENGTH_MAX, REJECTED, Dying
+from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
@@ -398,7 +398,8 @@ class QueueState(QueueTaker, QueueMover):
             return
         block.moving |= 1 << index
         offset = (number << BLOCK_BITS) + index
-        self._dying[offset] = Dying(offset, count, reason, error[:ERROR_LENGTH_MAX])
+        kept = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+        self._dying[offset] = Dying(offset, count, reason, kept)
         self._changed.add(number)
         self._changed_dying.add(offset)
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayq.config import QueueConfig
-from rayq.core.kept_queues import KeptRecord
+from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
+from rayq.core.queue_taker import LOCKS_MAX
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 
@@ -413,6 +414,22 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     assert not state.reject("a", 0, [(1, 1, "bad")])
     assert state.counts().moving == 0 and state.counts().done == 1
     assert state.reject("a", 0, [(2, 7, "bad")]) == [(2, 2, "consumer a has it")]
+
+
+def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
+    state, keeper = opened(ready=LOCKS_MAX)
+    locks = state.take("a", LOCKS_MAX, now_s=0)
+    keeper.write(state.changes())
+    reason = "x" + "\N{SNOWMAN}" * 1000
+    state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)])
+    changes = state.changes()
+    assert len(pack(changes)) < WRITE_BYTES_MAX
+    [dying] = state.to_move(1)
+    assert dying.error == reason[:334]
+    # Its move has the errors once more.
+    move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(LOCKS_MAX)))
+    state.begin_move(move)
+    assert len(pack(state.changes())) < WRITE_BYTES_MAX
 
 
 def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
