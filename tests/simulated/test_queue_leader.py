@@ -269,7 +269,7 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
         await asyncio.sleep(0.5)
         taken = await stage.take(holder="two")
         assert taken.locks == []
-        answer = await stage.ask(messages.Settle, "back", 0, extends=[(1, 1, 1, 30_000)])
+        answer = await stage.ask(messages.Settle, "back", taken.epoch, extends=[(1, 1, 1, 30_000)])
         assert answer.lost == []
         taken = await stage.take(holder="two", wait_ms=1_000)
         assert taken.locks == [(0, 0, 2)]

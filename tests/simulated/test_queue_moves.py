@@ -138,7 +138,7 @@ class Leader:
         self._life = life
         state = QueueState.replay(CONFIG, cluster.kept.items(), now_s=0.0)
         if state is None:
-            state = QueueState.begin(CONFIG, 0)
+            state = QueueState.begin(CONFIG, 0, state_epoch=0)
             state.learn(RECORDS - 1)
         self.state = state
         self.gone: set[str] = set()

@@ -69,12 +69,14 @@ class Learner:
         queue: messages.QueueMetadata,
         partition: int,
         *,
+        fence: int,
+        fence_min: int,
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
     ) -> Learner:
-        """Takes up what was kept of a queue, compared with the log. Its first changes are to be
-        kept before anything else."""
+        """Takes up what was kept of a queue, compared with the log, for the opening of this fence.
+        Its first changes are to be kept before anything else."""
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         state = QueueState.replay(config, records, now_s=now_s)
@@ -82,9 +84,11 @@ class Learner:
         if state is None:
             is_latest = config.start == "latest" and partition < queue.partitions
             start = replica_log.last_stable_offset if is_latest else log.start_offset
-            state = QueueState.begin(config, start)
+            state = QueueState.begin(config, start, state_epoch=fence)
         else:
-            _compare(state, queue, replica_log)
+            _compare(state, queue, replica_log, fence)
+            if state.state_epoch < fence_min:
+                state.void_locks(fence)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
         learner = cls(
@@ -255,7 +259,7 @@ class Learner:
 
 
 def _compare(
-    state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog
+    state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog, fence: int
 ) -> None:
     """Sees whether an unclean election cut off what the queue knows, and forgets it then."""
     log = replica_log.log
@@ -276,7 +280,7 @@ def _compare(
             offset=end,
             learned=state.learned,
         )
-        state.cut(end)
+        state.cut(end, fence)
 
 
 def _keys(found: Found, count: int) -> list[bytes | None]:

@@ -116,6 +116,8 @@ class OpenQueue:
             served.config,
             served.queue,
             partition,
+            fence=journal.fence,
+            fence_min=journal.fence_min,
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
