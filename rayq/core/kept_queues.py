@@ -37,8 +37,8 @@ RECORD_BYTES = 100
 WRITE_BYTES_MAX = 16 * MIB
 PAGE_BYTES = 4 * MIB
 FENCE_BITS = 32
-"""A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though an
-unclean election may take an opening away."""
+"""A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though
+an unclean election may take an opening away."""
 OPENING = b""
 """The key of the record that names who may write."""
 

@@ -44,7 +44,7 @@ class Journal:
         self._opener = environment.new_id()
         self._sequence = 0
         self.fence = 0
-        """0 before the opening. Each opening of this state has a higher one, and no other has it."""
+        """0 before the opening. Each opening of this state has a higher one."""
         self.fence_min = 0
         """What was given out under lower state epochs is void: the keeper lost records since."""
         self.is_full = False
