@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Found, Piece, QueueReads
-from rayq.actors.queues.retention import QueueRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
-from rayq.core.large_holds import OPEN_VALUE_MS_MAX
+from rayq.core.large_holds import OPEN_VALUE_MS_MAX, LargeHolds
+from rayq.core.large_values import first_chunk_in
 from rayq.core.queue_cut import common_end
 from rayq.core.queue_state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
@@ -45,6 +45,7 @@ class Learner:
         state: QueueState,
         *,
         was_kept: bool,
+        place: tuple[str, int],
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
@@ -52,10 +53,9 @@ class Learner:
         self.state = state
         self.was_kept = was_kept
         """Whether the queue was there before this opening."""
-        self.retention: QueueRetention | None = None
-        """Of a queue that its topic's retention waits for."""
         self._replica_log = replica_log
         self._reads = reads
+        self._place = place
         self._clock = replica_log.environment.clock
         self._clock_watch = clock_watch
 
@@ -85,6 +85,7 @@ class Learner:
             is_latest = config.start == "latest" and partition < queue.partitions
             start = replica_log.last_stable_offset if is_latest else log.start_offset
             state = QueueState.begin(config, start, state_epoch=fence)
+            state.holds = LargeHolds()
         else:
             _compare(state, queue, replica_log, fence)
             if state.state_epoch < fence_min:
@@ -94,6 +95,7 @@ class Learner:
         learner = cls(
             state,
             was_kept=was_kept,
+            place=(queue.topic_id, partition),
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
@@ -108,17 +110,14 @@ class Learner:
     def configure(self, config: QueueConfig) -> None:
         """Takes the queue's config."""
         self.state.config = config
+        state = self.state
         if config.retention == "topic":
-            self.retention = None
-        elif self.retention is None:
-            log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
-            self.retention = QueueRetention(
-                self._clock_watch,
-                log_start=log_start,
-                known=self.state.learned,
-                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
-            )
-            self.was_kept = True  # Whoever begins later does not know what was learned before.
+            state.holds = None
+        elif state.holds is None:
+            # Nobody took note of what was learned so far: there may be chunks anywhere.
+            until_ms = self._clock_watch.now_ms() + OPEN_VALUE_MS_MAX
+            log_start = self._replica_log.log.start_offset
+            state.holds = LargeHolds([(log_start, state.learned, until_ms)])
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:
@@ -151,9 +150,31 @@ class Learner:
                 if found.first >= stop:
                     break
                 self._learn(found, stop, with_keys=with_keys)
-        if self.retention is not None:
-            self.retention.learned(piece, offset, limit)
+        self._hold_large(piece, offset, limit)
         return True
+
+    def _hold_large(self, piece: Piece, first: int, end: int) -> None:
+        """Retention waits for the large values in the offsets [first, end), just learned."""
+        holds = self.state.holds
+        if holds is None:
+            return
+        for offset, append_time_ms, manifest in piece.large(first, end):
+            if manifest is None:
+                holds.chunk(offset, append_time_ms)
+            elif (first_chunk := first_chunk_in(manifest, *self._place)) is not None:
+                holds.large(offset, first_chunk)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """Retention waits for the chunks of this manifest: a copy of its record points at them."""
+        first_chunk = first_chunk_in(value, *self._place)
+        if self.state.holds is not None and first_chunk is not None:
+            self.state.holds.moved(first_chunk, self._clock_watch.now_ms())
+
+    def purge(self, end: int) -> int:
+        """See `QueueState.purge`. It passes over what was not read: there may be chunks."""
+        if self.state.holds is not None and end > self.state.learned:
+            self.state.holds.chunk(self.state.learned, self._clock_watch.now_ms())
+        return self.state.purge(end)
 
     def learn_epoch(self) -> int | None:
         """Tells the state under which leader epoch the next record was appended. Returns where the

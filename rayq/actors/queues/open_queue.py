@@ -373,10 +373,10 @@ class OpenQueue:
     @property
     def retention_limit(self) -> int | None:
         """The log start may go up to here. None: the queue does not mind."""
-        retention = self._learner.retention
-        if retention is None:
+        holds = self.state.holds
+        if holds is None:
             return None
-        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+        return holds.floor(self.commits.kept_start, self._clock_watch.now_ms())
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
@@ -438,12 +438,16 @@ class OpenQueue:
         while True:
             # Each leader epoch that is passed over is told of.
             epoch_end = self._learner.learn_epoch() or end
-            purged += self.state.purge(min(epoch_end, end))
+            purged += self._learner.purge(min(epoch_end, end))
             if epoch_end >= end:
                 break
         await self.commit()
         self.wake()
         return messages.PurgeQueueResponse(purged)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """See `MoveSource`."""
+        self._learner.hold_moved(value)
 
     async def read_records(
         self, offsets: Sequence[int], bytes_max: int
