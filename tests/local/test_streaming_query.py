@@ -647,7 +647,7 @@ def test_a_group_shows_how_far_the_query_is(
 def test_a_query_whose_cluster_is_closed_ends(
     cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
 ) -> None:
-    other = Cluster(cluster.addresses, cluster._key)  # its own connections
+    other = Cluster(cluster.addresses, cluster._access.key)  # its own connections
     query = stream(other, topic, tmp_path, trigger="50 ms").foreach_batch(sink).start()
     query.processAllAvailable()
     other.close()
