@@ -25,7 +25,8 @@ from rayq.client.consumer_pool import (
     PoolSpec,
     check_handler,
 )
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer, check_callbacks
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
@@ -46,6 +47,7 @@ from rayq.config import (
     ProducerConfig,
     QueueConfig,
     parse,
+    parse_stored,
 )
 from rayq.config_keywords import (
     ConsumerKeywords,
@@ -625,7 +627,7 @@ class Cluster:
                 "resources": resources,
                 "drain_timeout_s": drain_timeout_s,
                 "max_poll_interval_ms": round(
-                    parse(QueueConfig, found.config).max_handling_s * 1000
+                    parse_stored(QueueConfig, found.config).max_handling_s * 1000
                 ),
             },
         )

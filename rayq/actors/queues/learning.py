@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 class Learner:
-    """See the module. One task uses it, but for `state`."""
+    """See the module. One task takes; others may learn beside it."""
 
     def __init__(
         self,
@@ -86,6 +86,8 @@ class Learner:
             start = replica_log.last_stable_offset if is_latest else log.start_offset
             state = QueueState.begin(config, start, state_epoch=fence)
             state.holds = LargeHolds()
+            if start > log.start_offset:
+                state.holds.chunk(log.start_offset, clock_watch.now_ms())
         else:
             _compare(state, queue, replica_log, fence)
             if state.state_epoch < fence_min:
@@ -226,13 +228,12 @@ class Learner:
                 pieces = [piece]
                 if self.state.config.ordered_by_key:
                     end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
-            except OffsetOutOfRangeError:
+            except RayqError as error:
                 log_start = self._replica_log.log.start_offset
-                if log_start <= self.state.start_offset:
-                    raise
-                self.state.advance_start(log_start)  # Retention was faster.
-                continue
-            except RayqError:
+                is_gone_by_now = log_start > self.state.start_offset
+                if isinstance(error, OffsetOutOfRangeError) and is_gone_by_now:
+                    self.state.advance_start(log_start)  # Retention was faster.
+                    continue
                 if given.locks:
                     break
                 raise
