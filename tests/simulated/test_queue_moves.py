@@ -17,6 +17,7 @@ from proving.simulation.process import Process
 from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
+<<<<<<< HEAD
 from rayq.core.moved_records import (
     DOUBT_HEADER,
     SOURCE_HEADER,
@@ -24,6 +25,10 @@ from rayq.core.moved_records import (
     own_headers,
     source_of,
 )
+=======
+from rayq.core.large_values import manifest_of_chunks
+from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
+>>>>>>> work
 from rayq.core.queue_moves import Dying
 from rayq.core.queue_state import QueueState
 from rayq.errors import (
@@ -180,10 +185,11 @@ class Leader:
         self._life = life
         state = QueueState.replay(CONFIG, cluster.kept.items(), now_s=0.0)
         if state is None:
-            state = QueueState.begin(CONFIG, 0)
+            state = QueueState.begin(CONFIG, 0, state_epoch=0)
             state.learn(RECORDS - 1)
         self.state = state
         self.gone: set[str] = set()
+        self.held: list[tuple[bytes | None, int]] = []
         environment = cluster.process.environment
         self.moves = QueueMoves(state, self, cast(Any, self), environment)
 
@@ -198,6 +204,9 @@ class Leader:
         if any(offset in self._cluster.damaged for offset in some):
             raise CorruptBatchError("damaged")
         return {offset: log[offset] for offset in some if offset in log}, len(some)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        self.held.append((value, len(self.state.moves())))
 
     async def commit(self) -> None:
         changes = self.state.changes()
@@ -417,6 +426,7 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
     played(work, seed)
 
 
+<<<<<<< HEAD
 async def dead_after_append(cluster: Cluster, *, redriven: bool = False) -> None:
     """A leader dies when its target has the batch and it does not know."""
     leader = cluster.start()
@@ -529,6 +539,17 @@ def test_a_target_that_does_not_answer_holds_up_no_other_and_no_record() -> None
         assert leader.moves.trouble is None and leader.state.counts().ready == RECORDS - 1
         dropped = await leader.moves.move_records(request([0, 3], None))
         assert dropped.moved == [0, 3]
+=======
+def test_the_chunks_of_a_large_value_are_held_before_its_move_begins() -> None:
+    async def work(cluster: Cluster) -> None:
+        manifest = manifest_of_chunks(5, 1, bytes(16), [0])
+        cluster.log[1] = MovedRecord(None, manifest, [], is_large=True)
+        leader = cluster.start()
+        leader.moves.start()
+        leader.reject(1, 2)
+        await until(lambda: settled(leader))
+        assert leader.held == [(manifest, 0)]
+>>>>>>> work
 
     played(work)
 
