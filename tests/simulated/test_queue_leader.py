@@ -85,12 +85,48 @@ def test_an_acknowledgement_goes_with_the_take_that_follows_it() -> None:
         taken = await stage.take(1)
         before = stage.keeper.writes
         for _ in range(9):
-            acking = asyncio.ensure_future(stage.ack(taken))
+            acking = asyncio.ensure_future(stage.ack(taken, may_linger=True))
             await asyncio.sleep(0.0005)
             taken = await stage.take(1)
             assert await acking == []
         assert stage.keeper.writes - before == 9
-        assert await stage.ack(taken) == []
+        assert await stage.ack(taken, may_linger=True) == []
+
+    staged(work)
+
+
+def test_no_take_waits_for_a_write_of_acknowledgements_that_nobody_waits_for() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*[b"%d" % number for number in range(3)])
+        first = await stage.take(1)
+        before = stage.keeper.writes
+        stage.keeper.open.clear()
+        taking = asyncio.ensure_future(stage.take(1))
+        await asyncio.sleep(0.001)
+        acking = asyncio.ensure_future(stage.ack(first, may_linger=True))
+        await asyncio.sleep(0.1)
+        stage.keeper.open.set()
+        await taking
+        await asyncio.sleep(0.005)
+        assert stage.keeper.writes - before == 1 and not acking.done()
+        await stage.take(1)
+        assert stage.keeper.writes - before == 2 and await acking == []
+
+    staged(work)
+
+
+def test_an_acknowledgement_that_somebody_waits_for_has_others_written_too() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        taken = await stage.take(2)
+        lingering = asyncio.ensure_future(
+            stage.settle(taken, acks=[(0, 0, 1)], may_linger=True)
+        )
+        await asyncio.sleep(0.001)
+        began_s = asyncio.get_running_loop().time()
+        assert await stage.settle(taken, acks=[(1, 1, 1)]) == []
+        assert await lingering == []
+        assert asyncio.get_running_loop().time() - began_s < 0.005
 
     staged(work)
 

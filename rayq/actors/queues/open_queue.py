@@ -307,7 +307,8 @@ class OpenQueue:
             self.wake()
         elif len(self.takes):
             self.wake()
-        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
+        is_urgent = not request.may_linger or request.nacks or request.rejects
+        kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost)
         if lost:

@@ -170,6 +170,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
+    may_linger: bool = False
+    """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
+    kept together with other decisions."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
