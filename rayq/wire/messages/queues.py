@@ -272,6 +272,9 @@ class OpenQueueStateResponse(Response, frozen=True):
     """Names this opening: writes with another one are refused. Each opening has a higher one."""
     next_after: bytes | None = None
     """Not None where there is more: ask again with this as `after`."""
+    fence_min: int = 0
+    """Locks that were given out under a lower state epoch are void: an unclean election of the
+    keeper may have lost what was kept of them."""
 
 
 class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
