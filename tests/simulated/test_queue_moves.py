@@ -17,7 +17,7 @@ from proving.simulation.process import Process
 from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
-<<<<<<< HEAD
+from rayq.core.large_values import manifest_of_chunks
 from rayq.core.moved_records import (
     DOUBT_HEADER,
     SOURCE_HEADER,
@@ -25,10 +25,6 @@ from rayq.core.moved_records import (
     own_headers,
     source_of,
 )
-=======
-from rayq.core.large_values import manifest_of_chunks
-from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
->>>>>>> work
 from rayq.core.queue_moves import Dying
 from rayq.core.queue_state import QueueState
 from rayq.errors import (
@@ -426,7 +422,6 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
     played(work, seed)
 
 
-<<<<<<< HEAD
 async def dead_after_append(cluster: Cluster, *, redriven: bool = False) -> None:
     """A leader dies when its target has the batch and it does not know."""
     leader = cluster.start()
@@ -511,7 +506,7 @@ def test_what_an_unclean_election_takes_from_a_batch_doubles_none_of_the_rest() 
         await dead_after_append(cluster)
         cluster.log[1] = MovedRecord(None, b"another", [])
         leader = cluster.start()
-        leader.state.cut(1)
+        leader.state.cut(1, 7)
         leader.state.learn(RECORDS - 1)
         await leader.commit()
         leader.moves.start()
@@ -539,7 +534,10 @@ def test_a_target_that_does_not_answer_holds_up_no_other_and_no_record() -> None
         assert leader.moves.trouble is None and leader.state.counts().ready == RECORDS - 1
         dropped = await leader.moves.move_records(request([0, 3], None))
         assert dropped.moved == [0, 3]
-=======
+
+    played(work)
+
+
 def test_the_chunks_of_a_large_value_are_held_before_its_move_begins() -> None:
     async def work(cluster: Cluster) -> None:
         manifest = manifest_of_chunks(5, 1, bytes(16), [0])
@@ -549,7 +547,6 @@ def test_the_chunks_of_a_large_value_are_held_before_its_move_begins() -> None:
         leader.reject(1, 2)
         await until(lambda: settled(leader))
         assert leader.held == [(manifest, 0)]
->>>>>>> work
 
     played(work)
 

@@ -37,41 +37,6 @@ ANSWER_S = 20.0
 """A request for moves is answered by then; what is still under way goes on."""
 HELD_SHORT_S = 0.5
 """The same, where the leaders or brokers asked cannot answer just now."""
-<<<<<<< HEAD
-=======
-EPOCHS = 60_000
-"""So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
-
-
-class MoveSource(Protocol):
-    """What moves ask of the leader of the queue in one partition."""
-
-    queue: str
-    topic: str
-    topic_id: str
-    partition: int
-
-    async def read_records(
-        self, offsets: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, MovedRecord], int]:
-        """The records of the first of these offsets, until they have `bytes_max` bytes, and how
-        many offsets these were, one at least. What is gone is missing. Raises CorruptBatchError,
-        StorageError, and what else a read raises."""
-        ...
-
-    def hold_moved(self, value: bytes | None) -> None:
-        """The record with this manifest goes to another partition, its chunks stay for a while."""
-        ...
-
-    async def commit(self) -> None:
-        """Returns once all that the state has decided so far is kept. Raises where this opening has
-        ended: nothing that it decides counts from then on."""
-        ...
-
-    def wake(self) -> None:
-        """Records can be given out again."""
-        ...
->>>>>>> work
 
 
 class QueueMoves:
@@ -350,86 +315,6 @@ class QueueMoves:
         except RayqError as error:
             return str(error)
 
-<<<<<<< HEAD
-=======
-    # --- one batch ------------------------------------------------------------------------------
-
-    async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """Moves dying or claimed records as one batch. Returns once it is in the target: None; or
-        once it is certain that it never gets there: why. Then they are what they were. Raises where
-        the opening ended."""
-        async with self._locks.setdefault(target, asyncio.Lock()):
-            number, scan_from = await self._number(target)
-            if scan_from is None:
-                if outcome == "done":
-                    self._state.unclaim([one.offset for one, _ in records])
-                return "its target was deleted"
-            payload = self._encode(outcome, records, number)
-            self._last_move_id += 1
-            move = Move(
-                move_id=self._last_move_id,
-                outcome=outcome,
-                topic_id=target.topic_id,
-                partition=target.partition,
-                producer_id=number[0],
-                producer_epoch=number[1],
-                scan_from=scan_from,
-                time_ms=self._environment.clock.wall_ms(),
-                crc=read_header(payload).body_crc,
-                records=tuple(one for one, _ in records),
-            )
-            if records[0][1].is_large:
-                self._source.hold_moved(records[0][1].value)
-            self._state.begin_move(move)
-            await self._source.commit()
-            return await self._carry_out(move, payload, is_new=True)
-
-    async def _number(self, target: Target) -> tuple[tuple[int, int], int | None]:
-        """The number of the next batch, and where its target ends now; None: it was deleted."""
-        retry_s = RETRY_S
-        while True:
-            try:
-                if self._producer_id is None or self._epoch >= EPOCHS:
-                    self._producer_id, self._epoch = await self._links.new_producer_id(), 0
-                end = await self._targets.end_of(target)
-                break
-            except RayqError as error:
-                if self._links.is_gone(target.topic_id):
-                    return (0, 0), None
-                self._troubles[target] = f"{self._where}: records cannot be moved: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
-        self._troubles.pop(target, None)
-        self._epoch += 1
-        return (self._producer_id, self._epoch), end
-
-    def _encode(self, outcome: Outcome, records: Records, number: tuple[int, int]) -> bytearray:
-        """The batch, the same each time: its records have the time of the append."""
-        source = self._source
-        headers = [
-            dead_letter_headers(source.topic, source.partition, one, record.headers)
-            if outcome == "dead"
-            else own_headers(record.headers)
-            for one, record in records
-        ]
-        values = [
-            pinned(record.value, source.topic, source.topic_id, source.partition)
-            if record.is_large
-            else record.value
-            for _, record in records
-        ]
-        return encode_batch(
-            values,
-            [record.key for _, record in records],
-            headers,
-            producer_id=number[0],
-            producer_epoch=number[1],
-            base_sequence=0,
-            append_time=True,
-            is_large=records[0][1].is_large,
-        )
-
->>>>>>> work
     async def _resume(self, move: Move) -> None:
         """Ends a move that was begun by a leader before."""
         refusal = await self._numbered.resume(move)
