@@ -39,7 +39,7 @@ from proving.simulation.world import START_WALL_MS
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
