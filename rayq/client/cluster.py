@@ -46,6 +46,7 @@ from rayq.config import (
     ProducerConfig,
     QueueConfig,
     parse,
+    parse_stored,
 )
 from rayq.config_keywords import (
     ConsumerKeywords,
@@ -625,7 +626,7 @@ class Cluster:
                 "resources": resources,
                 "drain_timeout_s": drain_timeout_s,
                 "max_poll_interval_ms": round(
-                    parse(QueueConfig, found.config).max_handling_s * 1000
+                    parse_stored(QueueConfig, found.config).max_handling_s * 1000
                 ),
             },
         )

@@ -31,7 +31,7 @@ from rayq.core.queue_block import (
 )
 from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
-from rayq.core.queue_moves import DELIVERIES, ERROR_LENGTH_MAX, REJECTED, Dying
+from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
@@ -307,6 +307,7 @@ class QueueState(QueueTaker, QueueMover):
             if not block.locked & bit:
                 continue
             self._unlock(block, bit, holder)
+            self._free_later(base + index)
             failures = count - count_of(block.excused, bit)
             if failures >= self.config.max_deliveries:
                 error = f"It was given back after delivery {count}, the last one it has."
@@ -317,7 +318,6 @@ class QueueState(QueueTaker, QueueMover):
                 self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
             else:
                 self._free_bits(number, block, bit)
-            self._free_later(base + index)
 
     def _delay_free(
         self, number: int, block: Block, mask: int, count: int, delay_ms: int | None, now_ms: int
@@ -365,6 +365,7 @@ class QueueState(QueueTaker, QueueMover):
             if not block.locked & bit:
                 continue
             self._unlock(block, bit, holder)
+            self._free_later(base + index)
             count = count_of(block.counts, bit)
             if is_excused:
                 raise_counts(block.excused, bit)
@@ -373,11 +374,10 @@ class QueueState(QueueTaker, QueueMover):
                 self._die(number, block, index, count, DELIVERIES, error)
                 continue
             self._free_bits(number, block, bit)
-            self._free_later(base + index)
 
     def _free_later(self, offset: int) -> None:
-        """`offset` was freed, so its key's later records are, too: they would be handled before it
-        (rule 57). It is not they that failed."""
+        """The lock of `offset` has gone, and so have those of its key's later records, which would
+        be handled before it (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -400,7 +400,8 @@ class QueueState(QueueTaker, QueueMover):
             return
         block.moving |= 1 << index
         offset = (number << BLOCK_BITS) + index
-        self._dying[offset] = Dying(offset, count, reason, error[:ERROR_LENGTH_MAX])
+        kept = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+        self._dying[offset] = Dying(offset, count, reason, kept)
         self._changed.add(number)
         self._changed_dying.add(offset)
 

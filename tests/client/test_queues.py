@@ -246,6 +246,64 @@ def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None
     assert parts[1].fields()["acks"] == [(10_000, 19_999, 1)]
 
 
+def test_many_rejects_with_long_reasons_are_told(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(3000)])
+    queue = open_queue("q")
+    for task in take_all(queue, 3000):
+        task.reject("\N{SNOWMAN}" * 1000)
+    queue.flush()
+    assert len(played.rejected) == 3000
+
+
+def test_what_a_newer_server_knows_of_a_queue_is_passed_over(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    fake.queues.create("q")
+    fake.queues.newer = {"not_known_yet": 1}
+    fake.write("q", [b"a"])
+    [task] = open_queue("q").take(1, PATIENCE_S)
+    task.ack()
+
+
+def test_each_record_is_kept_for_as_long_as_was_asked(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"a", b"b"])
+    queue = open_queue("q")
+    one, two = take_all(queue, 2)
+    for task, seconds in ((one, 600), (two, 300), (one, 60)):
+        task.extend(seconds)
+        queue.flush()
+    extends = [run for settled in fake.asked(m.Settle) for run in settled.extends]
+    assert [(first, round(ms, -3)) for first, _, _, ms in extends] == [(0, 600_000), (1, 300_000)]
+
+
+def test_a_failure_while_settling_is_told_to_who_waits_for_it(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q")
+    [task] = queue.take(1, PATIENCE_S)
+    monkeypatch.setattr(Settlement, "fields", lambda self: {}["a bug"])
+    task.ack()
+    with pytest.raises(LockLostError, match="a bug"):
+        queue.flush()
+    monkeypatch.undo()
+
+
+def test_a_worker_whose_take_fails_unexpectedly_raises_it(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    monkeypatch.setattr(queue, "take", lambda count, timeout_s: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        queue.work(lambda task: None, concurrency=2)
+
+
 def test_a_queue_that_is_gone_is_an_error_of_take(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,8 @@ from pyspark import InheritableThread, SparkContext
 from rayq import Cluster, TopicPartition
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
-from rayq.batch.task_writer import WriteJob, finish_write, write_task, writing
+from rayq.batch.task_writer import finish_write, write_task, writing
+from rayq.batch.write_job import WriteJob
 from rayq.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,

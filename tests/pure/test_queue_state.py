@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayq.config import QueueConfig
-from rayq.core.kept_queues import KeptRecord
+from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
+from rayq.core.queue_taker import LOCKS_MAX
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 
@@ -415,6 +416,22 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     assert state.reject("a", 0, [(2, 7, "bad")]) == [(2, 2, "consumer a has it")]
 
 
+def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
+    state, keeper = opened(ready=LOCKS_MAX)
+    locks = state.take("a", LOCKS_MAX, now_s=0)
+    keeper.write(state.changes())
+    reason = "x" + "\N{SNOWMAN}" * 1000
+    state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)])
+    changes = state.changes()
+    assert len(pack(changes)) < WRITE_BYTES_MAX
+    [dying] = state.to_move(1)
+    assert dying.error == reason[:334]
+    # Its move has the errors once more.
+    move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(LOCKS_MAX)))
+    state.begin_move(move)
+    assert len(pack(state.changes())) < WRITE_BYTES_MAX
+
+
 def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
     state, keeper = opened(ready=1, max_deliveries=2)
     for count in range(1, 8):
@@ -441,6 +458,27 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert not state.take("b", 4, now_s=0)
     state.discard([1])
     assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
+
+
+@pytest.mark.parametrize("fails", ["nack", "expire"])
+@pytest.mark.parametrize("dead_letters", ["keep", "discard"])
+def test_a_record_that_fails_for_good_frees_the_later_ones_of_its_key(
+    fails: str, dead_letters: str
+) -> None:
+    state, _keeper = opened(
+        ready=3, ordered_by_key=True, max_deliveries=1, dead_letters=dead_letters
+    )
+    assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
+    if fails == "nack":
+        state.nack("a", 0, [(0, 0, 1, None)], now_ms=0)
+    else:
+        state.expire(1000)
+    counts = state.counts()
+    assert counts.locked == 0 and counts.ready + counts.blocked == 2, "its consumer drops them"
+    if dead_letters == "keep":
+        state.discard([0])
+    assert state.dead == 1
+    assert state.take("b", 3, now_s=0) == [(1, 2, 2)], "and it was no failure of theirs"
 
 
 def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:

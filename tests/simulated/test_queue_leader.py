@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 
-from rayq.actors.queues import learning
+from rayq.actors.queues import holders, learning, reads
 from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks
 from rayq.errors import (
     NotLeaderError,
+    OffsetOutOfRangeError,
     QueueLoadingError,
     RayqError,
+    StorageError,
     UnknownQueueError,
 )
 from rayq.wire import messages
@@ -249,7 +251,8 @@ def test_what_is_due_is_given_at_once_and_never_before() -> None:
 def test_a_delay_outlives_its_leader() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put_due(b"later", 10_000)
-        assert (await stage.take(wait_ms=100)).answer.next_due_ms is not None
+        assert (await stage.take(wait_ms=100)).locks == []
+        assert (await stage.describe()).next_due_ms is not None
         await asyncio.sleep(5)
         await stage.lead()
         assert (await stage.take(wait_ms=2_000)).locks == []
@@ -275,6 +278,24 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
         assert taken.locks == [(0, 0, 2)]
         await asyncio.sleep(5)
         assert (await stage.describe()).locked == 2
+
+    staged(work)
+
+
+def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "HOLDERS_MAX", 3)
+
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*(b"%d" % number for number in range(5)))
+        peer = stage.peer()
+        for number in range(5):
+            taken = await stage.take(1, holder=f"h{number}", peer=peer)
+            assert taken.offsets == [number]
+        peer.closed.set_result(None)
+        await asyncio.sleep(2)
+        assert (await stage.take()).offsets == [2, 3, 4]
+        await asyncio.sleep(30)
+        assert (await stage.take()).offsets == [0, 1], "these ran out by time"
 
     staged(work)
 
@@ -345,6 +366,30 @@ def test_the_bytes_of_a_take_are_limited() -> None:
         taken = await stage.take(100, bytes_max=300)
         assert taken.offsets == [0, 1, 2]
         assert (await stage.take(100, bytes_max=1)).offsets == [3]
+
+    staged(work)
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRangeError, StorageError])
+def test_a_take_that_can_read_no_further_brings_what_it_has_locked(
+    error: type[RayqError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 1)
+    piece = reads.QueueReads.piece
+
+    async def fails_at_two(self: reads.QueueReads, offset: int) -> reads.Piece:
+        if offset == 2:
+            raise error("cannot be read")
+        return await piece(self, offset)
+
+    monkeypatch.setattr(reads.QueueReads, "piece", fails_at_two)
+
+    async def work(stage: QueueStage) -> None:
+        for number in range(3):
+            await stage.put(b"%d" % number)
+        assert (await stage.take()).offsets == [0, 1]
+        with pytest.raises(error):
+            await stage.take()
 
     staged(work)
 
@@ -490,6 +535,26 @@ def test_the_chunks_of_an_unsettled_value_stay() -> None:
     staged(work, retention="delete_done", visibility_timeout_s=1_000)
 
 
+@pytest.mark.usefixtures("short_doubt")
+def test_the_chunks_of_a_value_that_is_on_its_way_outlive_a_purge() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        await stage.ask(messages.PurgeQueue)
+        await asyncio.sleep(10)
+        assert stage.log.held_offset == 0
+        await stage.put(manifest_of_chunks(5, 1, bytes(16), [1]), is_large=True)
+        taken = await stage.take()
+        assert taken.offsets == [2]
+        await asyncio.sleep(100)
+        assert stage.log.held_offset == 1
+        await stage.ack(taken)
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 3
+
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
 def test_purge_settles_all_that_nobody_has() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(*[b"%d" % number for number in range(20)])
@@ -502,6 +567,24 @@ def test_purge_settles_all_that_nobody_has() -> None:
         assert await stage.ack(taken) == []
         described = await stage.describe()
         assert (described.start_offset, described.ready) == (20, 0)
+
+    staged(work)
+
+
+def test_while_the_keeper_is_away_the_figures_say_so() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        taken = await stage.take()
+        stage.keeper.failure = NotLeaderError("the keeper is away")
+        acking = asyncio.ensure_future(stage.settle(taken, acks=[(0, 0, 1)]))
+        await asyncio.sleep(1)
+        described = await stage.describe()
+        assert described.trouble == "the keeper is away"
+        assert described.start_offset == 0, "what is not kept may go back"
+        stage.keeper.failure = None
+        assert await acking == []
+        described = await stage.describe()
+        assert (described.trouble, described.start_offset) == (None, 1)
 
     staged(work)
 
@@ -534,6 +617,7 @@ def test_requests_that_make_no_sense_harm_nobody() -> None:
             {"extends": [(-1, 2**62, 77, -(2**62))]},
             {"rejects": [(-1, 1, "x"), (2**62, 1, "x")]},
             {"releases": [(5, 1, 0)]},
+            {"acks": [(0, 0, 1)] * 10_001},
         ):
             try:
                 await stage.settle(taken, **parts)

@@ -22,8 +22,9 @@ IDLE_WAIT_S = 60.0
 
 
 class LeaderQueues:
-    """See the module. Made for a leader whose topic has queues; `committed` takes each newer
-    assignment of the same epoch, `end` is final."""
+    """See the module. Every leader of a data partition has one, since its topic may get a queue at
+    any time; without queues it costs next to nothing. `committed` takes each newer assignment of
+    the same epoch, `end` is final."""
 
     def __init__(
         self,
@@ -122,6 +123,8 @@ class LeaderQueues:
     def tick(self) -> None:
         """What is due by time; to be called a few times a second."""
         self._reads.drop_unused()
+        if not self._queues:
+            return
         for queue in self._queues.values():
             queue.tick()
         self._hold()

@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 class Learner:
-    """See the module. One task uses it, but for `state`."""
+    """See the module. One task takes; others may learn beside it."""
 
     def __init__(
         self,
@@ -108,13 +108,20 @@ class Learner:
             self.retention = None
         elif self.retention is None:
             log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
+            is_all_told = not self.was_kept and self.state.start_offset <= log_start
             self.retention = QueueRetention(
                 self._clock_watch,
                 log_start=log_start,
                 known=self.state.learned,
-                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
+                open_until_s=now_s + (0 if is_all_told else OPEN_VALUE_MS_MAX / 1000),
             )
             self.was_kept = True  # Whoever begins later does not know what was learned before.
+
+    def passed_over(self) -> None:
+        """The queue has settled what nobody has read: there may be chunks of large values that are
+        still open. So it stands as at an opening."""
+        self.retention, self.was_kept = None, True
+        self.configure(self.state.config)
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:
@@ -201,13 +208,12 @@ class Learner:
                 pieces = [piece]
                 if self.state.config.ordered_by_key:
                     end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
-            except OffsetOutOfRangeError:
+            except RayqError as error:
                 log_start = self._replica_log.log.start_offset
-                if log_start <= self.state.start_offset:
-                    raise
-                self.state.advance_start(log_start)  # Retention was faster.
-                continue
-            except RayqError:
+                is_gone_by_now = log_start > self.state.start_offset
+                if isinstance(error, OffsetOutOfRangeError) and is_gone_by_now:
+                    self.state.advance_start(log_start)  # Retention was faster.
+                    continue
                 if given.locks:
                     break
                 raise

@@ -28,6 +28,7 @@ from rayq.core.large_values import read_manifest
 from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
@@ -146,8 +147,11 @@ class _References:
             for at, header in split_batches(payload):
                 if header.is_large:
                     self._note(payload, at, header)
-            if answer.next_offset <= offset:
-                break
+            if answer.next_offset <= offset < end:
+                raise OffsetNotAvailableError(
+                    f"{place.topic}-{place.partition}: its leader gives nothing from offset "
+                    f"{offset} on, and the log goes on to {end}. Nothing was removed: try again."
+                )
             offset = answer.next_offset
             self._on_read(f"{place.topic}-{place.partition}", offset, end)
         return offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rayq.client.client import Client
 from rayq.client.queues.lane import Lane, Owner
-from rayq.config import QueueConfig, parse
+from rayq.config import QueueConfig, parse_stored
 from rayq.errors import UnknownQueueError
 from rayq.wire.messages import QueueMetadata
 
@@ -29,7 +29,7 @@ class Source:
         self.topic = found.topic
         self.topic_id = found.topic_id
         self.queue_id = found.queue_id
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         self.lanes: list[Lane] = []
         self.failure: UnknownQueueError | None = None
         """It was deleted."""
@@ -54,7 +54,7 @@ class Source:
         """Takes a newer config over. False: it is another queue of this name."""
         if (found.queue_id, found.topic_id) != (self.queue_id, self.topic_id):
             return False
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         return True
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ class QueueTask:
         self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
 
     def reject(self, reason: str) -> None:
-        """It goes to the dead letters at once, with this reason (its first 1,000 characters).
+        """It goes to the dead letters at once, with this reason (its first 1,000 bytes).
         Raises as `ack`."""
         if not isinstance(reason, str):
             raise TypeError(f"A reason is a str, not {type(reason).__name__}.")

@@ -126,10 +126,6 @@ class TakeResponse(Response, frozen=True):
     """`(first offset, last offset, count)`, ascending."""
     ready: int
     """How many more records could be taken now."""
-    next_due_ms: int | None
-    """How long until the next delayed record is due. None: none waits."""
-    aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """As in `FetchResponse`: none of the locks is of an aborted record."""
     sweep_ms: int = 1000
     """A consumer that does not wait here asks again after so long: the more consumers there are,
     the longer, so that about 20 ask in a second."""
@@ -171,8 +167,6 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(offset, count, reason)`: to the dead letters at once."""
     extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
-    ages_ms: int = 0
-    """How long ago the consumer decided the oldest of it."""
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
