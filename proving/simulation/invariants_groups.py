@@ -24,7 +24,7 @@ from proving.simulation.process import Process
 from proving.simulation.replica_changes import ReplicaChanges
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica import Replica
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.core.group_records import (
     EndedRecord,
     GroupRecord,

@@ -272,6 +272,7 @@ class RawWorker:
                 if what == "reject"
                 else [],
                 extends=[(*one, milliseconds or 0) for one in ranges] if what == "extend" else [],
+                may_linger=number % 2 == 0,
             )
 
         try:

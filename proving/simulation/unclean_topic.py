@@ -19,7 +19,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
 from proving.simulation.faults import Faults
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
 from rayq.core.metadata_records import PartitionValue
 from rayq.errors import DeliveryError, RayqError

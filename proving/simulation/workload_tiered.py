@@ -45,7 +45,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, OffsetOutOfRangeError, RayqError, RemoteMissingError

@@ -25,7 +25,8 @@ from rayq.client.consumer_pool import (
     PoolSpec,
     check_handler,
 )
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer, check_callbacks
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest

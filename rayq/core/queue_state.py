@@ -53,10 +53,10 @@ class QueueState(QueueTaker, QueueMover):
     # --- opening ---------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, config: QueueConfig, start_offset: int) -> QueueState:
+    def begin(cls, config: QueueConfig, start_offset: int, *, state_epoch: int) -> QueueState:
         """A queue of which nothing is kept yet. Keep `changes` before anything else: where the
         queue starts must not move."""
-        state = cls(config, 0, start_offset)
+        state = cls(config, state_epoch, start_offset)
         state._is_decided = True
         return state
 
@@ -69,16 +69,18 @@ class QueueState(QueueTaker, QueueMover):
         state = cls(config, 0, 0)
         return state if state._restore(records, now_s=now_s) else None
 
-    def cut(self, offset: int) -> None:
+    def cut(self, offset: int, state_epoch: int) -> None:
         """The log lost what was at `offset` and above (an unclean election), and has other records
-        there: they are learned anew. The state epoch rises, so that no older lock counts. A move
-        with such records is forgotten, so its other records may be moved twice. Only right after
-        `replay`, where `offset` is below `learned`."""
-        for move in self.moves():
-            if move.records[-1].offset >= offset:
-                self.release_move(move.move_id)
-        self.state_epoch += 1
+        there: they are learned anew, and no older lock counts. Such records leave the moves they
+        are in. Only right after `replay`, where `offset` is below `learned`."""
+        self._cut_moves(offset)
         self._drop_from(offset)
+        self.void_locks(state_epoch)
+
+    def void_locks(self, state_epoch: int) -> None:
+        """What was given out, and how often, may be lost: from this state epoch on, which nobody
+        has had before, no older lock counts. Only right after `replay`."""
+        self.state_epoch = state_epoch
         for number, block in list(self._blocks.items()):
             if block.locked:
                 self._free(number, block, block.locked, "", is_excused=True)

@@ -195,6 +195,56 @@ def test_of_one_key_nothing_is_handed_out_behind_a_record_that_failed(
     assert later.value == b"2"
 
 
+def test_what_was_taken_ahead_is_handed_out_once_to_whichever_thread_asks(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(1000)])
+    queue = open_queue("q")
+    found: list[int] = []
+
+    def work() -> None:
+        while tasks := queue.take(1, 0.5):
+            found.append(tasks[0].offset)
+            tasks[0].ack()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    queue.flush()
+    assert sorted(found) == list(range(1000))
+    assert len(played.done) == 1000 and not played.locks
+
+
+def test_what_is_at_hand_is_given_back_at_the_end_and_not_given_out_once_it_is_lost(
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
+) -> None:
+    """A thread takes it without the loop."""
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(20)])
+    queue = open_queue("q")
+    take_all(queue, 20)[0].ack()  # From now on more is taken ahead; the rest is given back.
+    queue.flush()
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(queue.core.sources[0].shelf) > 1)
+    [source] = queue.core.sources
+
+    def lose_all() -> None:
+        for lane in source.lanes:
+            for taken in lane.takens:
+                for offset in list(taken.open):
+                    lane.lose(taken, offset, "the test says so")
+
+    fake.call(lose_all)
+    assert queue.core.at_hand(1) == []
+    fake.queues.free(played)
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(source.shelf) > 1)
+    assert len(played.locks) > 1
+    queue.close()
+    assert not played.locks
+
+
 def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
     fake: FakeCluster, open_queue: OpenQueue
 ) -> None:

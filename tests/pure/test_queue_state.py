@@ -50,7 +50,7 @@ class Pair:
             dead_letters=chosen.choice(["keep", "keep", "discard"]),
         )
         first = chosen.choice([0, 200, 250, 512])
-        self.state = QueueState.begin(self.config, first)
+        self.state = QueueState.begin(self.config, first, state_epoch=0)
         self.model = QueueModel(self.config, first, first)
         self.keeper = Keeper()
         self.now_s = 1000.0
@@ -288,7 +288,7 @@ class Pair:
         if self.chosen.random() < 0.2 and model.start < model.learned:
             offset = self.chosen.randint(model.start, model.learned - 1)
             before = {move.move_id: move for move in replayed.moves()}
-            self.state.cut(offset)
+            self.state.cut(offset, self.state.state_epoch + 1)
             after = {move.move_id for move in self.state.moves()}
             for move_id, move in before.items():
                 if move_id not in after:
@@ -356,7 +356,7 @@ def test_a_queue_does_what_the_model_does(seed: int) -> None:
 
 def opened(*, ready: int, **config: Any) -> tuple[QueueState, Keeper]:
     """A queue with so many ready records, all of the key b"k" with `ordered_by_key`."""
-    state, keeper = QueueState.begin(QueueConfig(**config), 0), Keeper()
+    state, keeper = QueueState.begin(QueueConfig(**config), 0, state_epoch=0), Keeper()
     keys = [b"k"] * ready
     state.learn(ready - 1, keys if state.config.ordered_by_key else None)
     keeper.write(state.changes())
@@ -504,7 +504,7 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
     keeper.write(state.changes())
     head = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
     assert head is not None
-    head.cut(270)
+    head.cut(270, 1)
     keeper.write(head.changes()[:1])
     state = again(head, keeper)
     assert (state.start_offset, state.learned, state.state_epoch) == (270, 270, 1)
@@ -519,7 +519,7 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
     state.take("a", 3000, now_s=0)
     state.ack("a", 0, [(1, 2999, 1)])
     state = again(state, keeper)
-    state.cut(1500)
+    state.cut(1500, 1)
     assert (state.start_offset, state.learned, state.state_epoch) == (0, 1500, 1)
     assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "nobody has it")]
     assert not state.ack("a", 0, [(1, 1499, 1)])

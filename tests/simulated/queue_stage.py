@@ -63,7 +63,7 @@ class Keeper(Links):
             for record in records:
                 self.kept.replay(record)
             page, after = self.kept.read(at, request.after)
-            return messages.OpenQueueStateResponse(fence, after), pack(page)
+            return messages.OpenQueueStateResponse(fence, after, self.kept.fence_min), pack(page)
         assert isinstance(request, messages.WriteQueueState)
         for record in self.kept.write(at, request.fence, unpack(payload)):
             self.kept.replay(record)

@@ -119,6 +119,8 @@ class OpenQueue:
             served.config,
             served.queue,
             partition,
+            fence=journal.fence,
+            fence_min=journal.fence_min,
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
@@ -178,10 +180,11 @@ class OpenQueue:
         try:
             yield
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
 
-    def _break(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """See `MoveSource`."""
         if not isinstance(error, RayqError) and not self._broken.done():
             self._broken.set_exception(error)
 
@@ -300,14 +303,15 @@ class OpenQueue:
         try:
             lost = self._settle(request)
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()
             self.wake()
         elif len(self.takes):
             self.wake()
-        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
+        is_urgent = not request.may_linger or request.nacks or request.rejects
+        kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost)
         if lost:
@@ -373,10 +377,10 @@ class OpenQueue:
     @property
     def retention_limit(self) -> int | None:
         """The log start may go up to here. None: the queue does not mind."""
-        retention = self._learner.retention
-        if retention is None:
+        holds = self.state.holds
+        if holds is None:
             return None
-        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+        return holds.floor(self.commits.kept_start, self._clock_watch.now_ms())
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
@@ -450,18 +454,19 @@ class OpenQueue:
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
         end, purged = self._replica_log.last_stable_offset, 0
-        is_unread = self.state.learned < end
         while True:
             # Each leader epoch that is passed over is told of.
             epoch_end = self._learner.learn_epoch() or end
-            purged += self.state.purge(min(epoch_end, end))
+            purged += self._learner.purge(min(epoch_end, end))
             if epoch_end >= end:
                 break
-        if is_unread:
-            self._learner.passed_over()
         await self.commit()
         self.wake()
         return messages.PurgeQueueResponse(purged)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """See `MoveSource`."""
+        self._learner.hold_moved(value)
 
     async def read_records(
         self, offsets: Sequence[int], bytes_max: int

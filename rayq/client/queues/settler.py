@@ -13,6 +13,7 @@ from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
+from rayq.config import QueueConfig
 from rayq.errors import RayqError, UnknownQueueError, UnknownServerError, UnknownTopicError
 from rayq.wire.connection import Connection
 from rayq.wire.messages import Settle
@@ -36,6 +37,7 @@ class Addressed(Protocol):
     topic: str
     topic_id: str
     queue_id: str
+    config: QueueConfig
 
 
 class Decides(Protocol):
@@ -170,6 +172,7 @@ class Settler:
             partition=self._lane.partition,
             leader_epoch=leader.epoch,
             queue_id=source.queue_id,
+            may_linger=not (self._flushing or source.config.ordered_by_key),
             **settlement.fields(),
         )
         response, _ = await self._client.ask_while_leader(

@@ -44,9 +44,14 @@ class Lease:
         """Whether the user got them. A Ctrl+C may come in between."""
         self.decisions = decisions
 
+    def end(self) -> None:
+        """Nothing is to be given back any more."""
+        self.offsets = []
+
     def __del__(self) -> None:
         # The collector calls this, at any moment and in any thread: it must not wait.
-        self.decisions.dropped(self.taken, self.offsets, self.is_seen)
+        if self.offsets:
+            self.decisions.dropped(self.taken, self.offsets, self.is_seen)
 
 
 class QueueTask:
@@ -192,6 +197,8 @@ class QueueTask:
         lease = self._lease
         lease.decisions.decide(lease.taken, self.offset, outcome, argument)
         self._outcome = outcome
+        if len(lease.offsets) == 1:
+            lease.end()
 
     def _check_kept(self) -> None:
         lost = self.lost

@@ -170,6 +170,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
+    may_linger: bool = False
+    """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
+    kept together with other decisions."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
@@ -269,6 +272,9 @@ class OpenQueueStateResponse(Response, frozen=True):
     """Names this opening: writes with another one are refused. Each opening has a higher one."""
     next_after: bytes | None = None
     """Not None where there is more: ask again with this as `after`."""
+    fence_min: int = 0
+    """Locks that were given out under a lower state epoch are void: an unclean election of the
+    keeper may have lost what was kept of them."""
 
 
 class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
