@@ -472,6 +472,17 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- looking ---------------------------------------------------------------------------------
 
+    def excused(self, locks: Iterable[Lock]) -> list[Lock]:
+        """`(first, last, how many)`: how many deliveries of these locked records were no failures,
+        where there are such."""
+        return [
+            ((number << BLOCK_BITS) + first, (number << BLOCK_BITS) + last, many)
+            for start, end, _ in locks
+            for number, block, mask in self._parts(start, end)
+            for many, bits in block.excused.items()
+            for first, last in runs_of(bits & mask)
+        ]
+
     @property
     def trouble(self) -> str | None:
         """Which bound keeps `take` or `learn` from going on (rule 55)."""

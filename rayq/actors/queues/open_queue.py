@@ -287,6 +287,7 @@ class OpenQueue:
             locks,
             self.available(),
             sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
+            excused=self.state.excused(locks),
         )
 
     def due_in_ms(self) -> int | None:
