@@ -21,6 +21,7 @@ from proving.mutants import child, report
 from proving.mutants.catalogue import MODULES, ROOT, Mutant, files, mutants_of, sample
 from proving.mutants.checks import FLOORS
 from proving.mutants.judge import judge, known_checks
+from proving.mutants.operators import OPERATORS
 from proving.mutants.state import State, Verdict, equivalents
 
 
@@ -30,7 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, help="how many of their mutants; default: all")
     parser.add_argument("--seed", type=int, default=1, help="chooses the sample; default: 1")
     parser.add_argument(
-        "--floors", nargs="*", choices=FLOORS, default=FLOORS, help="of tests; default: all of them"
+        "--floors",
+        nargs="*",
+        default=FLOORS,
+        help=f"of tests, or files as local/test_FILE.py; default: {' '.join(FLOORS)}",
+    )
+    parser.add_argument(
+        "--operators", nargs="+", choices=[*OPERATORS], default=[*OPERATORS], help="default: all"
     )
     parser.add_argument("--seeds", type=int, default=2, help="of each scenario; default: 2")
     parser.add_argument("--again", action="store_true", help="judge what survived once more")
@@ -46,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             mutant
             for path in files(options.modules)
             for mutant in mutants_of(path, (ROOT / path).read_text())
+            if mutant.operator in options.operators
         ]
         chosen = sample(mutants, options.sample, options.seed)
         state = State()

@@ -26,23 +26,28 @@ def known_checks(
     seed fails on it."""
     found: list[dict[str, Any]] = []
 
-    def watch(function: Callable[[str, Path], object], part: str, *code: str) -> None:
-        def now() -> list[dict[str, Any]]:
-            print(f"Watching what {part} runs.", flush=True)
-            ended = child.run(
-                partial(function, part), scratch=scratch, cpu_limit_s=1800, limit_s=3600
-            )
-            if ended.returned is None:
-                raise RuntimeError(f"The code as it stands does not pass: {ended.why}")
-            return list(ended.returned)
+    def watched(what: str, function: Callable[[Path], object]) -> list[dict[str, Any]]:
+        print(f"Watching what {what} runs.", flush=True)
+        ended = child.run(function, scratch=scratch, cpu_limit_s=1800, limit_s=3600)
+        if ended.returned is None:
+            raise RuntimeError(f"The code as it stands does not pass: {ended.why}")
+        return list(ended.returned)
 
-        found.extend(state.checks(part, checks.digest(*code), now))
+    def watch_tests(paths: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        what = paths[0] if len(paths) == 1 else f"each of {len(paths)} files of tests"
+        of_file: dict[str, list[dict[str, Any]]] = {}
+        for one in watched(what, partial(checks.watch_tests, paths)):
+            of_file.setdefault(one["name"].partition("::")[0], []).append(one)
+        return of_file
 
+    def watch_seeds(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        return {name: watched(name, partial(checks.watch_seed, name)) for name in names}
+
+    code = checks.digest("rayq")
     for floor in floors:
-        watch(checks.watch_tests, floor, "rayq", f"tests/{floor}")
-    for scenario in checks.SCENARIOS:
-        for seed in range(seeds):
-            watch(checks.watch_seed, f"{scenario}:{seed}", "rayq")
+        found.extend(state.checks(checks.digests_of_tests(floor, code), watch_tests))
+    seeds_of_all = [f"{one}:{seed}" for one in checks.SCENARIOS for seed in range(seeds)]
+    found.extend(state.checks(dict.fromkeys(seeds_of_all, code), watch_seeds))
     for one in found:
         if not one["functions"]:
             print(f"Left out, since it fails without a mutant: {one['name']}", flush=True)
