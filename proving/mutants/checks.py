@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from proving.mutants import child
 from proving.mutants.catalogue import ROOT, name_inside
@@ -222,6 +223,12 @@ class _Chooser(_Failures):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self._order = {name: place for place, name in enumerate(names)}
+
+    def pytest_sessionstart(self) -> None:
+        # That an example fails is enough: a smaller one would take many more runs.
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("judging", settings(), phases=phases)
+        settings.load_profile("judging")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

@@ -119,3 +119,11 @@ def test_the_log_start_waits_for_the_manifests_of_chunks() -> None:
     assert holds.floor(17, late_ms) == 17
     holds.chunk(30, append_time_ms=late_ms)
     assert holds.floor(25, late_ms) == 25, "no hold goes beyond the start of the queue"
+
+
+def test_the_first_chunk_of_a_value_is_held_as_long_as_its_last_one() -> None:
+    holds = LargeHolds()
+    holds.chunk(10, append_time_ms=0)
+    holds.chunk(11, append_time_ms=1000)
+    assert holds.floor(20, OPEN_VALUE_MS_MAX + 1000) == 10, "its record may be on its way"
+    assert holds.floor(20, OPEN_VALUE_MS_MAX + 1001) == 20
