@@ -7,9 +7,11 @@ Tests and seeds run in the calling process, which must not have imported rayq.
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ class Check:
     cpu_s: float
     wall_s: float
     functions: frozenset[str]
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
 
     @property
     def is_seed(self) -> bool:
@@ -99,11 +105,11 @@ def _note_below(path: str, node: ast.AST, function: str) -> None:
             body.insert(place, ast.Expr(call))
 
 
-def watch_tests(paths: Sequence[str], directory: Path) -> list[dict[str, Any]]:
+def watch_tests(paths: Sequence[str], _directory: Path) -> list[dict[str, Any]]:
     """Runs the tests of these files, and returns for each test what it runs. A test that fails here
     is of no use: it has no functions. Raises RuntimeError when the tests cannot be run."""
     watcher = _TestWatcher()
-    if _pytest(directory, paths, watcher) not in (0, pytest.ExitCode.TESTS_FAILED):
+    if _pytest(paths, watcher) not in (0, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError("The tests cannot be run.")
     return watcher.found
 
@@ -118,13 +124,19 @@ def watch_seed(name: str, directory: Path) -> list[dict[str, Any]]:
     return [watcher.stop(name)]
 
 
-def run_tests(directory: Path, names: Sequence[str]) -> str:
+def run_tests(names: Sequence[str]) -> str:
     """Runs these tests in their order until one fails. Returns the failure, or an empty text."""
     watcher = _Chooser(names)
     paths = sorted({name.partition("::")[0] for name in names})
-    if _pytest(directory, paths, watcher, "-x") != 0 and not watcher.failed:
+    if _pytest(paths, watcher, "-x") != 0 and not watcher.failed:
         return "the tests cannot be imported"
     return watcher.failed
+
+
+def with_tests_ready(paths: Sequence[str], work: Callable[[Ready], None]) -> bool:
+    """Imports the tests of these files, and calls `work` once, with them. False where they cannot
+    be imported."""
+    return _pytest(paths, Ready(work), "-s") in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def run_seeds(names: Sequence[str]) -> str:
@@ -179,12 +191,12 @@ def _run_seed(name: str) -> str | None:
     return next((line for line in lines if "Error: " in line), lines[-1])[:200]
 
 
-def _pytest(directory: Path, paths: Sequence[str], plugin: object, *options: str) -> int:
+def _pytest(paths: Sequence[str], plugin: object, *options: str) -> int:
     arguments = [
         *("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"),
         *("--hypothesis-seed=0", "-m", MARKS, "-o", "timeout=0", "--tb=line"),
         "--assert=plain",  # Or pytest imports rayq in its own way, from its files.
-        *("--basetemp", str(directory / "pytest"), "--rootdir", str(ROOT)),
+        *("--rootdir", str(ROOT)),
         *options,
     ]
     return int(pytest.main([*arguments, *(str(ROOT / path) for path in paths)], [plugin]))
@@ -219,16 +231,18 @@ class _TestWatcher(_Failures):
                 self.found.append(found)
 
 
-class _Chooser(_Failures):
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self._order = {name: place for place, name in enumerate(names)}
-
+class _Judging(_Failures):
     def pytest_sessionstart(self) -> None:
         # That an example fails is enough: a smaller one would take many more runs.
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("judging", settings(), phases=phases)
         settings.load_profile("judging")
+
+
+class _Chooser(_Judging):
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._order = {name: place for place, name in enumerate(names)}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -236,3 +250,28 @@ class _Chooser(_Failures):
             (item for item in items if item.nodeid in self._order),
             key=lambda item: self._order[item.nodeid],
         )
+
+
+class Ready(_Judging):
+    """Tests that were imported once, to be run in copies of this process."""
+
+    def __init__(self, work: Callable[[Ready], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._items: dict[str, pytest.Item] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        gc.freeze()
+        self._work(self)
+        return True
+
+    def run(self, names: Sequence[str]) -> str:
+        """Runs these tests until one fails, as `run_tests` does; only in a copy."""
+        items = [self._items[name] for name in names if name in self._items]
+        for item, following in itertools.zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                break
+        return self.failed
