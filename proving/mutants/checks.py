@@ -7,7 +7,6 @@ Tests and seeds run in the calling process, which must not have imported rayq.
 from __future__ import annotations
 
 import ast
-import gc
 import hashlib
 import itertools
 import time
@@ -263,7 +262,6 @@ class Ready(_Judging):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._items = {item.nodeid: item for item in session.items}
-        gc.freeze()
         self._work(self)
         return True
 
