@@ -32,9 +32,10 @@ from rich.table import Table
 
 from benchmarks.report import Row, show
 from rayq.client.client import Client
+from rayq.client.client_access import ClientAccess
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
-from rayq.config import TopicConfig, as_dict
+from rayq.config import ClusterConfig, TopicConfig, as_dict
 from rayq.environment import Buffer
 from rayq.storage.batch import encode_batch, stamp
 from rayq.wire.authentication import Identity, client_key
@@ -205,15 +206,21 @@ class PlayedPool:
         pass
 
 
-class PlayedCluster(Cluster):
+class PlayedAccess(ClientAccess):
     def __init__(self, far: Far) -> None:
-        super().__init__([("127.0.0.1", 1)], client_key(SECRET))
+        super().__init__([("127.0.0.1", 1)], client_key(SECRET), None, ClusterConfig())
         self._far = far
 
     def new_client(self) -> Client:
         client = super().new_client()
         client.pool = PlayedPool(self._far)  # type: ignore[assignment]
         return client
+
+
+class PlayedCluster(Cluster):
+    def __init__(self, far: Far) -> None:
+        super().__init__([("127.0.0.1", 1)], client_key(SECRET))
+        self._access = PlayedAccess(far)
 
 
 # --- a process of its own -----------------------------------------------------------------------

@@ -15,7 +15,8 @@ from benchmarks.report import Row
 from proving.chaos.groups import is_settled
 from proving.chaos.load import LoadSpec
 from proving.chaos.members import Member
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.testing import LocalCluster
 
 REPETITIONS = 4

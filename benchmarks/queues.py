@@ -1,6 +1,6 @@
 """What a queue takes and settles, beside an acknowledged write, and beside Celery with Redis.
 
-    python -m benchmarks.queues [0.1]
+    python -m benchmarks.queues [0.1] [--only put_to_handler celery]
 
 Three brokers on a local Ray, replication factor 3, fdatasync, values of 100 bytes; consumers are
 processes of their own. The argument is the share of the load to run, 1 by default. Celery and Redis
@@ -10,12 +10,12 @@ down.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
 import statistics
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -360,6 +360,8 @@ def beside_celery(ours: tuple[float, float], theirs: celery_side.Figures) -> lis
 
 
 SECTIONS = (throughput, one_by_one, put_to_handler, failover)
+CELERY = "celery"
+"""What `--only` calls the tasks of both sides."""
 
 
 def queues(cluster: rayq.Cluster, directory: Path) -> list[Row]:
@@ -369,18 +371,27 @@ def queues(cluster: rayq.Cluster, directory: Path) -> list[Row]:
 
 
 def main() -> None:
-    share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
-    tasks = max(int(TASKS * share), 500)
+    sections = {section.__name__: section for section in SECTIONS}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("share", nargs="?", type=float, default=1.0)
+    parser.add_argument("--only", nargs="+", choices=[*sections, CELERY])
+    options = parser.parse_args()
+    chosen = options.only or [*sections, CELERY]
+    tasks = max(int(TASKS * options.share), 500)
+    ours = (0.0, 0.0)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="rayq-queues-") as directory:
         with local_ray(), rayq.start(directory, brokers=BROKERS) as cluster:
-            for section in SECTIONS:
-                print(f"measuring {section.__name__} ...", flush=True)
-                rows += section(cluster, share)
-            ours = tasks_of_rayq(cluster, tasks)
+            for name, section in sections.items():
+                if name in chosen:
+                    print(f"measuring {name} ...", flush=True)
+                    rows += section(cluster, options.share)
+            if CELERY in chosen:
+                ours = tasks_of_rayq(cluster, tasks)
             cluster.stop()
-    celery_side.install()
-    rows += beside_celery(ours, celery_side.measure(tasks))
+    if CELERY in chosen:
+        celery_side.install()
+        rows += beside_celery(ours, celery_side.measure(tasks))
     wide_console().print(table(rows, machine.describe()))
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rayq.client.admin.admin import Admin, AsyncAdmin
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
-    from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+    from rayq.client.consuming.async_consumer import AsyncConsumer
+    from rayq.client.consuming.consumer import Consumer
     from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.client.producing.transaction import AsyncTransaction, Transaction
@@ -103,7 +104,8 @@ _HOMES = {
     "rayq.client.admin.admin": ("Admin", "AsyncAdmin"),
     "rayq.client.cluster": ("Cluster",),
     "rayq.client.consumer_pool": ("ConsumerPool",),
-    "rayq.client.consuming.consumer": ("AsyncConsumer", "Consumer"),
+    "rayq.client.consuming.async_consumer": ("AsyncConsumer",),
+    "rayq.client.consuming.consumer": ("Consumer",),
     "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
     "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
     "rayq.client.producing.transaction": ("AsyncTransaction", "Transaction"),

@@ -15,10 +15,13 @@ from typing import Literal
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.process import Process
+from rayq.batch.batch_cutter import Cutter
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.job_transaction import JobTransaction
 from rayq.batch.taking_cuts import together
-from rayq.batch.task_writer import WriteJob, _commit, _Cutter, _Rows, _Writing
+from rayq.batch.task_rows import TaskRows
+from rayq.batch.task_writer import _commit, _Writing
+from rayq.batch.write_job import WriteJob
 from rayq.client.client import Client
 from rayq.errors import AlreadyCommittedError, RayqError, TransactionOutcomeUnknownError
 from rayq.records import TopicPartition
@@ -196,12 +199,12 @@ class AtomicJobs:
         rng = random.Random(seed)
         client = self._new_client(process)
         writing = _Writing(client, job, job.first_producer_id + task, TIMEOUT_S)
-        cutter = _Cutter(job, task)
+        cutter = Cutter(job, task)
         try:
             for partition, value in rows:
                 if rng.random() < 0.2:
                     await asyncio.sleep(rng.uniform(0, 6.0))
-                some = _Rows([value], [b"key of " + value], [partition], None, None)
+                some = TaskRows([value], [b"key of " + value], [partition], None, None)
                 for place, payload in cutter.cut(some):
                     await writing.put(place, payload)
             for place, payload in cutter.rest():

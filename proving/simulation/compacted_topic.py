@@ -16,7 +16,7 @@ from typing import Any
 from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.world import World
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, RayqError

@@ -31,6 +31,7 @@ from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.replica_changes import ReplicaChanges
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
 from rayq.actors.remote.adoption import Adoption
@@ -141,6 +142,7 @@ class Invariants:
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
+        self._changes = ReplicaChanges(cluster)
         self._replicas: dict[Replica, _Seen] = {}
         self._hosts: dict[str, tuple[Process, ReplicaHost]] = {}
         """The replicas, by incarnation."""
@@ -167,9 +169,9 @@ class Invariants:
 
     def observe(self, owner: Owner) -> None:
         """Checks what the event of this owner may have changed. Raises `InvariantError`."""
+        host = self._changes.host(owner)
         if not isinstance(owner, Process):
             return
-        host = self._cluster.replica_hosts.get(owner)
         if host is not None:
             self._check_replicas(owner, host)
             return

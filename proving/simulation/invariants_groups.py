@@ -21,9 +21,10 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.invariants import InvariantError
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.replica_changes import ReplicaChanges
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica import Replica
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.core.group_records import (
     EndedRecord,
     GroupRecord,
@@ -59,6 +60,7 @@ class GroupInvariants:
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
+        self._changes = ReplicaChanges(cluster)
         self._groups: dict[str, _Group] = {}
         self._version = 0
         """Grows with each committed batch of the groups' topic."""
@@ -172,13 +174,13 @@ class GroupInvariants:
 
     def observe(self, owner: Owner) -> None:
         """Checks what the event of this owner may have changed. Raises `InvariantError`."""
+        host = self._changes.host(owner)
         if not isinstance(owner, Process):
             return
         consumer = self.consumers.get(owner)
         if consumer is not None:
             self._check_beliefs(owner, consumer)
             return
-        host = self._cluster.replica_hosts.get(owner)
         for replica in () if host is None else host._replicas.values():
             if isinstance(coordinator := replica._coordinator, GroupCoordinator):
                 self._check_coordinator(replica, coordinator)

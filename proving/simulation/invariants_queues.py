@@ -5,13 +5,15 @@
 - within a state epoch what is done stays done, no count falls, and a record has another holder only
   under a higher count;
 - a block is dropped only below a start that is committed, or as wholly done;
-- what a new leader would read is the state of the leader that serves (`check_replay`).
+- a leader stays within its bounds;
+- what a new leader would read is the state of the leader that serves (`check_live`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.replica import Replica
@@ -51,12 +53,15 @@ class QueueInvariants:
             self._check_opening(state_key)
             self._check_state(state_key)
 
-    def check_replay(self, leader: QueueLeader) -> None:
-        """The live state of a queue's leader is what a new leader would read, where no decision of
-        it is under way."""
+    def check_live(self, leader: QueueLeader) -> None:
+        """The live state of a queue's leader is within its bounds. Where no decision of it is under
+        way it is what a new leader would read."""
         opened = leader.open
         if opened is None:
             return
+        beyond = queue_bounds.fault_of(opened.state)
+        if beyond is not None:
+            raise InvariantError(f"{leader.where}: {beyond}")
         state, commits = opened.state, opened.commits
         state_key = StateKey(leader.queue.queue_id, leader._partition)
         opening = self._openings.get(state_key)

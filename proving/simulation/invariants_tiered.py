@@ -26,7 +26,7 @@ from proving.simulation.disk import SimulatedDisk
 from proving.simulation.invariants import InvariantError, Invariants
 from proving.simulation.object_store import SimulatedObjectStore
 from proving.simulation.owner import Owner
-from proving.simulation.process import Process
+from proving.simulation.replica_changes import ReplicaChanges
 from proving.simulation.world import START_WALL_MS
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -89,6 +89,7 @@ class TieredInvariants:
         fault_of_start: Callable[[Replica, Log], str | None],
     ) -> None:
         self._cluster = cluster
+        self._changes = ReplicaChanges(cluster)
         self._store: SimulatedObjectStore = cluster.objects
         self._fault_of_start = fault_of_start
         self._invariants: Invariants | None = None
@@ -126,7 +127,7 @@ class TieredInvariants:
         """Checks what the event of this owner may have changed. Raises `InvariantError`."""
         if self._changes_seen < len(self._store.changes):
             self._check_deletions()
-        host = self._cluster.replica_hosts.get(owner) if isinstance(owner, Process) else None
+        host = self._changes.host(owner)
         if host is None or not owner.alive:
             return
         for replica in host._replicas.values():

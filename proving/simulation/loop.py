@@ -368,14 +368,14 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _jump(self) -> None:
         """Goes to the time of the next timer and makes all timers of that time ready."""
-        timers, ready = self._timers, self._ready
+        timers, ready, root = self._timers, self._ready, self.root
         while timers:
             when, _, call = heapq.heappop(timers)
             call._scheduled = False
             if call._cancelled:
                 self._timers_cancelled -= 1
                 continue
-            if not call._context.get(OWNER, self.root).alive:
+            if call._context.get(OWNER, root).gate == DEAD:
                 continue
             if when > self._deadline:
                 heapq.heappush(timers, (when, 0, call))

@@ -12,10 +12,10 @@ from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
-from rayq.core import queue_ledger
+from rayq.core import queue_block, queue_ledger
 from rayq.core.kept_queues import KeptQueues, Record
 from rayq.core.key_order import KeyOrder
-from rayq.core.queue_block import BLOCK_BITS, Block
+from rayq.core.queue_block import Block
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_records import HEAD, block_record, head_record
 from rayq.core.queue_state import QueueState
@@ -101,9 +101,9 @@ def late_ack_accepted() -> list[Patch]:
         for first, last, _ in locks:
             for number, block, mask in self._parts(first, last):
                 for count, bits in block.counts.items():
-                    for bit in range(256):
+                    for bit in range(queue_block.BLOCK_OFFSETS):
                         if bits & mask & 1 << bit:
-                            offset = (number << BLOCK_BITS) + bit
+                            offset = (number << queue_block.BLOCK_BITS) + bit
                             named.append((offset, offset, count))
         ack(self, holder, self.state_epoch, named)
         return []
@@ -222,8 +222,9 @@ def start_over_unsettled() -> list[Patch]:
 
     def mutated(self: Any) -> Any:
         locked = 0
-        block = self._blocks.get(self.start_offset >> BLOCK_BITS)
-        while block is not None and block.locked >> (self.start_offset & 255) + locked & 1:
+        block = self._blocks.get(self.start_offset >> queue_block.BLOCK_BITS)
+        first = self.start_offset & queue_block.LAST_INDEX
+        while block is not None and block.locked >> first + locked & 1:
             locked += 1
 
         def head(state_epoch: int, start: int, *rest: Any) -> Any:

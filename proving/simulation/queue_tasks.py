@@ -13,6 +13,7 @@ from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
 from rayq.client.queues.queue_core import QueueCore
+from rayq.client.queues.source import Source
 from rayq.client.queues.task import QueueTask
 from rayq.config import ProducerConfig
 from rayq.errors import LockLostError, RayqError, TimeoutError
@@ -22,23 +23,26 @@ FLUSH_TIMEOUT_S = 8.0
 
 
 class TaskWorker:
-    """See the module."""
+    """See the module. It takes from the queues of all `plans`, by weight."""
 
     def __init__(
         self,
         name: str,
         client: Client,
         rng: random.Random,
-        plan: QueuePlan,
+        plans: Sequence[QueuePlan],
         recorder: Recorder,
         now_s: Callable[[], float],
     ) -> None:
         self._name = name
         self._rng = rng
-        self._plan = plan
+        self._plans = {plan.name: plan for plan in plans}
+        self._timeout_s = min(plan.timeout_s for plan in plans)
         self._recorder = recorder
         self._now_s = now_s
-        core = QueueCore(client, [plan.name], [1], rng.choice((0, 8, 64)), lambda: None)
+        weights = [rng.randint(1, 5) for _ in plans]
+        prefetch = rng.choice((0, 8, 64))
+        core = QueueCore(client, [*self._plans], weights, prefetch, lambda: None)
         self._queue = AsyncQueue(core, partial(AsyncProducer, client, ProducerConfig()))
 
     async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
@@ -52,6 +56,11 @@ class TaskWorker:
             await self._handle(tasks, is_wild())
         await self._queue.close()
 
+    def _noted_as(self, task: QueueTask) -> str:
+        source = task._lease.taken.lane.source
+        assert isinstance(source, Source)
+        return self._plans[source.name].noted_as(source.queue_id)
+
     def _note_taken(self, tasks: Sequence[QueueTask]) -> None:
         by_answer: dict[int, list[QueueTask]] = {}
         for task in tasks:
@@ -59,7 +68,7 @@ class TaskWorker:
         for some in by_answer.values():
             taken = some[0]._lease.taken
             self._recorder.took(
-                self._plan.name,
+                self._noted_as(some[0]),
                 self._name,
                 taken.lane.partition,
                 [(one.offset, one.delivery_count, one.value or b"", one.key) for one in some],
@@ -72,14 +81,14 @@ class TaskWorker:
         rng = self._rng
         settled: list[tuple[int, QueueTask]] = []
         if is_wild and rng.random() < HOLD_SHARE:
-            await asyncio.sleep(rng.uniform(0, HOLD_MAX * self._plan.timeout_s))
+            await asyncio.sleep(rng.uniform(0, HOLD_MAX * self._timeout_s))
         for task in tasks:
             what = "ack"
             if is_wild:
                 choices = ("ack", "fail", "nack", "reject", "slow", "slow too long", "forget")
                 what = rng.choices(choices, (90, 2, 2, 1, 1, 1, 1))[0]
             if what.startswith("slow"):
-                most_s = 2.0 * self._plan.timeout_s if what == "slow" else 8.0
+                most_s = 2.0 * self._timeout_s if what == "slow" else 8.0
                 await asyncio.sleep(rng.uniform(0.0, most_s))
                 what = "ack"
             settled += self._settle(task, what)
@@ -100,7 +109,7 @@ class TaskWorker:
         else:
             noted = "nack" if what == "forget" else what
         number = self._recorder.settling(
-            self._plan.name,
+            self._noted_as(task),
             self._name,
             task.partition,
             noted,  # type: ignore[arg-type]

@@ -36,6 +36,11 @@ class QueuePlan(NamedTuple):
     partitions: int
     timeout_s: float
     ordered: bool
+    is_loose: bool = False
+
+    def noted_as(self, queue_id: str) -> str:
+        """Its name in the history. A loose one may be deleted and made anew."""
+        return f"{self.name} {queue_id}" if self.is_loose else self.name
 
 
 class _Taken(NamedTuple):
@@ -48,13 +53,14 @@ class _Taken(NamedTuple):
 class _Delivery(NamedTuple):
     """The answer to one take."""
 
+    queue_id: str
     holder: str
     state_epoch: int
     records: list[_Taken]
 
 
 class RawWorker:
-    """See the module. `queue_id` is that of the queue."""
+    """See the module. `queue_id` answers that of the queue."""
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class RawWorker:
         client: Client,
         rng: random.Random,
         plan: QueuePlan,
-        queue_id: str,
+        queue_id: Callable[[], str],
         recorder: Recorder,
         now_s: Callable[[], float],
         problems: list[str],
@@ -100,6 +106,7 @@ class RawWorker:
 
     async def _take(self, partition: int, is_wild: bool) -> _Delivery:
         holder, asked_s = "", 0.0
+        queue_id = self._queue_id()
         wait_ms = self._rng.choice((0, 300, 2_000))
         records_max = self._rng.choice((1, 5, 30, 500)) if is_wild else 500
         bytes_max = self._rng.choice((200, 1 << 20)) if is_wild else 1 << 20
@@ -113,7 +120,7 @@ class RawWorker:
                 topic_id=topic_id,
                 partition=partition,
                 leader_epoch=leader.epoch,
-                queue_id=self._queue_id,
+                queue_id=queue_id,
                 holder=holder,
                 records_max=records_max,
                 bytes_max=bytes_max,
@@ -130,7 +137,7 @@ class RawWorker:
         records = self._records(partition, answer, payload)
         if records:
             self._recorder.took(
-                self._plan.name,
+                self._plan.noted_as(queue_id),
                 self._name,
                 partition,
                 records,
@@ -138,7 +145,7 @@ class RawWorker:
                 at_s=self._now_s(),
                 state_epoch=answer.state_epoch,
             )
-        return _Delivery(holder, answer.state_epoch, records)
+        return _Delivery(queue_id, holder, answer.state_epoch, records)
 
     def _records(self, partition: int, answer: TakeResponse, payload: memoryview) -> list[_Taken]:
         found: dict[int, tuple[bytes, bytes | None]] = {}
@@ -239,7 +246,7 @@ class RawWorker:
         if not records:
             return True
         number = self._recorder.settling(
-            self._plan.name,
+            self._plan.noted_as(taken.queue_id),
             self._name,
             partition,
             what,
@@ -256,7 +263,7 @@ class RawWorker:
                 topic_id=topic_id,
                 partition=partition,
                 leader_epoch=leader.epoch,
-                queue_id=self._queue_id,
+                queue_id=taken.queue_id,
                 holder=taken.holder,
                 state_epoch=taken.state_epoch,
                 acks=_merged(ranges) if what == "ack" else [],
@@ -265,6 +272,7 @@ class RawWorker:
                 if what == "reject"
                 else [],
                 extends=[(*one, milliseconds or 0) for one in ranges] if what == "extend" else [],
+                may_linger=number % 2 == 0,
             )
 
         try:

@@ -19,7 +19,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition

@@ -19,7 +19,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
 from proving.simulation.faults import Faults
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
 from rayq.core.metadata_records import PartitionValue
 from rayq.errors import DeliveryError, RayqError
@@ -87,32 +87,36 @@ class UncleanTopic:
             self._problems.append(f"{PLACE}: a value stands there twice")
 
 
-async def elect_uncleanly(faults: Faults) -> None:
-    """A replica stops at a disk error, and the others go on. Then they stop too, and it returns."""
+async def elect_uncleanly(place: TopicPartition, faults: Faults) -> None:
+    """A replica stops at a disk error, and the others go on. Then they stop too, and it returns.
+    Where the topic allows no unclean election somebody else has to ask for it."""
     cluster, rng = faults._cluster, faults._rng
-    value = _value(cluster)
+    value = value_of(cluster, place)
     if value is None or value.leader is None or len(value.isr) < 2:
         return
     behind = rng.choice([one.broker for one in value.isr if one.broker != value.leader])
-    faults._begin(f"broker {behind}, which is behind, will lead {PLACE}")
+    faults._begin(f"broker {behind}, which is behind, will lead {place}")
     disk = cluster.hosts[behind].disk
-    failing = disk.fail("write", path_part=f"/{TOPIC}-", error=errno.EIO)
+    failing = disk.fail("write", path_part=f"/{place.topic}-", error=errno.EIO)
     faults._disk_faults.append(failing)
     try:
-        if not await _until(faults, lambda now: behind not in [one.broker for one in now.isr]):
+        is_out = await _until(
+            faults, place, lambda now: behind not in [one.broker for one in now.isr]
+        )
+        if not is_out:
             return
         await faults._last(0.2, 5.0)
         failing.heal()
         others = [one for one in value.replicas if one != behind]
         rest = [
-            cluster.hosts[one].disk.fail("write", path_part=f"/{TOPIC}-", error=errno.EIO)
+            cluster.hosts[one].disk.fail("write", path_part=f"/{place.topic}-", error=errno.EIO)
             for one in others
         ]
         faults._disk_faults += rest
-        await _until(faults, lambda now: now.leader is None)
+        await _until(faults, place, lambda now: now.leader is None)
         await faults._crash_host(behind)
         faults._ensure_broker(behind)
-        await _until(faults, lambda now: now.leader == behind)
+        await _until(faults, place, lambda now: now.leader == behind)
         await faults._last(0.0, 3.0)
     finally:
         for one in faults._disk_faults:
@@ -123,19 +127,22 @@ async def elect_uncleanly(faults: Faults) -> None:
             faults._ensure_broker(number)
 
 
-def _value(cluster: SimulatedCluster) -> PartitionValue | None:
+def value_of(cluster: SimulatedCluster, place: TopicPartition) -> PartitionValue | None:
+    """The newest metadata of a partition that any broker has."""
     newest = max(cluster.brokers.values(), key=lambda broker: broker.metadata.version)
     state = newest.metadata.state
-    if TOPIC not in state.topic_ids:
+    if place.topic not in state.topic_ids:
         return None
-    return state.topics[state.topic_ids[TOPIC]].partitions[0].value
+    return state.topics[state.topic_ids[place.topic]].partitions[place.partition].value
 
 
-async def _until(faults: Faults, holds: Callable[[PartitionValue], bool]) -> bool:
+async def _until(
+    faults: Faults, place: TopicPartition, holds: Callable[[PartitionValue], bool]
+) -> bool:
     """Whether it came to that in time."""
     until_s = faults._world.now_s + STEP_LIMIT_S
     while faults._world.now_s < until_s:
-        value = _value(faults._cluster)
+        value = value_of(faults._cluster, place)
         if value is not None and holds(value):
             return True
         await asyncio.sleep(0.05)

@@ -24,7 +24,7 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, RayqError
@@ -100,7 +100,7 @@ class Workload:
         return invariants.observe
 
     @classmethod
-    def conditions(cls) -> AbstractContextManager[None]:
+    def conditions(cls, seed: int) -> AbstractContextManager[None]:
         """What holds while a seed runs, for constants of the code that a run is too small for."""
         return contextlib.nullcontext()
 

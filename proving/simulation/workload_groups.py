@@ -30,7 +30,7 @@ from proving.simulation.process import Process
 from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
 from rayq.client.admin.admin import AsyncAdmin
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.group_consumer import Callbacks
 from rayq.client.coordinator import offsets_partitions
 from rayq.config import ConsumerConfig

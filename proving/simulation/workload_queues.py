@@ -15,25 +15,31 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from proving.simulation import queue_bounds
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
+from proving.simulation.loose_queue import TOPIC as LOOSE
+from proving.simulation.loose_queue import LooseQueue
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.queue_lives import Lives
 from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
+from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
-from proving.simulation.world import START_WALL_MS, Host
+from proving.simulation.world import START_WALL_MS
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
@@ -56,9 +62,8 @@ from rayq.wire.messages import (
 ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2
 PRODUCERS = 2
-WORKERS = {"plain": 2, "by-key": 2, "later": 1}
+WORKERS = {"plain": 2, "by-key": 2, "later": 1, LOOSE: 2}
 OPERATORS = 2
-LIFE_S = (1.0, 10.0)
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
 CLOCK_LOOK_S = 0.02
@@ -66,8 +71,12 @@ IDLE_MAX_S = 5.0
 """So long a record may be ready beside a take that waits, once the cluster is whole."""
 CALM_S = 15.0
 """After the last fault, so long records may be ready and not be given out."""
-
-Life = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
+ALTERS_SHARE, WEIGHTS_SHARE, LARGE_SHARE, LOOSE_SHARE = 0.25, 0.25, 0.25, 0.5
+"""How many seeds have each of these."""
+UNCLEAN_KEEPER_SHARE = 0.2
+LARGE_BYTES = 600
+"""`max_message_bytes` of a topic with large values."""
+LARGE_VALUES = 0.2
 
 
 class QueueWorkload(Workload):
@@ -83,23 +92,34 @@ class QueueWorkload(Workload):
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
-        rng = self._rng
+        rng = cluster.world.new_random("queues")
         self.plans = {
             name: QueuePlan(name, topic, PARTITIONS, rng.choice((1.0, 2.0, 4.0)), name == "by-key")
             for name, topic in (("plain", ORDERS), ("by-key", ORDERS), ("later", LATER))
         }
+        self.has_alters = rng.random() < ALTERS_SHARE
+        self.has_weights = rng.random() < WEIGHTS_SHARE
+        self.has_large_values = rng.random() < LARGE_SHARE
+        self.loose = None
+        if rng.random() < LOOSE_SHARE:
+            # A run has its cost: so many kinds of queues are enough.
+            del self.plans[rng.choice(("plain", "by-key"))]
+            self.loose = LooseQueue(cluster, rng, self.recorder)
+            self.more_faults = (*self.more_faults, *self.loose.faults)
+        self.keeper = None
+        if rng.random() < UNCLEAN_KEEPER_SHARE:
+            self.keeper = UncleanKeeper(cluster, rng, self.recorder)
+            self.more_faults = (*self.more_faults, *self.keeper.faults)
         self.invariants = QueueInvariants()
         self._queue_ids: dict[str, str] = {}
         self._is_wild = True
         self._is_working = True
         self._is_moving = True
         self._calm_since_s = 0.0
-        self._slots: list[asyncio.Task[None]] = []
-        self._workers: dict[Owner, str] = {}
+        self._lives = Lives(cluster, self.hosts, self.recorder)
         self._moved: dict[tuple[str, int], str] = {}
         """The target of each dead letter that a leader says it moved, by queue and offset."""
         self._discarded: set[tuple[str, int]] = set()
-        cluster.world.network.on_lost = self._lost_connection
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -108,8 +128,19 @@ class QueueWorkload(Workload):
             "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
         }
 
+    @classmethod
+    def conditions(cls, seed: int) -> AbstractContextManager[None]:
+        return queue_bounds.lowered(seed)
+
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         invariants.on_committed = self.invariants.committed
+        unclean = []
+        if self.loose is not None:
+            invariants.on_record = self.loose.heard
+            unclean.append(LOOSE)
+        if self.keeper is not None:
+            unclean.append(QUEUES_TOPIC)
+        invariants.unclean_topics = frozenset(unclean)
         return invariants.observe
 
     # --- the beginning ----------------------------------------------------------------------------
@@ -123,7 +154,10 @@ class QueueWorkload(Workload):
             client = self._client(process)
             admin = AsyncAdmin(client)
             await admin.create_topic(AGAIN, 1, 3, **self.topic_options)
-            await admin.create_topic(LATER, PARTITIONS, 3, **self.topic_options)
+            later = dict(self.topic_options)
+            if self.has_large_values:
+                later["max_message_bytes"] = LARGE_BYTES
+            await admin.create_topic(LATER, PARTITIONS, 3, **later)
             for plan in self.plans.values():
                 change = CreateQueue(
                     request_id="-",
@@ -152,6 +186,8 @@ class QueueWorkload(Workload):
                     request_id="-", name=f"{plan.name}.dead", config={"retention": "topic"}
                 )
                 await client.change(kept, timeout_s=END_LIMIT_S)
+            if self.loose is not None:
+                await self.loose.create(client, self.topic_options)
             while len(self._queue_ids) < 2 * len(self.plans):
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
                 self._queue_ids = {one.name: one.queue_id for one in answer.queues}
@@ -165,20 +201,33 @@ class QueueWorkload(Workload):
             self._start(f"producer-{number}", self._produce)
         self._start("delayer", self._put_later)
         self._start("watcher", self._watch_queues)
-        for name, count in WORKERS.items():
-            for number in range(count):
-                slot = f"worker-{name}-{number}"
-                self._fill(slot, partial(self._work, self.plans[name]), lambda: self._is_working)
+        plans = [*self.plans.values()]
+        if self.loose is not None:
+            plans.append(self.loose.plan)
+            self._start("loose-writer", self._put_loosely)
+            self._start("loose-operator", self._treat_loosely)
+        for plan in plans:
+            for number in range(WORKERS[plan.name]):
+                slot = f"worker-{plan.name}-{number}"
+                self._lives.fill(slot, partial(self._work, plan), lambda: self._is_working)
+        if self.keeper is not None:
+            self._start("elector", self._elect)
+        if self.has_alters:
+            self._start("alterer", self._alter)
         for number in range(OPERATORS):
-            self._fill(f"operator-{number}", self._redrive, lambda: self._is_moving)
+            slot = f"operator-{number}"
+            self._lives.fill(slot, self._redrive, lambda: self._is_moving)
 
     def calm_down(self) -> None:
-        self._is_wild = False
+        self._is_wild = self._lives.is_wild = False
         self._calm_since_s = self._cluster.world.now_s
 
     async def stop_sending(self) -> None:
         await super().stop_sending()
         await self._end("delayer")
+        await self._end("loose")
+        await self._end("alterer")
+        await self._end("elector")
         self._is_moving = False
 
     # --- the end ----------------------------------------------------------------------------------
@@ -187,10 +236,7 @@ class QueueWorkload(Workload):
         """Before that, each queue has to settle everything."""
         await self._wait_for_all_settled()
         self._is_working = False
-        done, late = await asyncio.wait(self._slots, timeout=END_LIMIT_S)
-        assert not late, f"{len(late)} consumers of queues did not end"
-        for slot in done:
-            slot.result()
+        await self._lives.end(END_LIMIT_S)
         await self._end("watcher")
         await self._clocks
         count = await super().read_all(limit_s)
@@ -203,10 +249,12 @@ class QueueWorkload(Workload):
         async def wait() -> None:
             client = self._client(process)
             until_s = world.now_s + END_LIMIT_S
-            for plan in self.plans.values():
+            plans = [*self.plans.values()]
+            plans += [] if self.loose is None else [self.loose.plan]
+            for plan in plans:
                 for number in range(plan.partitions):
                     while True:
-                        found = await self._describe(client, plan.name, plan.topic, number)
+                        found = await self._describe(client, plan, number)
                         if found is not None and _is_settled(found):
                             break
                         assert world.now_s < until_s, (
@@ -224,6 +272,9 @@ class QueueWorkload(Workload):
             *(TopicPartition(LATER, number) for number in range(PARTITIONS)),
             *(TopicPartition(topic, 0) for topic in (AGAIN, *dead)),
         ]
+        if self.loose is not None:
+            self.loose.note_cuts()
+            places += [TopicPartition(topic, 0) for topic in (LOOSE, f"{LOOSE}.dead")]
         process, world = self._process("final-queue-reader"), self._cluster.world
 
         async def read() -> list[Record]:
@@ -242,7 +293,8 @@ class QueueWorkload(Workload):
 
         records = await process.run(read())
         self.recorder.found(records)
-        self._judge_moves(records)
+        if self.keeper is None:
+            self._judge_moves(records)
 
     def _judge_moves(self, records: list[Record]) -> None:
         """Each dead letter that was moved stands once where it was moved to."""
@@ -269,62 +321,6 @@ class QueueWorkload(Workload):
                     f"{count} dead letters {value!r} were moved to {target}; {there} are there"
                 )
 
-    # --- lives ------------------------------------------------------------------------------------
-
-    def _fill(self, slot: str, life: Life, goes_on: Callable[[], bool]) -> None:
-        host = self._cluster.world.host(slot)
-        self.hosts.append(host)
-        self._slots.append(asyncio.create_task(self._lives(slot, host, life, goes_on)))
-
-    async def _lives(
-        self, slot: str, host: Host, life: Life, goes_on: Callable[[], bool]
-    ) -> None:
-        """One life after the other, each disturbed now and then."""
-        world = self._cluster.world
-        rng = world.new_random(slot)
-        lives = 0
-        while goes_on():
-            lives += 1
-            name = f"{slot}.{lives}"
-            process = host.process(name)
-            self._workers[process] = name
-            task = process.start(life(name, process, random.Random(rng.getrandbits(64))))
-            while process.alive and not task.done():
-                await asyncio.wait(
-                    (task, process.exited),
-                    timeout=rng.uniform(*LIFE_S) if self._is_wild else 1.0,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not self._is_wild or not process.alive or task.done():
-                    continue
-                await self._disturb(rng.choice(("kill", "pause", "cut", "nothing")), process, rng)
-            if process.alive:
-                task.result()
-            self.recorder.killed(name)
-            process.kill()
-            del self._workers[process]
-            await asyncio.sleep(rng.uniform(0.05, 2.0))
-
-    async def _disturb(self, what: str, process: Process, rng: random.Random) -> None:
-        world = self._cluster.world
-        world.trace.note(f"SLOT {process.name}: {what}")
-        if what == "kill":
-            process.kill()
-        elif what == "pause":
-            process.pause()
-            await asyncio.sleep(rng.uniform(0.5, 8.0))
-            process.resume()
-        elif what == "cut":
-            one, others = [process.host], self._cluster.hosts
-            world.network.cut(one, others, both_ways=rng.random() < 0.7)
-            await asyncio.sleep(rng.uniform(0.5, 8.0))
-            world.network.heal(one, others)
-
-    def _lost_connection(self, owner: Owner) -> None:
-        name = self._workers.get(owner)
-        if name is not None:
-            self.recorder.disturbed(name)
-
     # --- clients ----------------------------------------------------------------------------------
 
     async def _work(
@@ -336,13 +332,17 @@ class QueueWorkload(Workload):
             return self._cluster.world.now_s
 
         worker: RawWorker | TaskWorker
-        if rng.random() < 0.5:
-            queue_id = self._queue_ids[plan.name]
+        has_large_values = self.has_large_values and plan.topic == LATER
+        if rng.random() < 0.5 and not has_large_values:
+            queue_id = partial(self._queue_id, plan)
             worker = RawWorker(
                 name, client, rng, plan, queue_id, recorder, now_s, self.problems
             )
         else:
-            worker = TaskWorker(name, client, rng, plan, recorder, now_s)
+            plans = [plan]
+            if self.has_weights and not plan.is_loose:
+                plans = rng.sample([*self.plans.values()], len(self.plans))
+            worker = TaskWorker(name, client, rng, plans, recorder, now_s)
         await worker.work(lambda: self._is_working, lambda: self._is_wild)
         client.close()
 
@@ -351,12 +351,16 @@ class QueueWorkload(Workload):
         recorder.opened(name)
         self.acknowledged_by[name] = 0
         client = self._client(process)
-        producer = AsyncProducer(client, ProducerConfig(linger_ms=rng.choice((0, 20))))
+        large = "chunks" if self.has_large_values else None
+        config = ProducerConfig(linger_ms=rng.choice((0, 20)), large_values=large)
+        producer = AsyncProducer(client, config)
         count = 0
         while self._is_sending:
             for _ in range(rng.randint(1, 5)):
                 count += 1
                 value = b"%s/%d" % (name.encode(), count)
+                if self.has_large_values and rng.random() < LARGE_VALUES:
+                    value = value.ljust(rng.randint(LARGE_BYTES // 2, 4 * LARGE_BYTES), b".")
                 headers = []
                 if rng.random() < 0.7:
                     due_s = world.now_s + rng.uniform(0.1, 6.0)
@@ -374,6 +378,46 @@ class QueueWorkload(Workload):
             await asyncio.sleep(rng.uniform(0, 1.0))
         with contextlib.suppress(DeliveryError):
             await producer.close()
+        client.close()
+
+    async def _put_loosely(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.loose is not None
+        client = self._client(process)
+        await self.loose.write(name, client, rng, lambda: self._is_sending)
+        client.close()
+
+    async def _treat_loosely(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.loose is not None
+        client, plan = self._client(process), self.loose.plan
+        describe = partial(self._describe, client, plan, 0)
+        await self.loose.treat(client, rng, lambda: self._is_wild, describe)
+        await self._cluster.wait_until(
+            lambda: not self._is_wild and self._cluster.is_whole(), "all replicas in sync"
+        )
+        await self.loose.calm_down(describe)
+        client.close()
+
+    async def _elect(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.keeper is not None
+        client = self._client(process)
+        await self.keeper.operate(client, lambda: self._is_wild)
+        client.close()
+
+    async def _alter(self, name: str, process: Process, rng: random.Random) -> None:
+        """Configs change, while locks, delays and moves last."""
+        client = self._client(process)
+        while self._is_wild:
+            await asyncio.sleep(rng.uniform(0.5, 4.0))
+            plan = rng.choice([*self.plans.values()])
+            changes = {
+                "visibility_timeout_s": plan.timeout_s * rng.choice((1.0, 1.5)),
+                "max_deliveries": rng.choice((2, 3, 5)),
+                "backoff_s": rng.choice((0.0, 0.2, 1.0)),
+            }
+            with contextlib.suppress(RayqError):
+                await client.change(
+                    AlterQueue(request_id="-", name=plan.name, config=changes), timeout_s=8.0
+                )
         client.close()
 
     async def _redrive(self, name: str, process: Process, rng: random.Random) -> None:
@@ -435,10 +479,10 @@ class QueueWorkload(Workload):
             idle: tuple[int, int, int] | None = None
             idle_since_s = 0.0
             while self._is_working:
-                found = await self._describe(client, plan.name, plan.topic, number)
+                found = await self._describe(client, plan, number)
                 if found is not None:
                     where = f"{plan.name} of {plan.topic}-{number}"
-                    if found.start_offset < start:
+                    if found.start_offset < start and self.keeper is None:
                         self.problems.append(
                             f"{where}: its start goes back from {start} to {found.start_offset}"
                         )
@@ -457,7 +501,7 @@ class QueueWorkload(Workload):
             while self._is_working:
                 await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
                 for leader in self._leaders():
-                    self.invariants.check_replay(leader)
+                    self.invariants.check_live(leader)
 
         await asyncio.gather(
             compare(),
@@ -490,8 +534,14 @@ class QueueWorkload(Workload):
                 if replica._queues is not None:
                     yield from replica._queues._queues.values()
 
+    def _queue_id(self, plan: QueuePlan) -> str:
+        if plan.is_loose:
+            assert self.loose is not None
+            return self.loose.queue_id
+        return self._queue_ids[plan.name]
+
     async def _describe(
-        self, client: Client, queue: str, topic: str, partition: int
+        self, client: Client, plan: QueuePlan, partition: int
     ) -> DescribeQueueResponse | None:
         """None: its leader does not answer."""
 
@@ -500,12 +550,12 @@ class QueueWorkload(Workload):
                 topic_id=topic_id,
                 partition=partition,
                 leader_epoch=leader.epoch,
-                queue_id=self._queue_ids[queue],
+                queue_id=self._queue_id(plan),
             )
 
         try:
             return await client.ask_leader(
-                topic, partition, build, timeout_s=4.0, attempt_timeout_s=2.0
+                plan.topic, partition, build, timeout_s=4.0, attempt_timeout_s=2.0
             )
         except RayqError:
             return None

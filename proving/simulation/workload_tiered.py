@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -32,6 +33,7 @@ from proving.simulation.process import Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
 from proving.simulation.trimmed_topic import TrimmedTopic
+from proving.simulation.unclean_topic import PLACE as UNCLEAN_PLACE
 from proving.simulation.unclean_topic import TOPIC as UNCLEAN
 from proving.simulation.unclean_topic import UncleanTopic, elect_uncleanly
 from proving.simulation.workload import Workload
@@ -43,7 +45,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, OffsetOutOfRangeError, RayqError, RemoteMissingError
@@ -154,7 +156,7 @@ class RemoteStorage(Workload):
 
     @classmethod
     @contextlib.contextmanager
-    def conditions(cls) -> Iterator[None]:
+    def conditions(cls, seed: int) -> Iterator[None]:
         """Objects, pages and the parts of objects are as small as segments are."""
         with contextlib.ExitStack() as stack:
             for target, name, value in SMALL:
@@ -241,7 +243,8 @@ class TieredWorkload(RemoteStorage, Operators):
         self.unclean: UncleanTopic | None = None
         if self._remote_rng.random() < 0.4:
             self.unclean = UncleanTopic(cluster, self.problems)
-            self.more_faults = (*self.more_faults, *[elect_uncleanly] * UNCLEAN_SHARE)
+            unclean = partial(elect_uncleanly, UNCLEAN_PLACE)
+            self.more_faults = (*self.more_faults, *[unclean] * UNCLEAN_SHARE)
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:

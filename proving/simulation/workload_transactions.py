@@ -33,7 +33,7 @@ from rayq.batch.taking_cuts import take_cut, together
 from rayq.batch.transaction_cut import Cut
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.subscription import Stream
 from rayq.client.coordinator import offsets_partitions
 from rayq.client.producing.producer import AsyncProducer

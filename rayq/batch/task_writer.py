@@ -29,100 +29,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any, NamedTuple
 
+from rayq.batch.batch_cutter import Cutter
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.job_transaction import JobTransaction, aborted
 from rayq.batch.numbered_sender import NumberedSender
 from rayq.batch.offset_ranges import snapshot
 from rayq.batch.taking_cuts import together
+from rayq.batch.task_rows import rows_of
+from rayq.batch.write_job import WriteJob
 from rayq.client.admin.transactions import check_transactional_id
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.client.consuming.arrow import load_pyarrow
 from rayq.client.producing.accumulator import (
     BATCH_OVERHEAD_BYTES,
-    HEADER_OVERHEAD_BYTES,
-    RECORD_OVERHEAD_BYTES,
 )
-from rayq.client.producing.partitioner import partition_of_key
 from rayq.client.producing.transaction import check_name
 from rayq.client.timeouts import takes_timeout
 from rayq.config import HOUR_MS, TopicConfig, parse_stored
 from rayq.errors import (
     InvalidRequestError,
     RayqError,
-    RecordTooLargeError,
     RewriteMismatchError,
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
-from rayq.records import Headers, OffsetRange, TopicPartition
-from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
+from rayq.records import OffsetRange, TopicPartition
 from rayq.wire.messages import DescribeProducers
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = ("key", "value", "partition", "timestamp", "headers")
-"""What may be written. Only `value` has to be there."""
-
 BATCH_BYTES = 512 * 1024
 """Bytes of keys, values and headers that close a batch, where `max_message_bytes` allows."""
-BATCH_RECORDS = 8192
-ROWS_AT_A_TIME = 8192
-"""Rows that are turned from Arrow into Python objects at once."""
-KEYLESS_RUN = 4096
-"""So many rows without a key and a partition go to one partition, the next so many to the next."""
 TASKS_MAX = 2**20
 CHOSEN_IDS_FIRST = 2**62
 """Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
 JOB_BITS = 41
 YOUNG_JOB_MS = HOUR_MS
 """Leaders still know the producers of a job that is younger: they remember them for a day."""
-
-
-class WriteJob(NamedTuple):
-    """One batch write, the same in every process that writes. It has plain values only: it pickles,
-    and `WriteJob(*list)` makes it of its JSON."""
-
-    topic: str
-    topic_id: str
-    start_offsets: list[int]
-    """The end of each partition when the job began."""
-    first_producer_id: int
-    timestamp_ms: int
-    """Of records without a time of their own: the job's, not the attempt's. The CRC by which
-    attempts are compared covers it."""
-    batch_bytes: int
-    append_time: bool
-    """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""
-    transactional_id: str | None = None
-    """Whose transaction the job is; None: it is none. Then the producer ids are its family."""
-    name: str | None = None
-    """Under which it commits once."""
-    last_name: str | None = None
-    """The last name that committed under the transactional id when the job began."""
-    owner: str = ""
-    epoch: int = 0
-
-    def transaction(self, client: Client, timeout_s: float) -> JobTransaction | None:
-        """The job's transaction; None: its records become visible one after the other."""
-        if self.transactional_id is None:
-            return None
-        return JobTransaction(
-            client,
-            self.transactional_id,
-            self.name,
-            self.owner,
-            self.first_producer_id,
-            self.epoch,
-            timeout_s,
-        )
 
 
 class TaskWritten(NamedTuple):
@@ -279,10 +227,10 @@ def write_task(
         raise InvalidRequestError(f"Tasks are numbered from 0 to {TASKS_MAX - 1}, not {task!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
     attempt = _Writing(client, job, job.first_producer_id + task, timeout_s)
-    cutter = _Cutter(job, task)
+    cutter = Cutter(job, task)
     records = 0
     try:
-        for rows in _rows_of(batches):
+        for rows in rows_of(batches):
             records += len(rows.values)
             for partition, batch in cutter.cut(rows):
                 background.run(attempt.put(partition, batch))
@@ -425,265 +373,3 @@ class _Writing:
     def close(self) -> None:
         for sender in self.senders.values():
             sender.close()
-
-
-# --- from rows to numbered batches ----------------------------------------------------------------
-
-
-class _Rows(NamedTuple):
-    """Some rows, column by column; None where a column is missing."""
-
-    values: list[bytes | None]
-    keys: list[bytes | None] | None
-    partitions: list[int | None] | None
-    timestamps_ms: list[int | None] | None
-    headers: list[Headers | None] | None
-
-
-class _Open:
-    """The rows of one partition that wait until a batch of them is full."""
-
-    def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.timestamps_ms: list[int] = []
-        self.headers: list[Headers | None] = []
-        self.sizes: list[int] = []
-        self.next_sequence = 0
-
-
-class _Cutter:
-    """Divides rows by partition and cuts them into batches. What it makes depends on the rows
-    alone."""
-
-    def __init__(self, job: WriteJob, task: int) -> None:
-        self._job = job
-        self._task = task
-        self._open: defaultdict[int, _Open] = defaultdict(_Open)
-        self._row = 0
-
-    def cut(self, rows: _Rows) -> Iterator[tuple[int, bytearray]]:
-        """Takes rows in. Yields the batches that are full by now, each with its partition."""
-        for partition, some in self._divide(rows):
-            open_ = self._open[partition]
-            self._add(open_, some)
-            yield from ((partition, batch) for batch in self._full(open_))
-
-    def rest(self) -> Iterator[tuple[int, bytearray]]:
-        """Yields the batches that are not full, at the end."""
-        for partition in sorted(self._open):
-            open_ = self._open[partition]
-            if open_.values:
-                yield partition, self._batch(open_, len(open_.values))
-
-    # --- by partition ---------------------------------------------------------------------------
-
-    def _divide(self, rows: _Rows) -> Iterator[tuple[int, _Rows]]:
-        places = self._places(rows)
-        self._row += len(places)
-        distinct = dict.fromkeys(places)
-        if len(distinct) <= 1:
-            yield from ((partition, rows) for partition in distinct)
-            return
-        members: dict[int, list[int]] = {partition: [] for partition in distinct}
-        for index, partition in enumerate(places):
-            members[partition].append(index)
-        for partition, chosen in members.items():
-            yield partition, _Rows(*(_taken(column, chosen) for column in rows))
-
-    def _places(self, rows: _Rows) -> list[int]:
-        """The partition of each row."""
-        count = len(self._job.start_offsets)
-        length = len(rows.values)
-        if rows.partitions is None and rows.keys is None:
-            return [self._keyless(index, count) for index in range(self._row, self._row + length)]
-        keys: Sequence[bytes | None] = rows.keys or [None] * length
-        if rows.partitions is None:
-            given: Sequence[int | None] = [None] * length
-        else:
-            given = rows.partitions
-            for partition in set(given):
-                if partition is not None and not 0 <= partition < count:
-                    raise InvalidRequestError(
-                        f"Topic {self._job.topic!r} has partitions 0 to {count - 1}, not "
-                        f"{partition}, which the column partition names."
-                    )
-        return [
-            partition
-            if partition is not None
-            else (self._keyless(row, count) if key is None else partition_of_key(key, count))
-            for row, (partition, key) in enumerate(zip(given, keys, strict=True), self._row)
-        ]
-
-    def _keyless(self, row: int, count: int) -> int:
-        return (self._task + row // KEYLESS_RUN) % count
-
-    # --- into batches ---------------------------------------------------------------------------
-
-    def _add(self, open_: _Open, rows: _Rows) -> None:
-        count = len(rows.values)
-        default_ms = self._job.timestamp_ms
-        keys = rows.keys or [None] * count
-        headers = rows.headers or [None] * count
-        times = rows.timestamps_ms
-        open_.values += rows.values
-        open_.keys += keys
-        open_.headers += headers
-        open_.timestamps_ms += (
-            [default_ms] * count
-            if times is None
-            else [default_ms if time is None else time for time in times]
-        )
-        open_.sizes += [
-            RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
-            for value, key in zip(rows.values, keys, strict=True)
-        ]
-        if rows.headers is not None:
-            first = len(open_.sizes) - count
-            for index, some in enumerate(rows.headers, first):
-                for name, value in some or ():
-                    open_.sizes[index] += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value)
-
-    def _full(self, open_: _Open) -> Iterator[bytearray]:
-        """Yields the full batches. A batch is full when the row after it does not fit in; one row
-        always fits."""
-        while True:
-            ends = list(accumulate(open_.sizes[: BATCH_RECORDS + 1]))
-            fitting = max(bisect_right(ends, self._job.batch_bytes), 1)
-            fitting = min(fitting, BATCH_RECORDS)
-            if fitting >= len(open_.sizes):
-                return
-            yield self._batch(open_, fitting)
-
-    def _batch(self, open_: _Open, count: int) -> bytearray:
-        if open_.next_sequence + count > SEQUENCE_COUNT:
-            raise RecordTooLargeError(
-                f"One task writes at most {SEQUENCE_COUNT} records to a partition: use more tasks."
-            )
-        producer = self._job.first_producer_id + self._task
-        batch = encode_batch(
-            open_.values[:count],
-            open_.keys[:count],
-            open_.headers[:count],
-            open_.timestamps_ms[:count],
-            producer_id=producer,
-            producer_epoch=self._job.epoch,
-            base_sequence=open_.next_sequence,
-            append_time=self._job.append_time,
-            is_transactional=self._job.transactional_id is not None,
-        )
-        open_.next_sequence += count
-        for column in (open_.values, open_.keys, open_.headers, open_.timestamps_ms, open_.sizes):
-            del column[:count]
-        return batch
-
-
-def _taken(column: list[Any] | None, chosen: Sequence[int]) -> Any:
-    return None if column is None else [column[index] for index in chosen]
-
-
-# --- from Arrow to rows ---------------------------------------------------------------------------
-
-
-def _rows_of(batches: Iterable[Any]) -> Iterator[_Rows]:
-    pa = load_pyarrow()
-    for given in batches:
-        if not isinstance(given, (pa.RecordBatch, pa.Table)):
-            raise InvalidRequestError(
-                f"What is written are pyarrow RecordBatches or Tables, not {type(given).__name__}."
-            )
-        names = given.schema.names
-        unknown = [name for name in names if name not in COLUMNS]
-        if "value" not in names or unknown or len(set(names)) < len(names):
-            raise InvalidRequestError(
-                f"The columns to write are value and, where wanted, key, partition, timestamp and "
-                f"headers; not {', '.join(names) or 'none'}. Select or rename columns first."
-            )
-        for start in range(0, given.num_rows, ROWS_AT_A_TIME):
-            some = given.slice(start, ROWS_AT_A_TIME)
-            columns = {name: some.column(name) for name in names}
-            partitions = columns.get("partition")
-            timestamps = columns.get("timestamp")
-            yield _Rows(
-                values=bytes_of("value", columns["value"]),
-                keys=bytes_of("key", columns["key"]) if "key" in columns else None,
-                partitions=None if partitions is None else _partitions(pa, partitions),
-                timestamps_ms=None if timestamps is None else _times_ms(pa, timestamps),
-                headers=headers_of(columns["headers"]) if "headers" in columns else None,
-            )
-
-
-def _wrong_type(name: str, kind: Any, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"The column {name} has type {kind}; it has to be {wanted}.")
-
-
-def bytes_of(name: str, column: Any) -> list[bytes | None]:
-    """A binary or string column; raises InvalidRequestError for another one."""
-    pa = load_pyarrow()
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_string(kind):
-        column = column.cast(pa.binary())
-    elif pa.types.is_large_string(kind):
-        column = column.cast(pa.large_binary())
-    elif not (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_null(kind)
-    ):
-        raise _wrong_type(name, kind, "binary or string")
-    found: list[bytes | None] = column.to_pylist()
-    return found
-
-
-def _partitions(pa: Any, column: Any) -> list[int | None]:
-    if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-        raise _wrong_type("partition", column.type, "an integer")
-    found: list[int | None] = column.to_pylist()
-    return found
-
-
-def _times_ms(pa: Any, column: Any) -> list[int | None]:
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        in_ms = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
-        column = in_ms.cast(pa.int64())
-    elif not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise _wrong_type("timestamp", kind, "a timestamp, or an integer of milliseconds")
-    found: list[int | None] = column.to_pylist()
-    if any(time is not None and time < 0 for time in found):
-        raise InvalidRequestError("The column timestamp has a time before 1970.")
-    return found
-
-
-def headers_of(column: Any) -> list[Headers | None]:
-    """A column of headers as `write_task` takes it; raises InvalidRequestError for another one."""
-    pa = load_pyarrow()
-    kind = column.type
-    wanted = "a list of structs of key (or name) and value"
-    if pa.types.is_null(kind):
-        return [None] * len(column)
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list and pa.types.is_null(kind.value_type):
-        return [None] * len(column)  # what Arrow makes of lists that are all empty
-    if not is_list or not pa.types.is_struct(kind.value_type):
-        raise _wrong_type("headers", kind, wanted)
-    fields = [field.name for field in kind.value_type]
-    names = [name for name in ("key", "name") if name in fields]
-    if len(fields) != 2 or len(names) != 1 or "value" not in fields:
-        raise _wrong_type("headers", kind, wanted)
-    (name,) = names
-    found: list[Headers | None] = []
-    for some in column.to_pylist():
-        pairs = [(one[name], one["value"]) for one in some or ()]
-        for key, value in pairs:
-            if not isinstance(key, str) or not isinstance(value, bytes):
-                raise InvalidRequestError(
-                    f"A header is a pair of str and bytes, neither of them null, not "
-                    f"{(key, value)!r}."
-                )
-        found.append(pairs or None)
-    return found

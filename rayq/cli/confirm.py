@@ -7,6 +7,7 @@ asked, in a script or a pipe, they do nothing without it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -42,3 +43,13 @@ def agree(question: str, yes: bool) -> None:
         output.note("")
     output.note("Nothing was changed.")
     raise typer.Exit(FAILED)
+
+
+def one_by_one(left: list[str], act: Callable[[str], object], said: str, json: bool) -> None:
+    """Acts on each name, and says so unless it is to be JSON: `said` and the name. Takes a name out
+    of `left` once it is done."""
+    while left:
+        act(left[0])
+        name = left.pop(0)
+        if not json:
+            output.say(f"{said} {name}.")

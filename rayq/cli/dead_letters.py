@@ -17,6 +17,7 @@ from rayq.cli.options import (
     ClusterAddress,
     DryRun,
     Json,
+    Limit,
     complete_topic,
     offered,
     quickly,
@@ -122,9 +123,7 @@ def rate_per_s(text: str) -> float:
 def list_letters(
     queue: Queue,
     where: Where = None,
-    limit: Annotated[
-        int, typer.Option("-n", "--num", "--limit", help="At most so many.", min=1)
-    ] = LIMIT,
+    limit: Limit = LIMIT,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.confirm import Yes, YesOrExecute, agree, check_can_ask
+from rayq.cli.confirm import Yes, YesOrExecute, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import (
     ClusterAddress,
@@ -247,10 +247,6 @@ def delete(
     left = list(groups)
     with connected(cluster, groups=left) as connection:
         agree(f"Forget {', '.join(groups)} and how far each has read?", yes)
-        while left:
-            connection.admin.delete_group(left[0])
-            name = left.pop(0)
-            if not json:
-                output.say(f"Deleted group {name}.")
+        one_by_one(left, connection.admin.delete_group, "Deleted group", json)
     if json:
         output.print_json({"deleted": groups})

@@ -17,6 +17,9 @@ COMPLETION_TIMEOUT_S = 2.0
 """How long a shell may wait after the tab key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Limit = Annotated[
+    int, typer.Option("-n", "--num", "--limit", help="At most so many.", min=1)
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 Internal = Annotated[
     bool, typer.Option("-i", "--internal", help="Also rayq's own topics (__...).")

@@ -8,13 +8,14 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.alter import DeletedKeys, SetKeys, changes_of, tell_changes
+from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json, QueueName, QueueNames, complete_topic
-from rayq.cli.values import config_values, default_of
+from rayq.cli.options import ClusterAddress, Json, Limit, QueueName, QueueNames, complete_topic
+from rayq.cli.values import config_values
 from rayq.config import QueueConfig, as_dict
 from rayq.core.queue_changes import DEAD
-from rayq.errors import InvalidRequestError, QueueExistsError
+from rayq.errors import QueueExistsError
 from rayq.records import QueueInfo, QueueRecordInfo
 
 app = typer.Typer(help="Queues of records and tasks.", no_args_is_help=True)
@@ -220,35 +221,16 @@ def _seconds(milliseconds: int | None) -> int | None:
 @app.command()
 def alter(
     queue: QueueName,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
-        ),
-    ] = None,
-    delete: Annotated[
-        list[str] | None,
-        typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
-    ] = None,
+    config: SetKeys = None,
+    delete: DeletedKeys = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Change the config of a queue."""
-    if not (config or delete):
-        raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
-    changes = config_values(QueueConfig, config or ())
-    for key in delete or ():
-        name = key.replace(".", "_")
-        if name in changes:
-            raise InvalidRequestError(f"{key} is both set and deleted.")
-        changes[name] = default_of(name, QueueConfig)
+    changes = changes_of(QueueConfig, config, delete)
     with connected(cluster, queues=[queue]) as connection:
         connection.admin.alter_queue(queue, **changes)
-    if json:
-        output.print_json({"queue": queue, "changed": changes})
-        return
-    for name, value in changes.items():
-        output.say(f"{queue}: {name} is {output.config_text(value)} now.")
+    tell_changes("queue", queue, changes, json)
 
 
 @app.command()
@@ -260,11 +242,7 @@ def delete(
     left = list(queues)
     with connected(cluster, queues=left) as connection:
         agree(f"Forget {', '.join(queues)} and what is settled there?", yes)
-        while left:
-            connection.admin.delete_queue(left[0])
-            name = left.pop(0)
-            if not json:
-                output.say(f"Deleted queue {name}.")
+        one_by_one(left, connection.admin.delete_queue, "Deleted queue", json)
     if json:
         output.print_json({"deleted": queues})
 
@@ -278,9 +256,7 @@ def peek(
     delayed: Annotated[
         bool, typer.Option("--delayed", help="Those that wait for their time.")
     ] = False,
-    limit: Annotated[
-        int, typer.Option("-n", "--num", "--limit", help="At most so many.", min=1)
-    ] = PEEKED,
+    limit: Limit = PEEKED,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:

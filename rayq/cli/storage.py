@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import (
@@ -200,9 +200,6 @@ def unpin(
     check_can_ask(yes)
     with connected(cluster) as connection:
         agree(f"End {', '.join(pin_ids)}? A job that still reads may find records gone.", yes)
-        for one in pin_ids:
-            connection.admin.unpin(one)
-            if not json:
-                output.say(f"Ended pin {one}.")
+        one_by_one(list(pin_ids), connection.admin.unpin, "Ended pin", json)
     if json:
         output.print_json({"unpinned": pin_ids})

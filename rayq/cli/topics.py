@@ -8,14 +8,15 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.alter import DeletedKeys, SetKeys, changes_of, tell_changes
+from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Internal, Json, TopicName, TopicNames
 from rayq.cli.survey import topics_of
-from rayq.cli.values import config_values, default_of
+from rayq.cli.values import config_values
 from rayq.client.admin.health import min_insync_of, partition_state
 from rayq.config import TopicConfig, as_dict
-from rayq.errors import InvalidRequestError, TopicExistsError
+from rayq.errors import TopicExistsError
 from rayq.records import TopicInfo
 
 app = typer.Typer(help="Topics and their records.", no_args_is_help=True)
@@ -193,16 +194,8 @@ def _show(topic: TopicInfo) -> None:
 @app.command()
 def alter(
     topic: TopicName,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
-        ),
-    ] = None,
-    delete: Annotated[
-        list[str] | None,
-        typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
-    ] = None,
+    config: SetKeys = None,
+    delete: DeletedKeys = None,
     delete_remote: Annotated[
         bool,
         typer.Option(
@@ -217,14 +210,7 @@ def alter(
 ) -> None:
     """Change the config of a topic."""
     check_can_ask(yes or not delete_remote)
-    if not (config or delete):
-        raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
-    changes = config_values(TopicConfig, config or ())
-    for key in delete or ():
-        name = key.replace(".", "_")
-        if name in changes:
-            raise InvalidRequestError(f"{key} is both set and deleted.")
-        changes[name] = default_of(name)
+    changes = changes_of(TopicConfig, config, delete)
     with connected(cluster, topics=[topic]) as connection:
         agree(
             f"Remove what the object store has of {topic}? Records that are on no broker's disk "
@@ -232,11 +218,7 @@ def alter(
             yes or not delete_remote,
         )
         connection.admin.alter_topic_config(topic, delete_remote=delete_remote, **changes)
-    if json:
-        output.print_json({"topic": topic, "changed": changes})
-        return
-    for name, value in changes.items():
-        output.say(f"{topic}: {name} is {output.config_text(value)} now.")
+    tell_changes("topic", topic, changes, json)
 
 
 @app.command()
@@ -248,11 +230,7 @@ def delete(
     left = list(topics)
     with connected(cluster, topics=left) as connection:
         agree(f"Delete {', '.join(topics)} with all records?", yes)
-        while left:
-            connection.admin.delete_topic(left[0])
-            name = left.pop(0)
-            if not json:
-                output.say(f"Deleted topic {name}.")
+        one_by_one(left, connection.admin.delete_topic, "Deleted topic", json)
     if json:
         output.print_json({"deleted": topics})
 

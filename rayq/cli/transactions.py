@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import (
     COMPLETION_TIMEOUT_S,
@@ -140,10 +140,12 @@ def abort(
     check_can_ask(yes)
     with connected(cluster) as connection:
         agree(f"Abort the open transactions of {', '.join(transactional_ids)}?", yes)
-        for one in transactional_ids:
-            connection.admin.abort_transaction(one)
-            if not json:
-                output.say(f"Aborted the transaction of {one}.")
+        one_by_one(
+            list(transactional_ids),
+            connection.admin.abort_transaction,
+            "Aborted the transaction of",
+            json,
+        )
     if json:
         output.print_json({"aborted": transactional_ids})
 

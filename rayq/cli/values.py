@@ -193,7 +193,7 @@ def config_names(kind: ConfigKind) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def default_of(name: str, kind: type[TopicConfig] | type[QueueConfig] = TopicConfig) -> Any:
+def default_of(name: str, kind: type[TopicConfig] | type[QueueConfig]) -> Any:
     """The default of a config key. Raises ConfigError."""
     if name not in config_names(kind):
         parse(kind, {name: None})  # type: ignore[type-var]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
-from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.queues import queue_name
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
-from rayq.client.broker_client import BOOTSTRAP_MAX
 from rayq.client.client import Client
+from rayq.client.client_access import ClientAccess
 from rayq.client.closing import closing_after
 from rayq.client.consumer_pool import (
     ConsumerPool,
@@ -27,20 +25,20 @@ from rayq.client.consumer_pool import (
     PoolSpec,
     check_handler,
 )
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer, check_callbacks
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
-from rayq.client.environment import process_name, system_environment
 from rayq.client.group_positions import check_group
 from rayq.client.left_open import unwatch, watch, watch_loop
+from rayq.client.made import Made
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX, names_and_weights, whole_between
 from rayq.client.queues.queue import AsyncQueue, Queue
 from rayq.client.queues.queue_core import QueueCore
-from rayq.client.shared_clients import acquire
 from rayq.client.timeouts import takes_timeout
 from rayq.config import (
     ClusterConfig,
@@ -49,6 +47,7 @@ from rayq.config import (
     ProducerConfig,
     QueueConfig,
     parse,
+    parse_stored,
 )
 from rayq.config_keywords import (
     ConsumerKeywords,
@@ -59,8 +58,6 @@ from rayq.config_keywords import (
 )
 from rayq.environment import Address
 from rayq.errors import (
-    ClosedError,
-    ConcurrentUseError,
     ConfigError,
     InvalidRequestError,
     NoClusterError,
@@ -68,7 +65,7 @@ from rayq.errors import (
 )
 from rayq.metrics import Sample
 from rayq.records import Record
-from rayq.wire.authentication import Identity, token_of_key
+from rayq.wire.authentication import token_of_key
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
     from typing_extensions import TypeVar
@@ -150,19 +147,10 @@ class Cluster:
         """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
         the client key (`rayq.wire.authentication`); `cluster_id` is the id that the cluster has to
         have, None: any id will do. Of `config` the TLS files and limits are used."""
-        self._bootstrap = parse_addresses(addresses)
-        if not self._bootstrap:
-            raise ConfigError("A cluster needs the address of at least one broker, host:port.")
+        self._access = ClientAccess(addresses, key, cluster_id, config or ClusterConfig())
         self.name = name
-        self._key = key
-        self._cluster_id = cluster_id
         self._lifecycle = lifecycle
-        self._config = config or ClusterConfig()
-        self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
-        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
-            weakref.WeakSet()
-        )
-        self._is_closed = False
+        self._made = Made()
         self.admin = Admin(self.shared_client)
 
     # --- the process's current one --------------------------------------------------------------
@@ -196,31 +184,23 @@ class Cluster:
     @property
     def addresses(self) -> list[str]:
         """The address of every known broker, as `host:port`."""
-        known = list(self._bootstrap)
-        shared = self._shared
-        if shared is not None:
-            brokers = shared[0].metadata.brokers.values()
-            known = [*((one.host, one.port) for one in brokers), *known]
-        return [format_address(address) for address in dict.fromkeys(known)]
+        return self._access.addresses
 
     @property
     def cluster_id(self) -> str | None:
         """The cluster's id. None before the first connection, unless it was given."""
-        shared = self._shared
-        found = None if shared is None else shared[0].metadata.cluster_id
-        return self._cluster_id or found
+        return self._access.cluster_id
 
     @property
     def token(self) -> str:
         """What a client outside Ray needs besides an address: `rayq.connect(address, token=...)`.
         Treat it as a password."""
-        return token_of_key(self._key)
+        return token_of_key(self._access.key)
 
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
         """Adds addresses of brokers, which may have moved since this object was made. Raises
         ConfigError."""
-        added = parse_addresses(addresses)
-        self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
+        self._access.add_addresses(addresses)
 
     def connection(self) -> Cluster:
         """Another object for the same cluster, which is closed separately."""
@@ -228,54 +208,23 @@ class Cluster:
         return _unpickled(*arguments)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "open"
+        state = "closed" if self._access.is_closed else "open"
         return f"<{type(self).__name__} {self.name!r} at {', '.join(self.addresses)}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self.addresses, self._key, self.cluster_id, self.name)
-        return _unpickled, (*arguments, self._lifecycle, self._config)
+        arguments = (self.addresses, self._access.key, self.cluster_id, self.name)
+        return _unpickled, (*arguments, self._lifecycle, self._access.config)
 
     # --- the client behind it -------------------------------------------------------------------
 
     def new_client(self) -> Client:
         """A client for the running loop."""
-        identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
-        environment = system_environment(self._config)
-        return Client(
-            environment, identity, self._bootstrap, self._config, name=process_name()
-        )
+        return self._access.new_client()
 
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop, for the parts of rayq that ask the servers
         themselves."""
-        self._check_open()
-        background = background_loop()
-        shared = self._shared
-        if shared is None or shared[1] is not background:  # the first use, or after a fork
-
-            async def acquire() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
-                """Runs on the loop, so that calls come one after another. With a lock, a signal
-                handler that interrupts the thread that holds it would wait for ever."""
-                self._check_open()
-                found = self._shared
-                if found is None or found[1] is not background:
-                    client, release = self._acquire()
-                    found = self._shared = (client, background, release)
-                return found
-
-            shared = background.run(acquire())
-        return shared[0], background
-
-    def _acquire(self) -> tuple[Client, Callable[[], None]]:
-        """The client for the running loop, and the function that gives it back."""
-        goes_to = self._cluster_id or tuple(self._bootstrap)
-        client, release = acquire((goes_to, self._key, self._config), self.new_client)
-        client.add_bootstrap(self._bootstrap)
-        return client, release
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("This cluster was closed: connect again with rayq.connect().")
+        return self._access.on_background_loop()
 
     # --- what it makes --------------------------------------------------------------------------
 
@@ -296,7 +245,7 @@ class Cluster:
         _, background = self.shared_client()
 
         async def make() -> ProducerCore:
-            client, release = self._acquire()
+            client, release = self._access.acquire()
             return ProducerCore(client, checked, release)
 
         core = background.run(make())
@@ -334,7 +283,7 @@ class Cluster:
         _, background = self.shared_client()
 
         async def make() -> ConsumerCore:
-            client, release = self._acquire()
+            client, release = self._access.acquire()
             core = ConsumerCore(client, checked, release, group)
             try:
                 core.check_callbacks(callbacks)
@@ -365,7 +314,7 @@ class Cluster:
             config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
         )
         self._check_async("async_producer")
-        client, release = self._acquire()
+        client, release = self._access.acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -398,7 +347,7 @@ class Cluster:
         )
         names = topic_names(topics)
         self._check_async("async_consumer")
-        client, release = self._acquire()
+        client, release = self._access.acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -424,7 +373,7 @@ class Cluster:
     def async_admin(self) -> AsyncAdmin:
         """The admin for the running event loop: the methods of `Admin`, as coroutines."""
         self._check_async("async_admin")
-        client, release = self._acquire()
+        client, release = self._access.acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -436,7 +385,7 @@ class Cluster:
         return admin
 
     def _check_async(self, what: str) -> None:
-        self._check_open()
+        self._access.check_open()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -545,7 +494,7 @@ class Cluster:
         _, background = self.shared_client()
 
         async def make() -> QueueCore:
-            client, release = self._acquire()
+            client, release = self._access.acquire()
             core = QueueCore(client, checked, each, prefetch, release, large_values)
             try:
                 await core.open()
@@ -575,7 +524,7 @@ class Cluster:
         checked, each = names_and_weights(names, weights)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         self._check_async("async_queue")
-        client, release = self._acquire()
+        client, release = self._access.acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -678,7 +627,7 @@ class Cluster:
                 "resources": resources,
                 "drain_timeout_s": drain_timeout_s,
                 "max_poll_interval_ms": round(
-                    parse(QueueConfig, found.config).max_handling_s * 1000
+                    parse_stored(QueueConfig, found.config).max_handling_s * 1000
                 ),
             },
         )
@@ -770,56 +719,16 @@ class Cluster:
         """Closes the consumers and queues made by this object, then its producers (delivering what
         they hold), all at once, and its connections. Idempotent. Raises the first DeliveryError,
         when all are closed."""
-        if self._is_closed:
+        if self._access.is_closed:
             return
-        background = background_loop()
-        background.check_callable()
-        self._is_closed = True
+        background_loop().check_callable()
+        self._access.is_closed = True
         if Cluster._current is self:
             Cluster._current = None
-        first_error = self._close_made()
-
-        async def give_back() -> None:
-            shared, self._shared = self._shared, None
-            if shared is not None and shared[1] is background:
-                shared[2]()
-
-        if self._shared is not None:
-            background.run(give_back())
+        first_error = self._made.close_all()
+        self._access.give_back()
         if first_error is not None:
             raise first_error
-
-    def _close_made(self) -> RayqError | None:
-        """Closes all consumers and queues, then all producers: what a consumer calls at its end may
-        send. Returns the first error."""
-        first_error: RayqError | None = None
-        made = list(self._made)
-        for consumer in (one for one in made if isinstance(one, Consumer)):
-            try:
-                try:
-                    consumer.close()
-                except ConcurrentUseError:  # Another thread polls it.
-                    consumer.abandon()
-            except RayqError as error:
-                first_error = first_error or error
-        for queue in (one for one in made if isinstance(one, Queue)):
-            try:
-                queue.close()
-            except RayqError as error:
-                first_error = first_error or error
-        # Side by side: each takes as long as its records may, where no broker answers.
-        closing = [one.closing() for one in made if isinstance(one, Producer)]
-
-        async def close_all() -> list[BaseException | None]:
-            return await asyncio.gather(*closing, return_exceptions=True)
-
-        if closing:
-            for outcome in background_loop().run(close_all()):
-                if isinstance(outcome, RayqError):
-                    first_error = first_error or outcome
-                elif outcome is not None:
-                    raise outcome
-        return first_error
 
     def stop(self) -> None:
         """Stops the cluster's servers, then closes; the data stays. Raises InvalidRequestError for
@@ -831,7 +740,7 @@ class Cluster:
         lifecycle = self._lifecycle
         undelivered: RayqError | None = None
         try:
-            undelivered = self._close_made()
+            undelivered = self._made.close_all()
         finally:
             lifecycle.stop()
             self.close()
@@ -839,7 +748,7 @@ class Cluster:
             raise undelivered
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self._access.check_open()
         return self
 
     def __exit__(

@@ -3,8 +3,8 @@
 The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
 ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
 *opening*: which leader of the data partition may write, in which epoch. Its value is the msgpack
-array `[version, data leader epoch, fence, opener, keeper's leader epoch]`. All other keys and
-values are of the queue's leader (`core.queue_records`), and mean nothing here.
+array `[version, data leader epoch, fence, opener]`. All other keys and values are of the queue's
+leader (`core.queue_records`), and mean nothing here.
 
 The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
 `replay` then takes.
@@ -36,6 +36,9 @@ RECORD_BYTES = 100
 """What a record costs in memory beside its key and value, about."""
 WRITE_BYTES_MAX = 16 * MIB
 PAGE_BYTES = 4 * MIB
+FENCE_BITS = 32
+"""A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though
+an unclean election may take an opening away."""
 OPENING = b""
 """The key of the record that names who may write."""
 
@@ -79,7 +82,6 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
     data_leader_epoch: int
     fence: int
     opener: str
-    keeper_epoch: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -143,13 +145,14 @@ class _State:
 
 
 class KeptQueues:
-    """See the module. Only `replay` changes it. After an unclean election of `unclean_epoch` a
-    leader that opened its state before may rest on records that are lost here: it has to open it
-    anew."""
+    """See the module. Only `replay` changes it."""
 
     def __init__(self, *, keeper_epoch: int = 0, unclean_epoch: int = 0) -> None:
-        self._keeper_epoch = keeper_epoch
-        self._unclean_epoch = unclean_epoch
+        """The leader epoch of the keeper, and the last one that began with an unclean election."""
+        self._fence_first = keeper_epoch << FENCE_BITS
+        self.fence_min = unclean_epoch << FENCE_BITS
+        """An opening of a lower fence may rest on records that an unclean election has lost: it has
+        to open its state anew, and what it gave out is void."""
         self._states: dict[StateKey, _State] = {}
         self.held_bytes = 0
 
@@ -206,15 +209,15 @@ class KeptQueues:
                     f" in leader epoch {before.data_leader_epoch}: {data_leader_epoch} is over."
                 )
             is_known = (data_leader_epoch, opener) == (before.data_leader_epoch, before.opener)
-            if is_known and before.keeper_epoch >= self._unclean_epoch:
+            if is_known and before.fence >= self.fence_min:
                 return before.fence, []
         if not is_first_page:
             raise QueueFencedError(
                 f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened by "
                 "another leader while this one read its state, or the queue was deleted."
             )
-        fence = 1 if before is None else before.fence + 1
-        opening = Opening(VERSION, data_leader_epoch, fence, opener, self._keeper_epoch)
+        fence = max(self._fence_first, 0 if before is None else before.fence) + 1
+        opening = Opening(VERSION, data_leader_epoch, fence, opener)
         return fence, [Record(state_key, OPENING, _encoder.encode(opening))]
 
     def read(self, state_key: StateKey, after: bytes) -> tuple[list[KeptRecord], bytes | None]:
@@ -243,7 +246,7 @@ class KeptQueues:
                 f"fence {None if opening is None else opening.fence}, not {fence}: another leader "
                 "has taken it over, or the queue was deleted."
             )
-        if opening.keeper_epoch < self._unclean_epoch:
+        if fence < self.fence_min:
             raise QueueFencedError(
                 f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened "
                 "before an unclean election of its keeper, which lost records: open it anew."

@@ -147,6 +147,19 @@ def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> by
     return _encoder.encode(msgspec.structs.replace(found, place=place))
 
 
+def first_chunk_in(value: bytes | None, topic_id: str, partition: int) -> int | None:
+    """The lowest offset of the chunks that the manifest of a record of this partition names; None
+    where they are elsewhere, or it is no manifest: its consumer is told of that."""
+    try:
+        found = read_manifest(value)
+    except LargeValueError:
+        return None
+    place = found.place
+    if place is not None and (place.topic_id, place.partition) != (topic_id, partition):
+        return None
+    return min(found.offsets, default=None)
+
+
 def check_chunk(manifest: Manifest, index: int, headers: Headers | None) -> None:
     """Whether a chunk that lies where the manifest says is this value's. Raises LargeValueError."""
     names = [data for name, data in headers or () if name == CHUNK_HEADER]

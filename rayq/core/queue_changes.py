@@ -143,19 +143,48 @@ def check_new_partitions(state: ClusterState, topic_name: str, *, force: bool) -
             )
 
 
+def check_topic_config(state: ClusterState, topic_name: str, changes: Mapping[str, Any]) -> None:
+    """Raises ConfigError where compaction would take what a queue holds, or dead letters."""
+    topic = state.topic_named(topic_name)
+    if topic is None:
+        return
+    changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **_plain(changes)})
+    if not changed.is_compacted:
+        return
+    owner = _owner_of(state, topic_name)
+    if owner is not None:
+        raise ConfigError(
+            f"{topic_name!r} takes the dead letters of queue {owner!r}, and compaction would keep "
+            f'one of each key: alter {owner!r} to dead_letters="discard" first.'
+        )
+    for queue in state.queues_of(topic.topic_id):
+        if queue.config.retention != "topic":
+            raise ConfigError(
+                f"Queue {queue.name!r} holds the records of {topic_name!r} "
+                f"(retention={queue.config.retention!r}), and compaction would remove some that "
+                'nobody has handled: alter the queue to retention="topic" first, or delete it.'
+            )
+
+
 def check_deleted_topic(state: ClusterState, topic_name: str) -> None:
     """Raises ConfigError where a queue would have no place for its dead letters."""
     _check_not_for_dead_letters(state, topic_name, "the topic")
 
 
 def _check_not_for_dead_letters(state: ClusterState, name: str, what: str) -> None:
-    owner_id = state.queue_ids.get(name.removesuffix(DEAD)) if name.endswith(DEAD) else None
-    if owner_id is not None and state.queues[owner_id].config.dead_letters == "keep":
-        owner = state.queues[owner_id].name
+    owner = _owner_of(state, name)
+    if owner is not None:
         raise ConfigError(
             f"{name!r} is {what} of the dead letters of queue {owner!r}: delete {owner!r} first, "
             'or alter it to dead_letters="discard".'
         )
+
+
+def _owner_of(state: ClusterState, name: str) -> str | None:
+    """The queue whose dead letters go to the topic and the queue of this name."""
+    owner_id = state.queue_ids.get(name.removesuffix(DEAD)) if name.endswith(DEAD) else None
+    owner = None if owner_id is None else state.queues[owner_id]
+    return owner.name if owner is not None and owner.config.dead_letters == "keep" else None
 
 
 def _check_readers(state: ClusterState, topic: Topic, name: str, config: QueueConfig) -> None:
@@ -212,6 +241,12 @@ def _dead_letters(
                     source.max_message_bytes + DEAD_HEADERS_BYTES, MESSAGE_BYTES_CEILING
                 ),
             },
+        )
+    elif topic.config.is_compacted:
+        raise ConfigError(
+            f"Topic {dead!r} would take the dead letters of queue {name!r}, but it is compacted, "
+            "which keeps one of each key: alter it to cleanup_policy=\"delete\", or say "
+            'dead_letters="discard".'
         )
     known = state.queue_ids.get(dead)
     if known is None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rayq.config import QueueConfig
 from rayq.core.kept_queues import KeptRecord
 from rayq.core.key_order import KeyOrder
+from rayq.core.large_holds import LargeHolds
 from rayq.core.lock_times import TICKS_A_SECOND, LockTimes
 from rayq.core.number_runs import NumberRuns
 from rayq.core.queue_block import (
@@ -73,6 +74,9 @@ class QueueLedger:
         self.epochs: list[tuple[int, int]] = []
         """`(leader epoch, its first offset)` of the log in [start, learned), ascending; the first
         may begin below the start. Kept: the next leader sees by it what the log lost (rule 51)."""
+        self.holds: LargeHolds | None = None
+        """Of a queue that its topic's retention waits for: whoever learns tells it of large values.
+        Kept."""
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""
         self.expired = 0
@@ -113,6 +117,7 @@ class QueueLedger:
         self.start_offset = head.start_offset
         self.learned = head.learned
         self.epochs = head.epochs
+        self.holds = None if head.holds is None else LargeHolds(head.holds)
         self._done_blocks = NumberRuns(head.done_blocks)
         self._kept = set(kept.blocks)
         first, end = head.start_offset >> BLOCK_BITS, -(-head.learned // BLOCK_OFFSETS)
@@ -444,6 +449,7 @@ class QueueLedger:
             self.learned,
             self.epochs,
             self._done_blocks.runs(),
+            None if self.holds is None else self.holds.kept(),
         )
         if head[1] != self._kept_head:
             self._kept_head = head[1] or b""

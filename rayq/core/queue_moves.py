@@ -13,7 +13,9 @@ import msgspec
 
 DELIVERIES = "deliveries"
 REJECTED = "rejected"
-ERROR_LENGTH_MAX = 4096
+ERROR_BYTES_MAX = 1_000
+"""So much is kept of an error: all that is locked may be rejected in one write to the keeper, which
+has a limit (`kept_queues.WRITE_BYTES_MAX`)."""
 
 Outcome = Literal["dead", "done"]
 
@@ -26,7 +28,7 @@ class Dying(msgspec.Struct, array_like=True, frozen=True):
     reason: str
     """`DELIVERIES`, `REJECTED`, or an operator's."""
     error: str
-    """What the consumer said. At most `ERROR_LENGTH_MAX` characters."""
+    """What the consumer said. At most `ERROR_BYTES_MAX` bytes as UTF-8."""
 
 
 class Move(msgspec.Struct, array_like=True, frozen=True):

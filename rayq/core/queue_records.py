@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from rayq.core.kept_queues import KeptRecord
+from rayq.core.large_holds import Hold
 from rayq.core.queue_block import BLOCK_OFFSETS, Block
 from rayq.core.queue_moves import Dying, Move
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
@@ -32,7 +33,8 @@ _MASK_BYTES = BLOCK_OFFSETS // 8
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """`done_blocks` are runs of numbers of blocks. See `QueueState` for the rest."""
+    """`done_blocks` are runs of numbers of blocks. `holds`: see `LargeHolds.kept`; None where
+    nobody took note. See `QueueState` for the rest."""
 
     version: int
     state_epoch: int
@@ -40,6 +42,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     learned: int
     epochs: list[tuple[int, int]]
     done_blocks: list[tuple[int, int]]
+    holds: list[Hold] | None = None
 
 
 class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
@@ -93,8 +96,9 @@ def head_record(
     learned: int,
     epochs: list[tuple[int, int]],
     done_blocks: list[tuple[int, int]],
+    holds: list[Hold] | None,
 ) -> KeptRecord:
-    head = Head(VERSION, state_epoch, start_offset, learned, epochs, done_blocks)
+    head = Head(VERSION, state_epoch, start_offset, learned, epochs, done_blocks, holds)
     return HEAD, _encoder.encode(head)
 
 

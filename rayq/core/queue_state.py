@@ -31,7 +31,7 @@ from rayq.core.queue_block import (
 )
 from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
-from rayq.core.queue_moves import DELIVERIES, ERROR_LENGTH_MAX, REJECTED, Dying
+from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
@@ -53,10 +53,10 @@ class QueueState(QueueTaker, QueueMover):
     # --- opening ---------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, config: QueueConfig, start_offset: int) -> QueueState:
+    def begin(cls, config: QueueConfig, start_offset: int, *, state_epoch: int) -> QueueState:
         """A queue of which nothing is kept yet. Keep `changes` before anything else: where the
         queue starts must not move."""
-        state = cls(config, 0, start_offset)
+        state = cls(config, state_epoch, start_offset)
         state._is_decided = True
         return state
 
@@ -69,16 +69,21 @@ class QueueState(QueueTaker, QueueMover):
         state = cls(config, 0, 0)
         return state if state._restore(records, now_s=now_s) else None
 
-    def cut(self, offset: int) -> None:
+    def cut(self, offset: int, state_epoch: int) -> None:
         """The log lost what was at `offset` and above (an unclean election), and has other records
-        there: they are learned anew. The state epoch rises, so that no older lock counts. A move
-        with such records is forgotten, so its other records may be moved twice. Only right after
-        `replay`, where `offset` is below `learned`."""
+        there: they are learned anew, and no older lock counts. A move with such records is
+        forgotten, so its other records may be moved twice. Only right after `replay`, where
+        `offset` is below `learned`."""
         for move in self.moves():
             if move.records[-1].offset >= offset:
                 self.release_move(move.move_id)
-        self.state_epoch += 1
         self._drop_from(offset)
+        self.void_locks(state_epoch)
+
+    def void_locks(self, state_epoch: int) -> None:
+        """What was given out, and how often, may be lost: from this state epoch on, which nobody
+        has had before, no older lock counts. Only right after `replay`."""
+        self.state_epoch = state_epoch
         for number, block in list(self._blocks.items()):
             if block.locked:
                 self._free(number, block, block.locked, "", is_excused=True)
@@ -307,6 +312,7 @@ class QueueState(QueueTaker, QueueMover):
             if not block.locked & bit:
                 continue
             self._unlock(block, bit, holder)
+            self._free_later(base + index)
             failures = count - count_of(block.excused, bit)
             if failures >= self.config.max_deliveries:
                 error = f"It was given back after delivery {count}, the last one it has."
@@ -317,7 +323,6 @@ class QueueState(QueueTaker, QueueMover):
                 self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
             else:
                 self._free_bits(number, block, bit)
-            self._free_later(base + index)
 
     def _delay_free(
         self, number: int, block: Block, mask: int, count: int, delay_ms: int | None, now_ms: int
@@ -365,6 +370,7 @@ class QueueState(QueueTaker, QueueMover):
             if not block.locked & bit:
                 continue
             self._unlock(block, bit, holder)
+            self._free_later(base + index)
             count = count_of(block.counts, bit)
             if is_excused:
                 raise_counts(block.excused, bit)
@@ -373,11 +379,10 @@ class QueueState(QueueTaker, QueueMover):
                 self._die(number, block, index, count, DELIVERIES, error)
                 continue
             self._free_bits(number, block, bit)
-            self._free_later(base + index)
 
     def _free_later(self, offset: int) -> None:
-        """`offset` was freed, so its key's later records are, too: they would be handled before it
-        (rule 57). It is not they that failed."""
+        """The lock of `offset` has gone, and so have those of its key's later records, which would
+        be handled before it (rule 57). It is not they that failed."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -400,7 +405,8 @@ class QueueState(QueueTaker, QueueMover):
             return
         block.moving |= 1 << index
         offset = (number << BLOCK_BITS) + index
-        self._dying[offset] = Dying(offset, count, reason, error[:ERROR_LENGTH_MAX])
+        kept = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
+        self._dying[offset] = Dying(offset, count, reason, kept)
         self._changed.add(number)
         self._changed_dying.add(offset)
 

@@ -15,7 +15,8 @@ except ImportError as _error:
         f"rayq.data needs {_error.name}, which is not installed: pip install 'rayq[data]'."
     ) from _error
 
-from rayq.batch.task_writer import WriteJob, begin_write
+from rayq.batch.task_writer import begin_write
+from rayq.batch.write_job import WriteJob
 from rayq.data.json_columns import Parsed, from_json
 from rayq.data.sink import TopicDatasink, Written, write_topic
 from rayq.data.source import Snapshot, TopicDatasource, read_topic, snapshot

@@ -10,16 +10,15 @@ from ray.data import Dataset
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
+from rayq.batch.task_rows import bytes_of, headers_of
 from rayq.batch.task_writer import (
     TaskWritten,
-    WriteJob,
-    bytes_of,
     finish_write,
-    headers_of,
     job_for,
     write_task,
     writing,
 )
+from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError
 from rayq.records import OffsetRange

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable
 
 from rayq.client.client import Client
 from rayq.client.consumer_pool import PoolSpec
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.core.pool_scaling import PartitionProgress
 from rayq.environment import Clock
 from rayq.errors import GroupNotEmptyError, RayqError

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.records import Record
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolSpec
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.environment import Environment
 from rayq.errors import (
     CommitRefusedError,

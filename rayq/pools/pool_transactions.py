@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolSpec
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.group_positions import GroupPositions
 from rayq.client.producing.producer import AsyncProducer
 from rayq.errors import (

@@ -16,7 +16,7 @@ from typing import Protocol
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolSpec
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
 from rayq.core.pool_scaling import Decision, Limits, Look, PoolScaling
 from rayq.environment import Environment

@@ -31,7 +31,7 @@ from pyspark import InheritableThread
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from rayq.batch.offset_ranges import Offsets, Split, Time, Times, split_ranges
-from rayq.batch.task_writer import WriteJob
+from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.client.timeouts import seconds
 from rayq.errors import CheckpointMismatchError, InvalidRequestError

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rayq.batch.task_writer import WriteJob, begin_write
+from rayq.batch.task_writer import begin_write
+from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.errors import AlreadyCommittedError, CheckpointMismatchError
 

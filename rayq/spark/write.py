@@ -28,7 +28,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rayq.batch.task_writer import WriteJob, finish_write, job_for, write_task, writing
+from rayq.batch.task_writer import finish_write, job_for, write_task, writing
+from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
 from rayq.errors import InvalidRequestError

@@ -150,7 +150,7 @@ class LocalCluster(Cluster):
 
     def _have_servers(self, act: Callable[[LocalServers], object]) -> None:
         """Has the servers act on their loop, and waits until they have."""
-        self._check_open()
+        self._access.check_open()
         servers = self._servers
         assert servers is not None
 
@@ -194,10 +194,10 @@ class _Connection(Cluster):
     def __init__(self, local: LocalCluster) -> None:
         super().__init__(
             local.addresses,
-            local._key,
+            local._access.key,
             cluster_id=local.cluster_id,
             name=local.name,
-            config=local._config,
+            config=local._access.config,
         )
         self._local = local
 

@@ -549,6 +549,8 @@ class FakeCluster:
                         one.leader_epoch += 1
                 self._bump()
                 return m.ChangeResponse(self.version)
+            case m.DescribeObjectStore():
+                return m.DescribeObjectStoreResponse(None, [], [], None, None, self.version)
             case m.Produce():
                 return self._produce(broker, request, payload)
             case m.DescribeQueues():

@@ -37,6 +37,8 @@ class FakeQueues:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self.queues: dict[str, FakeQueue] = {}
+        self.newer: dict[str, Any] = {}
+        """What this rayq does not know of a queue's config."""
 
     def create(self, name: str, partitions: int = 1, **config: Any) -> FakeQueue:
         """With a topic of its own. From the test's thread."""
@@ -64,7 +66,7 @@ class FakeQueues:
                 one.name,
                 self._cluster.topics[one.topic].topic_id,
                 one.topic,
-                as_dict(one.config),
+                {**as_dict(one.config), **self.newer},
                 len(self._cluster.topics[one.topic].partitions),
             )
             for one in self.queues.values()
@@ -118,7 +120,7 @@ class FakeQueues:
             if given and header.next_offset > given[0] and header.base_offset <= given[-1]
         ]
         ready = len(offsets) - len(given)
-        return m.TakeResponse(1, locks, ready, None, sweep_ms=20), payload
+        return m.TakeResponse(1, locks, ready, sweep_ms=20), payload
 
     def settle(self, broker: int, request: m.Settle) -> m.SettleResponse:
         one = self._cluster._led(broker, request)

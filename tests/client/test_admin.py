@@ -27,8 +27,11 @@ from rayq.wire.messages import (
     AlterTopicConfig,
     CreateTopic,
     DeleteTopic,
+    DescribeObjectStore,
+    DescribeObjectStoreResponse,
     DescribeReplica,
     Metadata,
+    PinSummary,
 )
 from tests.client.fake_broker import FakeCluster
 
@@ -204,6 +207,19 @@ def test_the_cluster_describes_itself(fake3: FakeCluster) -> None:
         assert info.cluster_id == fake3.cluster_id == cluster.cluster_id
         assert info.voters == [1, 2, 3]
         assert info.brokers[0] == BrokerInfo(1, "127.0.0.1", fake3.brokers[1].port, "node", True)
+
+
+def test_a_broker_that_is_behind_a_change_does_not_tell_of_the_object_store(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    cluster.create_topic("t")
+    gone = PinSummary("pin", "t", {0: 0}, 1000)
+
+    def as_of_before(now: DescribeObjectStoreResponse, _: bytes) -> Any:
+        return msgspec.structs.replace(now, pins=[gone], version=now.version - 1), b""
+
+    fake.fault(DescribeObjectStore, times=2, change=as_of_before)  # asked each, then asked any
+    assert cluster.admin.describe_object_store().pins == []
 
 
 def test_bad_input_is_refused_with_a_typed_error(cluster: Cluster) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from rayq.client.cluster import Cluster
 from rayq.client.consuming import fetcher as fetcher_module
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.errors import (
     ClosedError,

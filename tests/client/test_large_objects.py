@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq.batch.offset_ranges import Split
@@ -22,8 +23,10 @@ from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
     LargeValueRefusedError,
+    OffsetNotAvailableError,
     RemoteStorageError,
 )
+from rayq.wire import messages as m
 from tests.client.fake_broker import FakeCluster
 from tests.client.large_values import ID, LIMIT, T0, bytes_of, read, write_manifest
 
@@ -214,3 +217,28 @@ def test_the_sweep_removes_nothing_where_a_log_cannot_be_read(
     assert list(list_objects(prefix_of(url, cluster.cluster_id))) == [stored._replace(
         time_s=os.stat(stored.uri.removeprefix("file://")).st_mtime
     )]
+
+
+def test_the_sweep_removes_nothing_where_a_log_is_read_in_part(
+    fake: FakeCluster,
+    cluster: Cluster,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"file://{tmp_path}/values"
+    with cluster.producer(large_values=url) as producer:
+        producer.send("t", bytes_of(2 * LIMIT)).result(30)
+    assert cluster.cluster_id is not None
+    (stored,) = list_objects(prefix_of(url, cluster.cluster_id))
+    _make_old(stored.uri)
+    fetch = FakeCluster.fetch
+
+    async def gives_nothing(self: FakeCluster, broker: int, request: m.Fetch) -> Any:
+        answer, _ = await fetch(self, broker, request)
+        return msgspec.structs.replace(answer, next_offset=request.offset), b""
+
+    monkeypatch.setattr(FakeCluster, "fetch", gives_nothing)
+    with pytest.raises(OffsetNotAvailableError, match="Nothing was removed"):
+        sweep(cluster, url)
+    assert list(list_objects(prefix_of(url, cluster.cluster_id)))

@@ -195,6 +195,56 @@ def test_of_one_key_nothing_is_handed_out_behind_a_record_that_failed(
     assert later.value == b"2"
 
 
+def test_what_was_taken_ahead_is_handed_out_once_to_whichever_thread_asks(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(1000)])
+    queue = open_queue("q")
+    found: list[int] = []
+
+    def work() -> None:
+        while tasks := queue.take(1, 0.5):
+            found.append(tasks[0].offset)
+            tasks[0].ack()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    queue.flush()
+    assert sorted(found) == list(range(1000))
+    assert len(played.done) == 1000 and not played.locks
+
+
+def test_what_is_at_hand_is_given_back_at_the_end_and_not_given_out_once_it_is_lost(
+    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
+) -> None:
+    """A thread takes it without the loop."""
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(20)])
+    queue = open_queue("q")
+    take_all(queue, 20)[0].ack()  # From now on more is taken ahead; the rest is given back.
+    queue.flush()
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(queue.core.sources[0].shelf) > 1)
+    [source] = queue.core.sources
+
+    def lose_all() -> None:
+        for lane in source.lanes:
+            for taken in lane.takens:
+                for offset in list(taken.open):
+                    lane.lose(taken, offset, "the test says so")
+
+    fake.call(lose_all)
+    assert queue.core.at_hand(1) == []
+    fake.queues.free(played)
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(source.shelf) > 1)
+    assert len(played.locks) > 1
+    queue.close()
+    assert not played.locks
+
+
 def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
     fake: FakeCluster, open_queue: OpenQueue
 ) -> None:
@@ -244,6 +294,64 @@ def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None
     parts = list(settlement.parts())
     assert [len(part.acks) for part in parts] == [10_000, 10_000, 5_000]
     assert parts[1].fields()["acks"] == [(10_000, 19_999, 1)]
+
+
+def test_many_rejects_with_long_reasons_are_told(fake: FakeCluster, open_queue: OpenQueue) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % n for n in range(3000)])
+    queue = open_queue("q")
+    for task in take_all(queue, 3000):
+        task.reject("\N{SNOWMAN}" * 1000)
+    queue.flush()
+    assert len(played.rejected) == 3000
+
+
+def test_what_a_newer_server_knows_of_a_queue_is_passed_over(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    fake.queues.create("q")
+    fake.queues.newer = {"not_known_yet": 1}
+    fake.write("q", [b"a"])
+    [task] = open_queue("q").take(1, PATIENCE_S)
+    task.ack()
+
+
+def test_each_record_is_kept_for_as_long_as_was_asked(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"a", b"b"])
+    queue = open_queue("q")
+    one, two = take_all(queue, 2)
+    for task, seconds in ((one, 600), (two, 300), (one, 60)):
+        task.extend(seconds)
+        queue.flush()
+    extends = [run for settled in fake.asked(m.Settle) for run in settled.extends]
+    assert [(first, round(ms, -3)) for first, _, _, ms in extends] == [(0, 600_000), (1, 300_000)]
+
+
+def test_a_failure_while_settling_is_told_to_who_waits_for_it(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q")
+    [task] = queue.take(1, PATIENCE_S)
+    monkeypatch.setattr(Settlement, "fields", lambda self: {}["a bug"])
+    task.ack()
+    with pytest.raises(LockLostError, match="a bug"):
+        queue.flush()
+    monkeypatch.undo()
+
+
+def test_a_worker_whose_take_fails_unexpectedly_raises_it(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queues.create("q")
+    queue = open_queue("q")
+    monkeypatch.setattr(queue, "take", lambda count, timeout_s: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        queue.work(lambda task: None, concurrency=2)
 
 
 def test_a_queue_that_is_gone_is_an_error_of_take(

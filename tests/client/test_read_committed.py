@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayq.client.cluster import Cluster
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.records import TopicPartition
 from rayq.storage.batch import read_header, without_transaction
 from rayq.wire.messages import (

@@ -14,7 +14,8 @@ from rayq.batch import offset_ranges, range_reader, task_writer
 from rayq.client.admin.admin import Admin, AsyncAdmin
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import ConsumerPool
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.queues.queue import AsyncQueue, Queue
 from rayq.client.timeouts import TIMEOUT_S_MAX, seconds, takes_timeout

@@ -18,7 +18,8 @@ import pytest
 
 import rayq
 from rayq import OffsetAndMetadata, Record, TopicPartition
-from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.testing import LocalCluster
 from tests.local.group_support import new_group
 from tests.local.support import eventually, place

@@ -16,7 +16,7 @@ from rayq import Record, TopicPartition
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolSpec
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.environment import system_environment
 from rayq.config import PoolConfig
 from rayq.errors import DisconnectedError, HandlerError, RayqError, UnknownTopicError

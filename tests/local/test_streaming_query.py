@@ -15,7 +15,8 @@ from pyspark import InheritableThread, SparkContext
 from rayq import Cluster, TopicPartition
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
-from rayq.batch.task_writer import WriteJob, finish_write, write_task, writing
+from rayq.batch.task_writer import finish_write, write_task, writing
+from rayq.batch.write_job import WriteJob
 from rayq.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,
@@ -647,7 +648,7 @@ def test_a_group_shows_how_far_the_query_is(
 def test_a_query_whose_cluster_is_closed_ends(
     cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
 ) -> None:
-    other = Cluster(cluster.addresses, cluster._key)  # its own connections
+    other = Cluster(cluster.addresses, cluster._access.key)  # its own connections
     query = stream(other, topic, tmp_path, trigger="50 ms").foreach_batch(sink).start()
     query.processAllAvailable()
     other.close()

@@ -18,13 +18,13 @@ from rayq.batch import job_transaction
 from rayq.batch.offset_ranges import snapshot
 from rayq.batch.task_writer import (
     TaskWritten,
-    WriteJob,
     begin_write,
     finish_write,
     job_for,
     write_task,
     writing,
 )
+from rayq.batch.write_job import WriteJob
 from rayq.client.producing.partitioner import partition_of_key
 from rayq.config import HOUR_MS
 from rayq.errors import (

@@ -161,6 +161,7 @@ class QueueModel:
         record = self.records[offset]
         if record.count - record.excused >= self.config.max_deliveries:
             self.die(offset, reason)
+            self.free_later(offset)
         else:
             self.free(offset, due_ms)
 
@@ -178,6 +179,10 @@ class QueueModel:
         record.state, record.holder = "free", None
         if due_ms is not None:
             self.delay(offset, due_ms)
+        self.free_later(offset)
+
+    def free_later(self, offset: int) -> None:
+        record = self.records[offset]
         if record.key is None:
             return
         for later, other in self.unsettled():

@@ -145,6 +145,6 @@ def test_a_wrong_config_says_what_would_be_right(assignment: str, said: str) -> 
 
 
 def test_the_default_of_an_unknown_key_suggests_the_nearest() -> None:
-    assert default_of("flush") == "disk"
+    assert default_of("flush", TopicConfig) == "disk"
     with pytest.raises(ConfigError, match="retention_ms"):
-        default_of("retention_m")
+        default_of("retention_m", TopicConfig)

@@ -72,8 +72,18 @@ def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper()
         unclean.write(KEY, fence, [(b"k", b"1")])
     with pytest.raises(QueueFencedError, match="while this one read"):
         unclean.open_state(KEY, data_leader_epoch=5, opener="a", is_first_page=False)
-    assert open_state(unclean, 5, "a") == fence + 1
-    take(unclean, unclean.write(KEY, fence + 1, [(b"k", b"1")]))
+    again = open_state(unclean, 5, "a")
+    assert fence < unclean.fence_min < again
+    take(unclean, unclean.write(KEY, again, [(b"k", b"1")]))
+
+
+def test_no_fence_is_drawn_twice_where_an_unclean_election_loses_openings() -> None:
+    first = open_state(KeptQueues(keeper_epoch=3), 5, "a")
+    lost = KeptQueues(keeper_epoch=4)
+    for opener in "bcd":
+        again = open_state(lost, 5, opener)
+        assert again > first
+    assert open_state(KeptQueues(keeper_epoch=6, unclean_epoch=6), 5, "e") > again
 
 
 def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

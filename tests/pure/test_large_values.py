@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.client.large.cache import ChunkCache
-from rayq.core.large_holds import OPEN_VALUE_MS_MAX, LargeHolds
+from rayq.core.large_holds import MOVED_VALUE_MS, OPEN_VALUE_MS_MAX, LargeHolds
 from rayq.core.large_values import (
     Manifest,
     check_chunk,
@@ -115,17 +115,39 @@ def test_the_log_start_waits_for_the_manifests_of_chunks() -> None:
     for offset in (10, 11, 15):
         holds.chunk(offset, append_time_ms=1000)
     assert holds.floor(20, now_ms=1000) == 10, "its record may be on its way"
-    holds.large(16, first_chunk_offset=10)
-    late_ms = 1001 + OPEN_VALUE_MS_MAX
+    holds.large(16, first_chunk=10)
+    late_ms = 1000 + 2 * OPEN_VALUE_MS_MAX
     assert holds.floor(16, late_ms) == 10, "its record is not settled"
     assert holds.floor(17, late_ms) == 17
     holds.chunk(30, append_time_ms=late_ms)
     assert holds.floor(25, late_ms) == 25, "no hold goes beyond the start of the queue"
 
 
-def test_the_first_chunk_of_a_value_is_held_as_long_as_its_last_one() -> None:
+@given(
+    told=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 4 * OPEN_VALUE_MS_MAX)), max_size=40),
+    manifests=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), max_size=10),
+    moved=st.integers(0, 999),
+    start=st.integers(0, 1200),
+)
+def test_a_later_leader_holds_what_the_one_before_held(
+    told: list[tuple[int, int]], manifests: list[tuple[int, int]], moved: int, start: int
+) -> None:
     holds = LargeHolds()
-    holds.chunk(10, append_time_ms=0)
-    holds.chunk(11, append_time_ms=1000)
-    assert holds.floor(20, OPEN_VALUE_MS_MAX + 1000) == 10, "its record may be on its way"
-    assert holds.floor(20, OPEN_VALUE_MS_MAX + 1001) == 20
+    for offset, append_time_ms in told:
+        holds.chunk(offset, append_time_ms)
+    for offset, first_chunk in manifests:
+        holds.large(offset, min(offset, first_chunk))
+    holds.moved(moved, now_ms=OPEN_VALUE_MS_MAX)
+    now_ms = 3 * OPEN_VALUE_MS_MAX
+    kept = holds.kept()
+    assert len(kept) < 50, "it is small, whatever was told"
+    later = LargeHolds(kept)
+    assert later.kept() == kept
+    floor = holds.floor(start, now_ms)
+    assert later.floor(start, now_ms) <= floor <= min(start, moved)
+    for offset, append_time_ms in told:
+        assert floor <= offset or append_time_ms + OPEN_VALUE_MS_MAX < now_ms
+    for offset, first_chunk in manifests:
+        assert floor <= min(offset, first_chunk) or offset < start
+    late_ms = now_ms + 2 * MOVED_VALUE_MS
+    assert later.floor(1000, late_ms) == 1000 == holds.floor(1000, late_ms)

@@ -92,6 +92,7 @@ def test_impossible_queues_are_refused_and_leave_nothing() -> None:
     create(state, "t")
     create(state, "keyed", cleanup_policy="compact")
     make(state, "q")
+    create(state, "s.dead", cleanup_policy="compact")
     make(state, "eats", "eaten", 1, retention="delete_done")
     before = encode_records(state.snapshot())
     refused: list[tuple[type[RayqError], str, dict[str, Any]]] = [
@@ -108,6 +109,7 @@ def test_impossible_queues_are_refused_and_leave_nothing() -> None:
         (ConfigError, "only this queue reads", {"retention": "delete_done"}),
         (ConfigError, "'eats' deletes", {"topic": "eaten"}),
         (ConfigError, "not compacted", {"topic": "keyed", "retention": "hold"}),
+        (ConfigError, "'s.dead' .* is compacted", {"name": "s"}),
         (InvalidReplicationFactorError, "not possible",
          {"topic": "u", "partitions": 1, "factor": 9}),
     ]
@@ -168,6 +170,22 @@ def test_a_queue_goes_with_its_topic() -> None:
     assert list(state.queue_ids) == ["q.dead"]
     assert len(state.queues) == 1
     make(state, "q", "t", 1)
+
+
+def test_a_topic_whose_records_a_queue_holds_is_not_compacted() -> None:
+    state = cluster()
+    make(state, "held", "t", 1, retention="hold")
+    make(state, "reads", "t")
+    for topic, said in (("t", "Queue 'held' holds"), ("held.dead", "dead letters of queue 'held'")):
+        for policy in ("compact", "compact,delete"):
+            with pytest.raises(ConfigError, match=said):
+                queue_changes.check_topic_config(state, topic, {"cleanup.policy": policy})
+        queue_changes.check_topic_config(state, topic, {"retention_ms": 1})
+    alter(state, "held", retention="topic", dead_letters="discard")
+    queue_changes.check_topic_config(state, "t", {"cleanup_policy": "compact"})
+    with pytest.raises(ConfigError, match=r"Queue 'held\.dead' holds"):
+        queue_changes.check_topic_config(state, "held.dead", {"cleanup_policy": "compact"})
+    queue_changes.check_topic_config(state, "unknown", {"cleanup_policy": "compact"})
 
 
 def test_partitions_that_would_break_the_order_of_keys_need_force() -> None:

@@ -231,3 +231,64 @@ def test_who_acknowledges_too_late_is_told_so_where_the_record_is_done() -> None
     assert kinds_of(recorder) == set()
     recorder.took("q", B, 0, [(0, 3, b"v0", b"k")], asked_s=5.2, at_s=5.5, state_epoch=1)
     assert kinds.AGAIN in kinds_of(recorder)
+
+
+# --- what operators and unclean elections take away -----------------------------------------------
+
+
+def loose() -> Recorder:
+    """Two records, of which one was acknowledged; the other one is purged."""
+    recorder = Recorder()
+    recorder.queue_opened(
+        "q", "t", dead_letters="q.dead", timeout_s=2.0, is_own=True, is_loose=True
+    )
+    for offset in range(2):
+        put(recorder, offset, b"v%d" % offset)
+    take(recorder, A, (0, 1), at_s=1)
+    settle(recorder, A, (0, 1), at_s=1.5)
+    recorder.purged("q", 0, 2, at_s=3.0)
+    recorder.found([record("t", offset, b"v%d" % offset) for offset in range(2)])
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda one: None, set()),
+        # It is cut off, and another one stands there.
+        (lambda one: (put(one, 2, b"v2"), put(one, 2, b"v3")), set()),
+        (lambda one: one.found([record("t", 2, b"v2")]), {kinds.LEFT_OUT}),
+        (
+            lambda one: (one.queue_closed("q"), one.found([record("t", 2, b"v2")])),
+            set(),
+        ),
+        (lambda one: take(one, B, (1, 2), at_s=4), set()),  # It was locked when all was purged.
+        (lambda one: take(one, B, (1, 1), at_s=4), {kinds.PURGED}),
+        (lambda one: take(one, B, (0, 2), at_s=4), {kinds.AGAIN}),
+        (lambda one: take(one, B, (0, 2), at_s=4, state_epoch=2), set()),
+        (
+            lambda one: (one.cut("t", 0, 1), take(one, B, (0, 2), at_s=4, state_epoch=2)),
+            {kinds.AGAIN},
+        ),
+    ],
+)
+def test_from_a_loose_queue_something_may_be_taken_away(
+    change: Change, expected: set[str]
+) -> None:
+    recorder = loose()
+    change(recorder)
+    assert kinds_of(recorder) == expected
+
+
+def test_what_a_keeper_has_lost_may_come_again_and_is_never_left_out() -> None:
+    for is_handled in (True, False):
+        recorder = opened()
+        take(recorder, A, (0, 1), (1, 1), at_s=1)
+        settle(recorder, A, (0, 1), at_s=1.2)
+        recorder.keeper_in_doubt()
+        take(recorder, B, (0, 1), at_s=2)
+        settle(recorder, B, (0, 1), at_s=2.5)
+        if is_handled:
+            take(recorder, B, (1, 1), at_s=3)
+            settle(recorder, B, (1, 1), at_s=3.5)
+        assert kinds_of(recorder) == (set() if is_handled else {kinds.LEFT_OUT})

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayq.config import QueueConfig
-from rayq.core.kept_queues import KeptRecord
+from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.lock_times import LockTimes
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
+from rayq.core.queue_taker import LOCKS_MAX
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 
@@ -50,7 +51,7 @@ class Pair:
             dead_letters=chosen.choice(["keep", "keep", "discard"]),
         )
         first = chosen.choice([0, 200, 250, 512])
-        self.state = QueueState.begin(self.config, first)
+        self.state = QueueState.begin(self.config, first, state_epoch=0)
         self.model = QueueModel(self.config, first, first)
         self.keeper = Keeper()
         self.now_s = 1000.0
@@ -288,7 +289,7 @@ class Pair:
         if self.chosen.random() < 0.2 and model.start < model.learned:
             offset = self.chosen.randint(model.start, model.learned - 1)
             before = {move.move_id: move for move in replayed.moves()}
-            self.state.cut(offset)
+            self.state.cut(offset, self.state.state_epoch + 1)
             after = {move.move_id for move in self.state.moves()}
             for move_id, move in before.items():
                 if move_id not in after:
@@ -356,7 +357,7 @@ def test_a_queue_does_what_the_model_does(seed: int) -> None:
 
 def opened(*, ready: int, **config: Any) -> tuple[QueueState, Keeper]:
     """A queue with so many ready records, all of the key b"k" with `ordered_by_key`."""
-    state, keeper = QueueState.begin(QueueConfig(**config), 0), Keeper()
+    state, keeper = QueueState.begin(QueueConfig(**config), 0, state_epoch=0), Keeper()
     keys = [b"k"] * ready
     state.learn(ready - 1, keys if state.config.ordered_by_key else None)
     keeper.write(state.changes())
@@ -416,6 +417,22 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     assert state.reject("a", 0, [(2, 7, "bad")]) == [(2, 2, "consumer a has it")]
 
 
+def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
+    state, keeper = opened(ready=LOCKS_MAX)
+    locks = state.take("a", LOCKS_MAX, now_s=0)
+    keeper.write(state.changes())
+    reason = "x" + "\N{SNOWMAN}" * 1000
+    state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)])
+    changes = state.changes()
+    assert len(pack(changes)) < WRITE_BYTES_MAX
+    [dying] = state.to_move(1)
+    assert dying.error == reason[:334]
+    # Its move has the errors once more.
+    move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(LOCKS_MAX)))
+    state.begin_move(move)
+    assert len(pack(state.changes())) < WRITE_BYTES_MAX
+
+
 def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
     state, keeper = opened(ready=1, max_deliveries=2)
     for count in range(1, 8):
@@ -444,6 +461,27 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
 
 
+@pytest.mark.parametrize("fails", ["nack", "expire"])
+@pytest.mark.parametrize("dead_letters", ["keep", "discard"])
+def test_a_record_that_fails_for_good_frees_the_later_ones_of_its_key(
+    fails: str, dead_letters: str
+) -> None:
+    state, _keeper = opened(
+        ready=3, ordered_by_key=True, max_deliveries=1, dead_letters=dead_letters
+    )
+    assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
+    if fails == "nack":
+        state.nack("a", 0, [(0, 0, 1, None)], now_ms=0)
+    else:
+        state.expire(1000)
+    counts = state.counts()
+    assert counts.locked == 0 and counts.ready + counts.blocked == 2, "its consumer drops them"
+    if dead_letters == "keep":
+        state.discard([0])
+    assert state.dead == 1
+    assert state.take("b", 3, now_s=0) == [(1, 2, 2)], "and it was no failure of theirs"
+
+
 def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:
     state, keeper = opened(ready=600, ordered_by_key=True)
     state.take("a", 2, now_s=0)
@@ -467,7 +505,7 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
     keeper.write(state.changes())
     head = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
     assert head is not None
-    head.cut(270)
+    head.cut(270, 1)
     keeper.write(head.changes()[:1])
     state = again(head, keeper)
     assert (state.start_offset, state.learned, state.state_epoch) == (270, 270, 1)
@@ -482,7 +520,7 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
     state.take("a", 3000, now_s=0)
     state.ack("a", 0, [(1, 2999, 1)])
     state = again(state, keeper)
-    state.cut(1500)
+    state.cut(1500, 1)
     assert (state.start_offset, state.learned, state.state_epoch) == (0, 1500, 1)
     assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "nobody has it")]
     assert not state.ack("a", 0, [(1, 1499, 1)])
@@ -500,7 +538,7 @@ def test_a_cut_forgets_the_moves_that_it_reaches_and_no_others() -> None:
         records = tuple(Dying(one, 0, "", "") for one in offsets)
         state.begin_move(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
     state = again(state, keeper)
-    state.cut(5)
+    state.cut(5, 1)
     assert [move.move_id for move in state.moves()] == [1]
     assert state.take("a", 9, now_s=0) == [(2, 4, 1)]
     assert [move.move_id for move in again(state, keeper).moves()] == [1]

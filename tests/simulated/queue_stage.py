@@ -17,6 +17,7 @@ from rayq.actors.transactions.links import Build, Links
 from rayq.config import ClusterConfig, QueueConfig, as_dict
 from rayq.core.kept_queues import KeptQueues, StateKey, pack, unpack
 from rayq.core.large_values import chunk_headers
+from rayq.errors import RayqError
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
@@ -36,6 +37,8 @@ class Keeper(Links):
         self.writes = 0
         self.open = asyncio.Event()
         self.open.set()
+        self.failure: RayqError | None = None
+        """What each request is answered by."""
 
     async def ask_keeper(
         self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
@@ -47,6 +50,8 @@ class Keeper(Links):
     async def _handle(self, request: Any, payload: bytes) -> tuple[messages.Response, bytes]:
         await self.open.wait()
         await asyncio.sleep(0.001)
+        if self.failure is not None:
+            raise self.failure
         at = StateKey(request.queue_id, request.data_partition)
         if isinstance(request, messages.OpenQueueState):
             fence, records = self.kept.open_state(
@@ -58,7 +63,7 @@ class Keeper(Links):
             for record in records:
                 self.kept.replay(record)
             page, after = self.kept.read(at, request.after)
-            return messages.OpenQueueStateResponse(fence, after), pack(page)
+            return messages.OpenQueueStateResponse(fence, after, self.kept.fence_min), pack(page)
         assert isinstance(request, messages.WriteQueueState)
         for record in self.kept.write(at, request.fence, unpack(payload)):
             self.kept.replay(record)

@@ -10,7 +10,7 @@ from proving.simulation import Process, World
 from proving.simulation.cluster import SimulatedCluster
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 

@@ -549,6 +549,28 @@ def test_a_pin_holds_retention_and_not_delete_records() -> None:
     leading(work, retention_ms=DAY_MS)
 
 
+def test_what_a_queue_has_settled_leaves_disk_and_store_as_far_as_no_pin_holds_it() -> None:
+    async def work(led: Led) -> None:
+        await led.write(43)
+        await led.look()
+        led.pinned = 12
+        led.told()
+        led.log.held_offset = 33
+        await led.look(60)
+        assert led.log.log.start_offset == 0, "the queue only holds"
+        led.log.deletes_what_is_done = True
+        await led.look(60)
+        assert led.log.log.start_offset == 12
+        led.pinned = None
+        led.told()
+        await led.look(60)
+        manifest = await led.manifest()
+        assert led.log.log.start_offset == manifest.log_start == 33
+        assert all(one.end > 33 for one in manifest.objects)
+
+    leading(work)
+
+
 def test_an_empty_list_keeps_its_end_and_goes_on_later() -> None:
     async def work(led: Led) -> None:
         await led.write(23)

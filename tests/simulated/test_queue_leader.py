@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 
-from rayq.actors.queues import learning
+from rayq.actors.queues import holders, learning, reads
 from rayq.core import large_holds
-from rayq.core.large_values import manifest_of_chunks
+from rayq.core.large_values import manifest_of_chunks, pinned
 from rayq.errors import (
     NotLeaderError,
+    OffsetOutOfRangeError,
     QueueLoadingError,
     RayqError,
+    StorageError,
     UnknownQueueError,
 )
 from rayq.wire import messages
@@ -83,12 +85,48 @@ def test_an_acknowledgement_goes_with_the_take_that_follows_it() -> None:
         taken = await stage.take(1)
         before = stage.keeper.writes
         for _ in range(9):
-            acking = asyncio.ensure_future(stage.ack(taken))
+            acking = asyncio.ensure_future(stage.ack(taken, may_linger=True))
             await asyncio.sleep(0.0005)
             taken = await stage.take(1)
             assert await acking == []
         assert stage.keeper.writes - before == 9
-        assert await stage.ack(taken) == []
+        assert await stage.ack(taken, may_linger=True) == []
+
+    staged(work)
+
+
+def test_no_take_waits_for_a_write_of_acknowledgements_that_nobody_waits_for() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*[b"%d" % number for number in range(3)])
+        first = await stage.take(1)
+        before = stage.keeper.writes
+        stage.keeper.open.clear()
+        taking = asyncio.ensure_future(stage.take(1))
+        await asyncio.sleep(0.001)
+        acking = asyncio.ensure_future(stage.ack(first, may_linger=True))
+        await asyncio.sleep(0.1)
+        stage.keeper.open.set()
+        await taking
+        await asyncio.sleep(0.005)
+        assert stage.keeper.writes - before == 1 and not acking.done()
+        await stage.take(1)
+        assert stage.keeper.writes - before == 2 and await acking == []
+
+    staged(work)
+
+
+def test_an_acknowledgement_that_somebody_waits_for_has_others_written_too() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        taken = await stage.take(2)
+        lingering = asyncio.ensure_future(
+            stage.settle(taken, acks=[(0, 0, 1)], may_linger=True)
+        )
+        await asyncio.sleep(0.001)
+        began_s = asyncio.get_running_loop().time()
+        assert await stage.settle(taken, acks=[(1, 1, 1)]) == []
+        assert await lingering == []
+        assert asyncio.get_running_loop().time() - began_s < 0.005
 
     staged(work)
 
@@ -249,7 +287,8 @@ def test_what_is_due_is_given_at_once_and_never_before() -> None:
 def test_a_delay_outlives_its_leader() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put_due(b"later", 10_000)
-        assert (await stage.take(wait_ms=100)).answer.next_due_ms is not None
+        assert (await stage.take(wait_ms=100)).locks == []
+        assert (await stage.describe()).next_due_ms is not None
         await asyncio.sleep(5)
         await stage.lead()
         assert (await stage.take(wait_ms=2_000)).locks == []
@@ -269,7 +308,7 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
         await asyncio.sleep(0.5)
         taken = await stage.take(holder="two")
         assert taken.locks == []
-        answer = await stage.ask(messages.Settle, "back", 0, extends=[(1, 1, 1, 30_000)])
+        answer = await stage.ask(messages.Settle, "back", taken.epoch, extends=[(1, 1, 1, 30_000)])
         assert answer.lost == []
         taken = await stage.take(holder="two", wait_ms=1_000)
         assert taken.locks == [(0, 0, 2)]
@@ -291,6 +330,24 @@ def test_a_holder_is_there_as_long_as_one_of_its_connections() -> None:
         second.closed.set_result(None)
         await asyncio.sleep(1.5)
         assert (await stage.describe()).locked == 0
+
+    staged(work)
+
+
+def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "HOLDERS_MAX", 3)
+
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*(b"%d" % number for number in range(5)))
+        peer = stage.peer()
+        for number in range(5):
+            taken = await stage.take(1, holder=f"h{number}", peer=peer)
+            assert taken.offsets == [number]
+        peer.closed.set_result(None)
+        await asyncio.sleep(2)
+        assert (await stage.take()).offsets == [2, 3, 4]
+        await asyncio.sleep(30)
+        assert (await stage.take()).offsets == [0, 1], "these ran out by time"
 
     staged(work)
 
@@ -361,6 +418,30 @@ def test_the_bytes_of_a_take_are_limited() -> None:
         taken = await stage.take(100, bytes_max=300)
         assert taken.offsets == [0, 1, 2]
         assert (await stage.take(100, bytes_max=1)).offsets == [3]
+
+    staged(work)
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRangeError, StorageError])
+def test_a_take_that_can_read_no_further_brings_what_it_has_locked(
+    error: type[RayqError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 1)
+    piece = reads.QueueReads.piece
+
+    async def fails_at_two(self: reads.QueueReads, offset: int) -> reads.Piece:
+        if offset == 2:
+            raise error("cannot be read")
+        return await piece(self, offset)
+
+    monkeypatch.setattr(reads.QueueReads, "piece", fails_at_two)
+
+    async def work(stage: QueueStage) -> None:
+        for number in range(3):
+            await stage.put(b"%d" % number)
+        assert (await stage.take()).offsets == [0, 1]
+        with pytest.raises(error):
+            await stage.take()
 
     staged(work)
 
@@ -490,12 +571,12 @@ def test_retention_waits_for_what_is_settled_durably() -> None:
         await acking
         await asyncio.sleep(1)
         assert stage.log.held_offset == 2
-        # A new leader does not know which chunks of large values were passed over.
+        # A new leader knows which chunks of large values were passed over: none.
         await stage.lead()
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 2
         await stage.ack(taken)
-        await asyncio.sleep(50)
-        assert stage.log.held_offset == 0
-        await asyncio.sleep(20)
+        await asyncio.sleep(1)
         assert stage.log.held_offset == 3
 
     staged(work, retention="hold")
@@ -514,11 +595,82 @@ def test_the_chunks_of_an_unsettled_value_stay() -> None:
         await stage.settle(taken, acks=[(0, 0, 1), (2, 2, 1)])
         await asyncio.sleep(100)
         assert stage.log.held_offset == 1
+        await stage.lead()
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 1
         await stage.settle(taken, acks=[(3, 3, 1)])
         await asyncio.sleep(1)
         assert stage.log.held_offset == 4
 
     staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
+@pytest.mark.usefixtures("short_doubt")
+@pytest.mark.parametrize("passed_by", ["taking", "purging"])
+def test_the_chunks_of_a_value_that_is_being_written_stay_over_failovers(passed_by: str) -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        if passed_by == "taking":
+            assert await stage.ack(await stage.take()) == []
+        else:
+            await stage.ask(messages.PurgeQueue)
+        await asyncio.sleep(1)
+        assert (await stage.describe()).start_offset == 2
+        for _ in range(2):
+            await stage.lead()
+            await asyncio.sleep(1)
+            assert stage.log.held_offset == (1 if passed_by == "taking" else 0)
+        await stage.put(manifest_of_chunks(5, 1, bytes(16), [1]), is_large=True)
+        taken = await stage.take()
+        await asyncio.sleep(100)
+        await stage.lead()
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 1
+        assert await stage.settle(taken, acks=[(2, 2, 1)]) == []
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 3
+
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
+@pytest.mark.usefixtures("short_doubt")
+def test_the_chunks_of_a_record_that_was_moved_stay_for_a_week() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        manifest = manifest_of_chunks(5, 1, bytes(16), [1])
+        await stage.put(manifest, is_large=True)
+        taken = await stage.take()
+        opened = stage.served._queues["q-id"].open
+        assert opened is not None
+        opened.hold_moved(manifest)
+        opened.hold_moved(pinned(manifest, "u", "elsewhere", 0))
+        assert await stage.ack(taken) == []
+        await asyncio.sleep(100)
+        await stage.lead()
+        await asyncio.sleep(1)
+        assert (await stage.describe()).start_offset == 3
+        assert stage.log.held_offset == 1
+
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
+@pytest.mark.usefixtures("short_doubt")
+def test_a_queue_that_is_altered_to_hold_waits_for_chunks_that_it_has_not_noted() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        assert await stage.ack(await stage.take()) == []
+        stage.queues[:] = [stage.queue(retention="hold")]
+        stage.changed()
+        await asyncio.sleep(1)
+        await stage.lead()
+        await asyncio.sleep(50)
+        assert stage.log.held_offset == 0
+        await asyncio.sleep(20)
+        assert stage.log.held_offset == 2
+
+    staged(work)
 
 
 def test_purge_settles_all_that_nobody_has() -> None:
@@ -533,6 +685,24 @@ def test_purge_settles_all_that_nobody_has() -> None:
         assert await stage.ack(taken) == []
         described = await stage.describe()
         assert (described.start_offset, described.ready) == (20, 0)
+
+    staged(work)
+
+
+def test_while_the_keeper_is_away_the_figures_say_so() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b")
+        taken = await stage.take()
+        stage.keeper.failure = NotLeaderError("the keeper is away")
+        acking = asyncio.ensure_future(stage.settle(taken, acks=[(0, 0, 1)]))
+        await asyncio.sleep(1)
+        described = await stage.describe()
+        assert described.trouble == "the keeper is away"
+        assert described.start_offset == 0, "what is not kept may go back"
+        stage.keeper.failure = None
+        assert await acking == []
+        described = await stage.describe()
+        assert (described.trouble, described.start_offset) == (None, 1)
 
     staged(work)
 
@@ -565,6 +735,7 @@ def test_requests_that_make_no_sense_harm_nobody() -> None:
             {"extends": [(-1, 2**62, 77, -(2**62))]},
             {"rejects": [(-1, 1, "x"), (2**62, 1, "x")]},
             {"releases": [(5, 1, 0)]},
+            {"acks": [(0, 0, 1)] * 10_001},
         ):
             try:
                 await stage.settle(taken, **parts)

@@ -17,6 +17,7 @@ from proving.simulation.process import Process
 from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
+from rayq.core.large_values import manifest_of_chunks
 from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
 from rayq.core.queue_moves import Dying
 from rayq.core.queue_state import QueueState
@@ -138,10 +139,11 @@ class Leader:
         self._life = life
         state = QueueState.replay(CONFIG, cluster.kept.items(), now_s=0.0)
         if state is None:
-            state = QueueState.begin(CONFIG, 0)
+            state = QueueState.begin(CONFIG, 0, state_epoch=0)
             state.learn(RECORDS - 1)
         self.state = state
         self.gone: set[str] = set()
+        self.held: list[tuple[bytes | None, int]] = []
         environment = cluster.process.environment
         self.moves = QueueMoves(state, self, cast(Any, self), environment)
 
@@ -156,6 +158,9 @@ class Leader:
         if any(offset in self._cluster.damaged for offset in some):
             raise CorruptBatchError("damaged")
         return {offset: log[offset] for offset in some if offset in log}, len(some)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        self.held.append((value, len(self.state.moves())))
 
     async def commit(self) -> None:
         changes = self.state.changes()
@@ -367,6 +372,19 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
         assert found == {b"v%d" % offset: 1 for offset in range(RECORDS)}
 
     played(work, seed)
+
+
+def test_the_chunks_of_a_large_value_are_held_before_its_move_begins() -> None:
+    async def work(cluster: Cluster) -> None:
+        manifest = manifest_of_chunks(5, 1, bytes(16), [0])
+        cluster.log[1] = MovedRecord(None, manifest, [], is_large=True)
+        leader = cluster.start()
+        leader.moves.start()
+        leader.reject(1, 2)
+        await until(lambda: settled(leader))
+        assert leader.held == [(manifest, 0)]
+
+    played(work)
 
 
 def test_what_a_target_refuses_stays_in_the_queue_and_the_others_go() -> None:

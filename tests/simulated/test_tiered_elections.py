@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ClusterConfig, ConsumerConfig
 from rayq.records import TopicPartition
 from tests.simulated.staged import Stage, play

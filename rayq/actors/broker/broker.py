@@ -455,6 +455,7 @@ class Broker:
             ],
             object_server=None if objects is None else objects.endpoint,
             trouble=None if objects is None else objects.trouble or objects.halt,
+            version=self.metadata.version,
         )
 
     async def _stop_on_request(self) -> messages.Done:

@@ -317,6 +317,7 @@ class Controller:
                 queue_changes.check_new_partitions(state, request.name, force=request.force)
                 return None, topic_changes.create_partitions(state, request.name, request.total)
             case messages.AlterTopicConfig():
+                queue_changes.check_topic_config(state, request.name, request.changes)
                 changes = topic_changes.alter_topic_config(
                     state,
                     request.name,

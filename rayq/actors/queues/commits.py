@@ -13,9 +13,10 @@ from rayq.errors import QueueLimitError, RayqError
 FULL_RETRY_S = 0.5
 """The pause after the keeper had no room for a write."""
 
-LINGER_S = 0.002
-"""So long acknowledgements wait for the next take, to be written together with its locks: a
-consumer that takes one record after the other then needs one write for each, not two."""
+LINGER_S = 0.01
+"""So long acknowledgements that nobody waits for wait for the next take, to be written together
+with its locks, from the end of the write that is under way on: consumers then need one write for
+each take, not two, and no take waits for a write that has acknowledgements only."""
 
 Kept = asyncio.Future[None]
 
@@ -36,8 +37,10 @@ class QueueCommits:
         self._next: Kept | None = None
         """Of all decisions since it began."""
         self._wanted: asyncio.Future[None] | None = None
+        self._may_linger = False
+        """Whether the write of `_next` need not begin at once."""
         self._linger: asyncio.TimerHandle | None = None
-        """Until the write of `_next` begins, where it need not begin at once."""
+        """Until it begins all the same."""
         self._error: RayqError | None = None
         self.kept_start = 0
         """All below is settled, durably."""
@@ -53,11 +56,12 @@ class QueueCommits:
             if not self._state.is_changed:
                 return self._current
             self._next = self._loop.create_future()
-            if may_linger and self._current is None:
-                self._linger = self._loop.call_later(LINGER_S, self._write_now)
-            else:
+            self._may_linger = may_linger
+            if not may_linger:
                 self._write_now()
-        elif self._linger is not None and not may_linger:
+            elif self._current is None:
+                self._linger_now()
+        elif self._may_linger and not may_linger:
             self._write_now()
         return self._next
 
@@ -67,7 +71,11 @@ class QueueCommits:
             self._next = self._loop.create_future()
             self._write_now()
 
+    def _linger_now(self) -> None:
+        self._linger = self._loop.call_later(LINGER_S, self._write_now)
+
     def _write_now(self) -> None:
+        self._may_linger = False
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -83,7 +91,9 @@ class QueueCommits:
     async def run(self) -> None:
         """Writes, one at a time. Raises what the journal raises for good."""
         while True:
-            if self._next is None or self._linger is not None:
+            if self._next is None or self._may_linger:
+                if self._may_linger and self._linger is None:
+                    self._linger_now()
                 self._wanted = self._loop.create_future()
                 await self._wanted
                 # What is decided in this turn of the loop goes along.

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rayq.errors import QueueLimitError
 from rayq.wire.server import Peer
 
 GRACE_S = 1.0
 """So long a holder may be without a connection: it connects anew within it, and says so."""
 HOLDERS_MAX = 10_000
-"""The most holders that one connection names."""
+"""The most holders that are known of one connection. One that was named before so many others is
+forgotten: its locks run out by time."""
 
 Connection = asyncio.Future[None]
 
@@ -35,7 +35,7 @@ class Holders:
         return len(self._holders)
 
     def heard(self, holder: str, peer: Peer) -> None:
-        """A request of this holder came over a connection. Raises QueueLimitError."""
+        """A request of this holder came over a connection."""
         connection = peer.closed
         connections = self._holders.get(holder)
         if connections is not None and connection in connections:
@@ -47,9 +47,7 @@ class Holders:
             named = self._connections[connection] = {}
             connection.add_done_callback(self._closed)
         elif len(named) >= HOLDERS_MAX:
-            raise QueueLimitError(
-                f"A connection from {peer.address} has named {len(named)} holders: connect anew."
-            )
+            self._forget(connection, next(iter(named)))
         named[holder] = None
         self._holders.setdefault(holder, {})[connection] = None
         timer = self._gone.pop(holder, None)
@@ -58,12 +56,20 @@ class Holders:
 
     def _closed(self, connection: Connection) -> None:
         self._on_closed(connection)
-        for holder in self._connections.pop(connection, ()):
-            connections = self._holders[holder]
-            del connections[connection]
-            if not connections:
-                del self._holders[holder]
+        for holder in list(self._connections.get(connection, ())):
+            if self._forget(connection, holder):
                 self._gone[holder] = self._loop.call_later(GRACE_S, self._is_gone, holder)
+        self._connections.pop(connection, None)
+
+    def _forget(self, connection: Connection, holder: str) -> bool:
+        """Whether no other connection has named it."""
+        del self._connections[connection][holder]
+        connections = self._holders[holder]
+        del connections[connection]
+        if connections:
+            return False
+        del self._holders[holder]
+        return True
 
     def _is_gone(self, holder: str) -> None:
         del self._gone[holder]

@@ -45,6 +45,8 @@ class Journal:
         self._sequence = 0
         self.fence = 0
         """0 before the opening. Each opening of this state has a higher one."""
+        self.fence_min = 0
+        """What was given out under lower state epochs is void: the keeper lost records since."""
         self.is_full = False
         """As of the last write: the keeper holds so much that no more records should be given out.
         `write([])` asks again."""
@@ -59,7 +61,8 @@ class Journal:
         while after is not None:
             answer, payload = await self._ask(self._page(after))
             records += unpack(payload)
-            self.fence, after = answer.fence, answer.next_after
+            self.fence, self.fence_min = answer.fence, answer.fence_min
+            after = answer.next_after
         return records
 
     def _page(self, after: bytes) -> Build[messages.OpenQueueStateResponse]:

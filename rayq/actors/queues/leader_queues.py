@@ -22,8 +22,9 @@ IDLE_WAIT_S = 60.0
 
 
 class LeaderQueues:
-    """See the module. Made for a leader whose topic has queues; `committed` takes each newer
-    assignment of the same epoch, `end` is final."""
+    """See the module. Every leader of a data partition has one, since its topic may get a queue at
+    any time; without queues it costs next to nothing. `committed` takes each newer assignment of
+    the same epoch, `end` is final."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class LeaderQueues:
         for queue in self._queues.values():
             queue.end(self._ended)
         self._replica_log.held_offset = None
+        self._replica_log.deletes_what_is_done = False
         self._changed.notify()
 
     def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
@@ -122,6 +124,8 @@ class LeaderQueues:
     def tick(self) -> None:
         """What is due by time; to be called a few times a second."""
         self._reads.drop_unused()
+        if not self._queues:
+            return
         for queue in self._queues.values():
             queue.tick()
         self._hold()
@@ -129,6 +133,7 @@ class LeaderQueues:
     def _hold(self) -> None:
         """Retention waits for the queues that own the topic."""
         held: int | None = None
+        is_followed = False
         for queue in self._queues.values():
             if queue.config.retention == "topic":
                 continue
@@ -136,12 +141,9 @@ class LeaderQueues:
             if limit is None:
                 limit = self._replica_log.log.start_offset
             held = limit if held is None else min(held, limit)
+            is_followed = is_followed or queue.config.retention == "delete_done"
         self._replica_log.held_offset = held
-
-    @property
-    def deletes_what_is_done(self) -> bool:
-        """Whether the log start follows what a queue has settled (`held_offset`)."""
-        return any(one.config.retention == "delete_done" for one in self._queues.values())
+        self._replica_log.deletes_what_is_done = is_followed
 
     def measure(self) -> list[Sample]:
         """The figures of all queues that are open."""

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Found, Piece, QueueReads
-from rayq.actors.queues.retention import QueueRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
-from rayq.core.large_holds import OPEN_VALUE_MS_MAX
+from rayq.core.large_holds import OPEN_VALUE_MS_MAX, LargeHolds
+from rayq.core.large_values import first_chunk_in
 from rayq.core.queue_cut import common_end
 from rayq.core.queue_state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
@@ -38,13 +38,14 @@ class Given(NamedTuple):
 
 
 class Learner:
-    """See the module. One task uses it, but for `state`."""
+    """See the module. One task takes; others may learn beside it."""
 
     def __init__(
         self,
         state: QueueState,
         *,
         was_kept: bool,
+        place: tuple[str, int],
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
@@ -52,10 +53,9 @@ class Learner:
         self.state = state
         self.was_kept = was_kept
         """Whether the queue was there before this opening."""
-        self.retention: QueueRetention | None = None
-        """Of a queue that its topic's retention waits for."""
         self._replica_log = replica_log
         self._reads = reads
+        self._place = place
         self._clock = replica_log.environment.clock
         self._clock_watch = clock_watch
 
@@ -69,12 +69,14 @@ class Learner:
         queue: messages.QueueMetadata,
         partition: int,
         *,
+        fence: int,
+        fence_min: int,
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
     ) -> Learner:
-        """Takes up what was kept of a queue, compared with the log. Its first changes are to be
-        kept before anything else."""
+        """Takes up what was kept of a queue, compared with the log, for the opening of this fence.
+        Its first changes are to be kept before anything else."""
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         state = QueueState.replay(config, records, now_s=now_s)
@@ -82,14 +84,20 @@ class Learner:
         if state is None:
             is_latest = config.start == "latest" and partition < queue.partitions
             start = replica_log.last_stable_offset if is_latest else log.start_offset
-            state = QueueState.begin(config, start)
+            state = QueueState.begin(config, start, state_epoch=fence)
+            state.holds = LargeHolds()
+            if start > log.start_offset:
+                state.holds.chunk(log.start_offset, clock_watch.now_ms())
         else:
-            _compare(state, queue, replica_log)
+            _compare(state, queue, replica_log, fence)
+            if state.state_epoch < fence_min:
+                state.void_locks(fence)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
         learner = cls(
             state,
             was_kept=was_kept,
+            place=(queue.topic_id, partition),
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
@@ -104,17 +112,14 @@ class Learner:
     def configure(self, config: QueueConfig) -> None:
         """Takes the queue's config."""
         self.state.config = config
+        state = self.state
         if config.retention == "topic":
-            self.retention = None
-        elif self.retention is None:
-            log_start, now_s = self._replica_log.log.start_offset, self._clock.monotonic()
-            self.retention = QueueRetention(
-                self._clock_watch,
-                log_start=log_start,
-                known=self.state.learned,
-                open_until_s=now_s + (OPEN_VALUE_MS_MAX / 1000 if self.was_kept else 0),
-            )
-            self.was_kept = True  # Whoever begins later does not know what was learned before.
+            state.holds = None
+        elif state.holds is None:
+            # Nobody took note of what was learned so far: there may be chunks anywhere.
+            until_ms = self._clock_watch.now_ms() + OPEN_VALUE_MS_MAX
+            log_start = self._replica_log.log.start_offset
+            state.holds = LargeHolds([(log_start, state.learned, until_ms)])
 
     async def _tell_keys(self, offset: int, last: int) -> None:
         while offset <= last:
@@ -147,9 +152,31 @@ class Learner:
                 if found.first >= stop:
                     break
                 self._learn(found, stop, with_keys=with_keys)
-        if self.retention is not None:
-            self.retention.learned(piece, offset, limit)
+        self._hold_large(piece, offset, limit)
         return True
+
+    def _hold_large(self, piece: Piece, first: int, end: int) -> None:
+        """Retention waits for the large values in the offsets [first, end), just learned."""
+        holds = self.state.holds
+        if holds is None:
+            return
+        for offset, append_time_ms, manifest in piece.large(first, end):
+            if manifest is None:
+                holds.chunk(offset, append_time_ms)
+            elif (first_chunk := first_chunk_in(manifest, *self._place)) is not None:
+                holds.large(offset, first_chunk)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """Retention waits for the chunks of this manifest: a copy of its record points at them."""
+        first_chunk = first_chunk_in(value, *self._place)
+        if self.state.holds is not None and first_chunk is not None:
+            self.state.holds.moved(first_chunk, self._clock_watch.now_ms())
+
+    def purge(self, end: int) -> int:
+        """See `QueueState.purge`. It passes over what was not read: there may be chunks."""
+        if self.state.holds is not None and end > self.state.learned:
+            self.state.holds.chunk(self.state.learned, self._clock_watch.now_ms())
+        return self.state.purge(end)
 
     def learn_epoch(self) -> int | None:
         """Tells the state under which leader epoch the next record was appended. Returns where the
@@ -201,13 +228,12 @@ class Learner:
                 pieces = [piece]
                 if self.state.config.ordered_by_key:
                     end = await self._look_ahead(pieces, first, end, count_max, bytes_max)
-            except OffsetOutOfRangeError:
+            except RayqError as error:
                 log_start = self._replica_log.log.start_offset
-                if log_start <= self.state.start_offset:
-                    raise
-                self.state.advance_start(log_start)  # Retention was faster.
-                continue
-            except RayqError:
+                is_gone_by_now = log_start > self.state.start_offset
+                if isinstance(error, OffsetOutOfRangeError) and is_gone_by_now:
+                    self.state.advance_start(log_start)  # Retention was faster.
+                    continue
                 if given.locks:
                     break
                 raise
@@ -255,7 +281,7 @@ class Learner:
 
 
 def _compare(
-    state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog
+    state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog, fence: int
 ) -> None:
     """Sees whether an unclean election cut off what the queue knows, and forgets it then."""
     log = replica_log.log
@@ -276,7 +302,7 @@ def _compare(
             offset=end,
             learned=state.learned,
         )
-        state.cut(end)
+        state.cut(end, fence)
 
 
 def _keys(found: Found, count: int) -> list[bytes | None]:

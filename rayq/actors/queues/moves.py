@@ -76,6 +76,10 @@ class MoveSource(Protocol):
         StorageError, and what else a read raises."""
         ...
 
+    def hold_moved(self, value: bytes | None) -> None:
+        """The record with this manifest goes to another partition, its chunks stay for a while."""
+        ...
+
     async def commit(self) -> None:
         """Returns once all that the state has decided so far is kept. Raises where this opening has
         ended: nothing that it decides counts from then on."""
@@ -359,6 +363,8 @@ class QueueMoves:
                 crc=read_header(payload).body_crc,
                 records=tuple(one for one, _ in records),
             )
+            if records[0][1].is_large:
+                self._source.hold_moved(records[0][1].value)
             self._state.begin_move(move)
             await self._source.commit()
             return await self._carry_out(move, payload, is_new=True)

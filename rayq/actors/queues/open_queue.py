@@ -32,6 +32,8 @@ from rayq.wire import messages
 
 SETTLED_MAX = 1_000_000
 """The most offsets that one request settles."""
+KEPT_WAIT_S = 1.0
+"""So long an answer to an operator waits for the keeper; then it says what is the matter there."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
 """So many takes of consumers that look around a partition sees each second."""
@@ -90,9 +92,10 @@ class OpenQueue:
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
+        """Ends by itself only where it failed."""
         self.read_trouble: str | None = None
         """Why the last read for a take failed."""
-        """Ends by itself only where it failed."""
+        self._told_start = 0
         self.moves = QueueMoves(state, self, links, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
 
@@ -116,6 +119,8 @@ class OpenQueue:
             served.config,
             served.queue,
             partition,
+            fence=journal.fence,
+            fence_min=journal.fence_min,
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
@@ -280,7 +285,6 @@ class OpenQueue:
             self.state.state_epoch,
             locks,
             self.available(),
-            self.due_in_ms(),
             sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
         )
 
@@ -305,7 +309,8 @@ class OpenQueue:
             self.wake()
         elif len(self.takes):
             self.wake()
-        kept = self.commits.kept(may_linger=not (request.nacks or request.rejects))
+        is_urgent = not request.may_linger or request.nacks or request.rejects
+        kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost)
         if lost:
@@ -371,10 +376,10 @@ class OpenQueue:
     @property
     def retention_limit(self) -> int | None:
         """The log start may go up to here. None: the queue does not mind."""
-        retention = self._learner.retention
-        if retention is None:
+        holds = self.state.holds
+        if holds is None:
             return None
-        return retention.limit(self.commits.kept_start, self._clock.monotonic())
+        return holds.floor(self.commits.kept_start, self._clock_watch.now_ms())
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:
@@ -393,6 +398,21 @@ class OpenQueue:
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
+
+    async def describe(self) -> messages.DescribeQueueResponse:
+        """See `messages.DescribeQueue`. It tells of a keeper that is away, too, so it does not wait
+        for it; but of a start only what cannot go back."""
+        if self._ended is not None:
+            raise self._ended
+        kept = self.commits.kept()
+        if kept is not None:
+            await asyncio.wait((kept,), timeout=KEPT_WAIT_S)
+        if self.commits.kept() is None:
+            start_offset = self.state.start_offset
+        else:
+            start_offset = self.commits.kept_start
+        self._told_start = max(self._told_start, start_offset)
+        return await self.figures.describe(self._told_start)
 
     async def list_records(
         self, request: messages.ListQueueRecords
@@ -436,12 +456,16 @@ class OpenQueue:
         while True:
             # Each leader epoch that is passed over is told of.
             epoch_end = self._learner.learn_epoch() or end
-            purged += self.state.purge(min(epoch_end, end))
+            purged += self._learner.purge(min(epoch_end, end))
             if epoch_end >= end:
                 break
         await self.commit()
         self.wake()
         return messages.PurgeQueueResponse(purged)
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """See `MoveSource`."""
+        self._learner.hold_moved(value)
 
     async def read_records(
         self, offsets: Sequence[int], bytes_max: int
@@ -463,11 +487,16 @@ class OpenQueue:
 
 
 def _check_size(request: messages.Settle) -> None:
-    """Nobody has locks of so many offsets; to go through them would keep others waiting."""
-    named = 0
-    for ranges in (request.acks, request.nacks, request.releases, request.extends):
-        for first, last, *_ in ranges:
+    """Nobody has so many locks; to go through them would keep others waiting."""
+    ranges, named = len(request.rejects), 0
+    for kind in (request.acks, request.nacks, request.releases, request.extends):
+        ranges += len(kind)
+        for first, last, *_ in kind:
             named += max(last - first + 1, 0)
+    if ranges > messages.QUEUE_RANGES_MAX:
+        raise InvalidRequestError(
+            f"The request names {ranges} ranges, and {messages.QUEUE_RANGES_MAX} go into one."
+        )
     if named > SETTLED_MAX:
         raise InvalidRequestError(
             f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."

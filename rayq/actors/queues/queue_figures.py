@@ -64,15 +64,16 @@ class QueueFigures:
             or opened.moves.trouble
         )
 
-    async def describe(self) -> messages.DescribeQueueResponse:
+    async def describe(self, start_offset: int) -> messages.DescribeQueueResponse:
         """See `messages.DescribeQueue`."""
         opened = self._opened
         oldest_ms = None
         if (offset := self._oldest()) is not None:
-            oldest_ms = (await self._ask(offset)).age_ms
+            with suppress(RayqError):  # The other figures are told all the same.
+                oldest_ms = (await self._ask(offset)).age_ms
         counts = opened.state.counts()
         return messages.DescribeQueueResponse(
-            start_offset=opened.state.start_offset,
+            start_offset=start_offset,
             end_offset=self._replica_log.last_stable_offset,
             ready=opened.available(),
             locked=counts.locked,

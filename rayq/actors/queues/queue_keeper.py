@@ -97,7 +97,8 @@ class QueueKeeper(Coordinator[Record]):
         self._append(records)
         page, next_after = self.state.read(state_key, request.after)
         await self._until_committed()
-        return messages.OpenQueueStateResponse(fence, next_after), pack(page)
+        answer = messages.OpenQueueStateResponse(fence, next_after, self.state.fence_min)
+        return answer, pack(page)
 
     async def write(
         self, request: messages.WriteQueueState, payload: memoryview

@@ -232,8 +232,7 @@ class QueueLeader:
 async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
     match request:
         case messages.DescribeQueue():
-            await opened.commit()
-            return await opened.figures.describe()
+            return await opened.describe()
         case messages.ListQueueRecords():
             return await opened.list_records(request)
         case messages.MoveQueueRecords():

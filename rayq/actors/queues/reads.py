@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from rayq.actors.replica.leader import Leader
 from rayq.config import MIB
-from rayq.core.large_values import read_manifest
 from rayq.environment import Clock
-from rayq.errors import LargeValueError, OffsetOutOfRangeError
+from rayq.errors import OffsetOutOfRangeError
 from rayq.records import Headers
 from rayq.storage.batch import (
     BatchHeader,
@@ -131,9 +130,9 @@ class Piece:
         if behind < header.next_offset:
             yield Found(behind, header.next_offset, True)
 
-    def large(self, first: int, end: int) -> Iterator[tuple[int, int, int | None]]:
-        """`(offset, append time, first chunk)` of what belongs to large values in [first, end):
-        for a chunk the last is None; for a record whose chunks are not in this partition -1."""
+    def large(self, first: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """`(offset, append time, manifest)` of what belongs to large values in [first, end): for a
+        chunk the last is None."""
         for place in range(bisect_left(self._last_offsets, first), len(self._headers)):
             header = self._headers[place]
             if header.base_offset >= end:
@@ -141,14 +140,9 @@ class Piece:
             if header.is_chunk:
                 yield header.base_offset, header.append_time_ms, None
             elif header.is_large:
-                yield header.base_offset, header.append_time_ms, self._first_chunk(place)
-
-    def _first_chunk(self, place: int) -> int:
-        try:
-            manifest = read_manifest(self._columns(place).values[0])
-        except (LargeValueError, IndexError):
-            return -1  # Its consumer is told of that.
-        return min(manifest.offsets, default=-1) if manifest.place is None else -1
+                columns = self._columns(place)
+                for offset, value in zip(columns.offsets, columns.values, strict=True):
+                    yield offset, header.append_time_ms, value or b""
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         if not self._aborted or not header.is_transactional or header.producer_id is None:

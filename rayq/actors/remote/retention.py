@@ -40,37 +40,14 @@ class RemoteRetention:
                 self._replica_log.appended.notify()
 
     async def advance(self, assignment: messages.PartitionAssignment, now_ms: int) -> None:
-        """Moves the log start as retention calls for, durably. What is in the object store counts
-        by the committed list alone: without it nothing moves. Raises what `RemoteLog.manifest`
-        raises, StorageError."""
-        replica_log, config = self._replica_log, self._replica_log.topic_config
-        pointer = self._remote_log.pointer
-        if not self._may_be_due(pointer):
-            return
-        manifest = await self._remote_log.manifest()
-        log, remote_end, remote_bytes = replica_log.log, 0, 0
-        objects: Sequence[RemoteObject] = ()
-        if manifest is not None:
-            objects, remote_end = manifest.objects, manifest.end
-            remote_bytes = manifest.data_bytes
-        limit_offset = replica_log.last_stable_offset
-        pinned_offset = self._remote_log.pinned_offset  # It may be newer than the assignment here.
-        if pinned_offset is not None:
-            limit_offset = min(limit_offset, pinned_offset)
-        if replica_log.held_offset is not None:
-            limit_offset = min(limit_offset, replica_log.held_offset)
-        start = retention_start(
-            chain(
-                (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),
-                closed_above(closed_segments(log), remote_end),
-            ),
-            remote_bytes + self._bytes_above(remote_end),
-            now_ms=now_ms,
-            limit_offset=limit_offset,
-            retention_ms=config.retention_ms,
-            retention_bytes=config.retention_bytes,
-        )
-        if start is None or start <= log.start_offset:
+        """Moves the log start as retention calls for, or what a queue has settled, durably. Raises
+        what `RemoteLog.manifest` raises, StorageError."""
+        replica_log = self._replica_log
+        if replica_log.deletes_what_is_done:
+            start: int | None = self._limit_offset()
+        else:
+            start = await self._due_start(now_ms)
+        if start is None or start <= replica_log.log.start_offset:
             return
         log_event(
             logger,
@@ -86,6 +63,41 @@ class RemoteRetention:
         except DiskFullError as error:
             logger.warning("%s", error)
         replica_log.appended.notify()  # Followers hear of it with their next fetch.
+
+    def _limit_offset(self) -> int:
+        """What lies below may go."""
+        replica_log = self._replica_log
+        limit_offset = replica_log.last_stable_offset
+        pinned_offset = self._remote_log.pinned_offset  # It may be newer than the assignment here.
+        if pinned_offset is not None:
+            limit_offset = min(limit_offset, pinned_offset)
+        if replica_log.held_offset is not None:
+            limit_offset = min(limit_offset, replica_log.held_offset)
+        return limit_offset
+
+    async def _due_start(self, now_ms: int) -> int | None:
+        """The log start by age and size. What is in the object store counts by the committed list
+        alone: without it nothing moves."""
+        replica_log, config = self._replica_log, self._replica_log.topic_config
+        if not self._may_be_due(self._remote_log.pointer):
+            return None
+        manifest = await self._remote_log.manifest()
+        log, remote_end, remote_bytes = replica_log.log, 0, 0
+        objects: Sequence[RemoteObject] = ()
+        if manifest is not None:
+            objects, remote_end = manifest.objects, manifest.end
+            remote_bytes = manifest.data_bytes
+        return retention_start(
+            chain(
+                (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),
+                closed_above(closed_segments(log), remote_end),
+            ),
+            remote_bytes + self._bytes_above(remote_end),
+            now_ms=now_ms,
+            limit_offset=self._limit_offset(),
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+        )
 
     def _may_be_due(self, pointer: RemotePointer | None) -> bool:
         """Whether the committed list has to be looked at."""

@@ -480,8 +480,7 @@ class Replica:
             start = max(start, log.local_start_offset)
         held = replica_log.held_offset
         if held is not None:
-            is_followed = self._queues is not None and self._queues.deletes_what_is_done
-            start = held if is_followed else min(start, held)
+            start = held if replica_log.deletes_what_is_done else min(start, held)
         if start <= log.start_offset:
             return
         log_event(

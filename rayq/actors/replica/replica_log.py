@@ -76,6 +76,8 @@ class ReplicaLog:
         self.high_watermark = 0
         self.held_offset: int | None = None
         """Retention goes no further, for a queue that owns the topic. None: there is none."""
+        self.deletes_what_is_done = False
+        """Whether the log start follows `held_offset`."""
         self.appended = Signal()
         """The log grew, or its start moved."""
         self.committed = Signal()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rayq.client.admin.queues import MOVED_AT_ONCE, QueueAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.subscription import transaction_of
+from rayq.client.leader_requests import fetch_now, list_offset
 from rayq.config import MIB
 from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
 from rayq.core.queue_changes import DEAD, DEAD_QUEUE
@@ -31,8 +32,6 @@ from rayq.wire.messages import (
     LATEST,
     READ_COMMITTED,
     CreateQueue,
-    Fetch,
-    ListOffsets,
     QueueMetadata,
 )
 
@@ -265,16 +264,7 @@ class DeadLetters:
         try:
             answer, payload = await self._client.exchange_with_leader(
                 *where,
-                lambda topic_id, leader: Fetch(
-                    topic_id=topic_id,
-                    partition=where.partition,
-                    leader_epoch=leader.epoch,
-                    offset=offset,
-                    last_epoch=None,
-                    bytes_max=FETCH_BYTES,
-                    wait_ms=0,
-                    isolation=READ_COMMITTED,
-                ),
+                fetch_now(where.partition, offset, FETCH_BYTES, READ_COMMITTED),
                 timeout_s=self._timeout_s,
                 attempt_timeout_s=ATTEMPT_TIMEOUT_S,
             )
@@ -304,13 +294,7 @@ class DeadLetters:
     async def _offset(self, where: TopicPartition, which: int) -> int:
         answer = await self._client.ask_leader(
             *where,
-            lambda topic_id, leader: ListOffsets(
-                topic_id=topic_id,
-                partition=where.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=which,
-                isolation=READ_COMMITTED,
-            ),
+            list_offset(where.partition, which, READ_COMMITTED),
             timeout_s=self._timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )

@@ -11,6 +11,7 @@ from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import Client, check_partition
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.client.group_positions import check_group
+from rayq.client.leader_requests import list_offset
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
@@ -39,7 +40,6 @@ from rayq.wire.messages import (
     FetchCommittedResponse,
     ListGroups,
     ListGroupsResponse,
-    ListOffsets,
     SetGroupOffsets,
     TopicPartitionId,
 )
@@ -154,18 +154,11 @@ class GroupAdmin:
         response = await self._client.ask_leader(
             place.topic,
             place.partition,
-            lambda topic_id, leader: ListOffsets(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=timestamp_ms,
-                isolation=READ_COMMITTED,
-            ),
+            list_offset(place.partition, timestamp_ms, READ_COMMITTED),
             timeout_s=timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
-        found: int | None = response.offset
-        return found
+        return response.offset
 
     # --- changing -------------------------------------------------------------------------------
 

@@ -62,7 +62,9 @@ class RemoteAdmin:
             )
         )
         found: DescribeObjectStoreResponse = await self._client.ask_any(
-            DescribeObjectStore(), timeout_s=self._left_s
+            DescribeObjectStore(),
+            timeout_s=self._left_s,
+            accept=lambda answer: answer.version >= self._client.metadata.version_min,
         )
         return ObjectStoreInfo(
             url=found.url,

@@ -12,6 +12,9 @@ from rayq.client.consuming.subscription import Slice
 from rayq.errors import MissingExtraError, RecordTooLargeError
 from rayq.records import Headers
 
+ARROW_RECORDS_MAX = 100_000
+"""Default of `poll_arrow(max_records=...)`."""
+
 
 def load_pyarrow() -> Any:
     """The module pyarrow. Raises MissingExtraError."""

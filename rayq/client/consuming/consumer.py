@@ -1,4 +1,4 @@
-"""Consumers: `AsyncConsumer` on the caller's event loop, `Consumer` for a thread.
+"""`Consumer`: consumes for a thread.
 
 Fetching runs ahead on the client's loop, and so do the heartbeats of a group's member; records are
 decoded, and partitions taken and given up, by the thread that polls.
@@ -6,30 +6,18 @@ decoded, and partitions taken and given up, by the thread that polls.
 
 from __future__ import annotations
 
-import asyncio
-import builtins
 import concurrent.futures
 import contextlib
 import inspect
 import re
-import threading
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rayq.client.arguments import as_partitions, by_partition
 from rayq.client.background import BackgroundLoop
-from rayq.client.client import Client
 from rayq.client.consuming import polling
-from rayq.client.consuming.arrow import load_pyarrow, table_of
+from rayq.client.consuming.arrow import ARROW_RECORDS_MAX, load_pyarrow, table_of
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import (
     Call,
@@ -39,13 +27,13 @@ from rayq.client.consuming.group_consumer import (
     Step,
     WaitForNews,
 )
+from rayq.client.consuming.one_thread import OneThread, concurrent_use_error
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
-from rayq.config import ConsumerConfig
-from rayq.errors import ConcurrentUseError, InvalidRequestError
+from rayq.errors import InvalidRequestError
 from rayq.records import (
     GroupMembership,
     KeyT_co,
@@ -58,299 +46,6 @@ from rayq.records import (
 from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
-
-ARROW_RECORDS_MAX = 100_000
-"""Default of `poll_arrow(max_records=...)`."""
-
-
-class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
-    """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. Each
-    method does what `Consumer`'s method of the same name does, and is a coroutine (`until_end`
-    gives an async iterator); callbacks may be coroutine functions."""
-
-    def __init__(
-        self,
-        client: Client,
-        config: ConsumerConfig,
-        topics: tuple[str, ...] = (),
-        on_close: Callable[[], None] = lambda: None,
-        *,
-        group: str | None = None,
-        pattern: str | re.Pattern[str] | None = None,
-        callbacks: Callbacks | None = None,
-    ) -> None:
-        self.config = config
-        self._core = ConsumerCore(client, config, on_close, group)
-        self._topics = topics
-        self._pattern = pattern
-        self._callbacks = callbacks or Callbacks()
-        self._core.check_callbacks(self._callbacks)
-        self._starting = asyncio.Lock()
-        self._news = asyncio.Event()
-        self._core.fetcher.add_listener(self._news.set)
-
-    def __repr__(self) -> str:
-        return f"<AsyncConsumer {self._core.describe(self._topics, self._pattern)}>"
-
-    @property
-    def core(self) -> ConsumerCore:
-        """What the cluster watches, so that a consumer that is dropped leaves its group."""
-        return self._core
-
-    async def _start(self) -> ConsumerCore:
-        """Subscribes to the topics it was made with, before anything else is done."""
-        if self._topics or self._pattern is not None:
-            async with self._starting:
-                if self._topics or self._pattern is not None:
-                    await self._core.subscribe(self._topics, self._pattern)
-                    self._topics, self._pattern = (), None
-        self._core.check_open()
-        return self._core
-
-    async def subscribe(
-        self,
-        topics: str | Iterable[str] = (),
-        *,
-        pattern: str | re.Pattern[str] | None = None,
-        on_assigned: Callback | None = None,
-        on_revoked: Callback | None = None,
-        on_lost: Callback | None = None,
-    ) -> None:
-        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        self._core.check_callbacks(callbacks)
-        self._callbacks = callbacks.or_those_of(self._callbacks)
-        self._topics, self._pattern = (), None
-        await self._core.subscribe(topics, pattern)
-
-    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        wanted = as_partitions(partitions)
-        self._topics, self._pattern = (), None
-        if self._core.group is not None:
-            await self._carry_out(self._core.group.give_up_steps())
-        await self._core.assign_by_hand(wanted)
-
-    async def assignment(self) -> set[TopicPartition]:
-        core = await self._start()
-        core.look_for_new_partitions()
-        return set(core.subscription.assigned)
-
-    async def group_membership(self) -> GroupMembership:
-        return (await self._start()).committing_group().membership()
-
-    async def _carry_out(self, steps: Generator[Step, None, T]) -> T:
-        with contextlib.closing(steps):
-            while True:
-                try:
-                    step = next(steps)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                if isinstance(step, Call):
-                    callback = getattr(self._callbacks, step.callback)
-                    if callback is not None and (waiting := callback(step.partitions)) is not None:
-                        await waiting
-                elif isinstance(step, WaitForNews):
-                    with contextlib.suppress(builtins.TimeoutError):
-                        async with asyncio.timeout(step.timeout_s):
-                            await self._news.wait()
-                    self._news.clear()
-                else:
-                    await step
-
-    @takes_timeout
-    async def poll(
-        self, timeout_s: float = 1.0, max_records: int | None = None
-    ) -> list[Record[ValueT_co, KeyT_co]]:
-        core = await self._start()
-        await asyncio.sleep(0)  # polls in a loop let other tasks run, also with timeout 0
-        records_max = core.records_max(max_records)
-        return await self._carry_out(
-            polling.poll(core, lambda: core.take_records(records_max), timeout_s)
-        )
-
-    @takes_timeout
-    async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
-        load_pyarrow()
-        core = await self._start()
-        await asyncio.sleep(0)
-        records_max = core.records_max(max_records)
-        table = await self._carry_out(
-            polling.poll(core, lambda: core.take_table(records_max), timeout_s)
-        )
-        return table_of([], []) if table is None else table
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record[ValueT_co, KeyT_co]:
-        record = await self._next(await self._start(), None)
-        assert record is not None, "without an end there is a next one"
-        return record
-
-    @takes_timeout
-    def until_end(
-        self, timeout_s: float = UNTIL_END_TIMEOUT_S
-    ) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
-        return self._until_end(timeout_s)
-
-    async def _until_end(self, timeout_s: float) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
-        core = await self._start()
-        until = UntilEnd(core, timeout_s)
-        while (record := await self._next(core, until)) is not None:
-            yield record
-
-    @takes_timeout
-    async def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
-        return UntilEnd(await self._start(), timeout_s)
-
-    async def poll_until(
-        self, until: UntilEnd, max_records: int | None = None
-    ) -> list[Record[ValueT_co, KeyT_co]]:
-        core = await self._start()
-        await asyncio.sleep(0)
-        return await self._carry_out(polling.poll_until(core, until, core.records_max(max_records)))
-
-    async def _next(
-        self, core: ConsumerCore, until: UntilEnd | None
-    ) -> Record[ValueT_co, KeyT_co] | None:
-        if not core.is_ahead(until):
-            await asyncio.sleep(0)
-            if not await self._carry_out(polling.fill_ahead(core, until)):
-                return None
-        return core.ahead.popleft()
-
-    async def seek(self, partition: TopicPartition, offset: int) -> None:
-        (await self._start()).seek(partition, offset)
-
-    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        (await self._start()).seek_to(partitions, EARLIEST)
-
-    async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        core = await self._start()
-        await core.resolved(core.seek_to(partitions, LATEST))
-
-    async def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
-        await (await self._start()).seek_to_last(count, partitions)
-
-    async def position(self, partition: TopicPartition) -> int:
-        return await (await self._start()).position(partition)
-
-    async def commit(self, offsets: Offsets | None = None) -> None:
-        group = (await self._start()).committing_group()
-        await group.commit(*group.wanted(offsets))
-
-    async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Future[None]:
-        group = (await self._start()).committing_group()
-        commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
-        await asyncio.sleep(0)  # It is under way, so `close` waits for it.
-        return commit
-
-    async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
-        """As `Consumer.positions_to_send`, of these offsets where they are given."""
-        return (await self._start()).committing_group().positions_to_send(offsets)
-
-    async def mark_positions(self) -> object:
-        return (await self._start()).committing_group().mark()
-
-    async def go_back(self, mark: Any, *, is_aborted: bool) -> None:
-        if not self._core.is_closed:
-            self._core.committing_group().go_back(mark, is_aborted=is_aborted)
-
-    async def committed(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, int | None]:
-        found = await self.committed_with_metadata(partitions)
-        return {place: None if one is None else one.offset for place, one in found.items()}
-
-    async def committed_with_metadata(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        wanted = as_partitions(partitions)
-        return await (await self._start()).committing_group().committed(wanted)
-
-    async def pause(self, *partitions: TopicPartition) -> None:
-        (await self._start()).set_paused(partitions, True)
-
-    async def resume(self, *partitions: TopicPartition) -> None:
-        (await self._start()).set_paused(partitions, False)
-
-    async def lag(self) -> dict[TopicPartition, int]:
-        return await (await self._start()).lag()
-
-    async def beginning_offsets(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        return await self._core.beginning_offsets(as_partitions(partitions))
-
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._core.end_offsets(as_partitions(partitions))
-
-    async def offsets_for_times(
-        self, times: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int | None]:
-        return await self._core.offsets(by_partition(times, "a time"), by_time=True)
-
-    @takes_timeout
-    async def close(self, timeout_s: float | None = None) -> None:
-        await self._close(timeout_s, may_commit=True)
-
-    async def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
-        core = self._core
-        if core.is_closed:
-            return
-        try:
-            if core.group is not None:
-                steps = core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
-                await self._carry_out(steps)
-        finally:
-            await core.leave(timeout_s)
-
-    def __reduce__(self) -> str:
-        raise no_pickle_error(self, "a consumer")
-
-    async def __aenter__(self) -> Self:
-        await self._start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        await self._close(None, may_commit=kind is None)
-
-
-class _OneThread:
-    """Lets in one thread at a time, which may enter again (from a callback, for example)."""
-
-    __slots__ = ("_asking", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._asking = threading.RLock()
-
-    def __enter__(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        with self._asking:  # Now no thread that only asks has the lock.
-            if not self._lock.acquire(blocking=False):
-                raise concurrent_use_error()
-
-    @contextlib.contextmanager
-    def if_free(self) -> Iterator[bool]:
-        """Yields whether no thread was inside. Then the caller is, and a thread that comes
-        meanwhile waits instead of being refused. For what takes no time."""
-        with self._asking:
-            is_free = self._lock.acquire(blocking=False)
-            try:
-                yield is_free
-            finally:
-                if is_free:
-                    self._lock.release()
-
-    def __exit__(self, *_error: object) -> None:
-        self._lock.release()
 
 
 class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
@@ -375,7 +70,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self._callbacks = callbacks
         self._core = core
         self._background = background
-        self._use = _OneThread()
+        self._use = OneThread()
         self._is_polling = False
         self._news = Wakeup()
         core.fetcher.add_listener(self._news.set)
@@ -719,7 +414,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def _forked(self) -> None:
         self._core.is_closed = True
-        self._use = _OneThread()  # A thread that is not in this process may have the old one.
+        self._use = OneThread()  # A thread that is not in this process may have the old one.
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a consumer")
@@ -734,14 +429,6 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         _traceback: TracebackType | None,
     ) -> None:
         self._close(None, may_commit=kind is None)
-
-
-def concurrent_use_error() -> ConcurrentUseError:
-    return ConcurrentUseError(
-        "Another thread uses this consumer at the moment; together they would miss records and see "
-        "others twice. Give each thread a consumer of its own (in a group they share the "
-        "partitions), or hand this one over between two calls."
-    )
 
 
 def check_callbacks(callbacks: Callbacks) -> None:

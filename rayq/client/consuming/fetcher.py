@@ -17,6 +17,7 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.large.reader import LargeValues
+from rayq.client.leader_requests import list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ConsumerConfig
 from rayq.errors import (
@@ -38,7 +39,6 @@ from rayq.wire.messages import (
     CheckRange,
     CommittedOffset,
     Fetch,
-    ListOffsets,
 )
 
 logger = logging.getLogger(__name__)
@@ -314,19 +314,12 @@ class Fetcher:
         response = await self._client.ask_leader(
             partition.topic,
             partition.partition,
-            lambda topic_id, leader: ListOffsets(
-                topic_id=topic_id,
-                partition=partition.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=timestamp_ms,
-                isolation=self.isolation,
-            ),
+            list_offset(partition.partition, timestamp_ms, self.isolation),
             timeout_s=timeout_s,
             attempt_timeout_s=self._config.request_timeout_ms / 1000,
             retry_backoff_s=self._config.retry_backoff_ms / 1000,
         )
-        offset: int | None = response.offset
-        return offset
+        return response.offset
 
     async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> None:
         config = self._config

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rayq.client.client import Client
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.subscription import transaction_of
+from rayq.client.leader_requests import fetch_now
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
@@ -26,7 +27,6 @@ from rayq.wire.messages import (
     READ_COMMITTED,
     DescribeOpenTransactions,
     DescribeOpenTransactionsResponse,
-    Fetch,
     FetchResponse,
     Request,
     ResponseT,
@@ -152,16 +152,7 @@ class LastRecords:
     ) -> tuple[FetchResponse, memoryview]:
         return await self._ask(
             place,
-            lambda topic_id, leader: Fetch(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                offset=offset,
-                last_epoch=None,
-                bytes_max=bytes_max,
-                wait_ms=0,
-                isolation=self._fetcher.isolation,
-            ),
+            fetch_now(place.partition, offset, bytes_max, self._fetcher.isolation),
         )
 
     async def _ask(

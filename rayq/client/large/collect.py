@@ -21,18 +21,20 @@ from rayq.client.large.objects import (
     list_objects,
     prefix_of,
 )
+from rayq.client.leader_requests import fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB
 from rayq.core.large_values import read_manifest
 from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Fetch, ListOffsets
+from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Request, ResponseT
 
 logger = logging.getLogger(__name__)
 
@@ -138,30 +140,18 @@ class _References:
         """Reads up to the end, and returns it."""
         end: int | None = None
         while end is None or offset < end:
-
-            def build(found_id: str, leader: LeaderAndEpoch, offset: int = offset) -> Fetch:
-                _check_topic(place, topic_id, found_id)
-                return Fetch(
-                    topic_id=topic_id,
-                    partition=place.partition,
-                    leader_epoch=leader.epoch,
-                    offset=offset,
-                    last_epoch=None,
-                    bytes_max=SCAN_BYTES,
-                    wait_ms=0,
-                    isolation=READ_UNCOMMITTED,
-                )
-
-            answer, payload = await self._client.exchange_with_leader(
-                *place, build, timeout_s=TIMEOUT_S, attempt_timeout_s=TIMEOUT_S
-            )
+            fetch = fetch_now(place.partition, offset, SCAN_BYTES, READ_UNCOMMITTED)
+            answer, payload = await self._ask(place, topic_id, fetch)
             if end is None:
                 end = answer.high_watermark
             for at, header in split_batches(payload):
                 if header.is_large:
                     self._note(payload, at, header)
-            if answer.next_offset <= offset:
-                break
+            if answer.next_offset <= offset < end:
+                raise OffsetNotAvailableError(
+                    f"{place.topic}-{place.partition}: its leader gives nothing from offset "
+                    f"{offset} on, and the log goes on to {end}. Nothing was removed: try again."
+                )
             offset = answer.next_offset
             self._on_read(f"{place.topic}-{place.partition}", offset, end)
         return offset
@@ -176,23 +166,23 @@ class _References:
                 self.value_ids.add(found.value_id.hex())
 
     async def _log_start(self, place: TopicPartition, topic_id: str) -> int:
-        def build(found_id: str, leader: LeaderAndEpoch) -> ListOffsets:
-            _check_topic(place, topic_id, found_id)
-            return ListOffsets(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=EARLIEST,
-                isolation=READ_UNCOMMITTED,
-            )
-
-        answer, _ = await self._client.exchange_with_leader(
-            *place, build, timeout_s=TIMEOUT_S, attempt_timeout_s=TIMEOUT_S
+        answer, _ = await self._ask(
+            place, topic_id, list_offset(place.partition, EARLIEST, READ_UNCOMMITTED)
         )
         assert answer.offset is not None, "a log has a beginning"
         return answer.offset
 
+    async def _ask(
+        self,
+        place: TopicPartition,
+        topic_id: str,
+        build: Callable[[str, LeaderAndEpoch], Request[ResponseT]],
+    ) -> tuple[ResponseT, memoryview]:
+        def build_checked(found_id: str, leader: LeaderAndEpoch) -> Request[ResponseT]:
+            if found_id != topic_id:
+                raise UnknownTopicError(f"{place.topic} is another topic now.")
+            return build(found_id, leader)
 
-def _check_topic(place: TopicPartition, topic_id: str, found_id: str) -> None:
-    if found_id != topic_id:
-        raise UnknownTopicError(f"{place.topic} is another topic now.")
+        return await self._client.exchange_with_leader(
+            *place, build_checked, timeout_s=TIMEOUT_S, attempt_timeout_s=TIMEOUT_S
+        )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any
+from collections.abc import Callable
 
 from rayq.client.client import Client
 from rayq.client.large.cache import ChunkCache
 from rayq.client.large.objects import is_below, read_object
+from rayq.client.leader_requests import fetch_now
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, ConsumerConfig
 from rayq.core.large_values import Manifest, Place, check_chunk, join, read_manifest
@@ -33,7 +34,7 @@ from rayq.errors import (
 from rayq.logs import Seldom
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
-from rayq.wire.messages import READ_UNCOMMITTED, CheckRange, Fetch
+from rayq.wire.messages import READ_UNCOMMITTED, CheckRange, Request, ResponseT
 
 logger = logging.getLogger(__name__)
 
@@ -181,21 +182,9 @@ class LargeValues:
 
     async def _fetch(self, place: Place, offset: int, bytes_max: int) -> memoryview:
         """Raises CorruptBatchError, which is retriable, for an answer that is cut off."""
-
-        def build(topic_id: str, leader: LeaderAndEpoch) -> Fetch:
-            _check_topic(place, topic_id)
-            return Fetch(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                offset=offset,
-                last_epoch=None,
-                bytes_max=bytes_max,
-                wait_ms=0,
-                isolation=READ_UNCOMMITTED,
-            )
-
-        answer, payload = await self._ask(place, build)
+        answer, payload = await self._ask(
+            place, fetch_now(place.partition, offset, bytes_max, READ_UNCOMMITTED)
+        )
         if not payload and answer.high_watermark <= offset:
             # A leader that has just been elected learns from its followers what is committed.
             raise OffsetNotAvailableError(
@@ -216,13 +205,23 @@ class LargeValues:
         except RayqError as failure:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
 
-    async def _ask(self, place: Place, build: Any) -> tuple[Any, memoryview]:
+    async def _ask(
+        self, place: Place, build: Callable[[str, LeaderAndEpoch], Request[ResponseT]]
+    ) -> tuple[ResponseT, memoryview]:
         config = self._config
+
+        def build_checked(topic_id: str, leader: LeaderAndEpoch) -> Request[ResponseT]:
+            if topic_id != place.topic_id:
+                raise UnknownTopicError(
+                    f"{place.topic} is another topic now: the one that it was has been deleted."
+                )
+            return build(topic_id, leader)
+
         try:
             return await self._client.exchange_with_leader(
                 place.topic,
                 place.partition,
-                build,
+                build_checked,
                 timeout_s=config.default_api_timeout_ms / 1000,
                 attempt_timeout_s=config.request_timeout_ms / 1000,
                 retry_backoff_s=config.retry_backoff_ms / 1000,
@@ -244,13 +243,6 @@ def located(
     found.topic_partition = place
     found.offset, found.next_offset = offset, offset + 1
     return found
-
-
-def _check_topic(place: Place, topic_id: str) -> None:
-    if topic_id != place.topic_id:
-        raise UnknownTopicError(
-            f"{place.topic} is another topic now: the one that it was has been deleted."
-        )
 
 
 def _joined(manifest: Manifest, batches: list[bytes]) -> bytes:

@@ -17,7 +17,7 @@ PutHeaders = Iterable[tuple[str, bytes]] | None
 DELAY_S_MAX = 10 * 365 * 86_400.0
 """The longest delay of a record: ten years."""
 TAKEN_MAX = 10_000
-PREFETCH = 32
+PREFETCH = 256
 PREFETCH_MAX = 10_000
 WEIGHT_MAX = 1_000
 CONCURRENCY_MAX = 10_000

@@ -337,8 +337,8 @@ class Lane:
                 self._outgoing(taken).releases[offset] = count, taken
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
-        count = taken.open.get(offset)
-        if count is not None and self._owner.now_s + timeout_s > taken.until_s:
+        count, until_s = taken.open.get(offset), self._owner.now_s + timeout_s
+        if count is not None and until_s > taken.extended.get(offset, 0.0):
             self._outgoing(taken).extends[offset] = count, timeout_s, taken
 
     def extend_out(self, taken: Taken) -> None:
@@ -431,7 +431,9 @@ class Lane:
 
     def gave_up(self, settlement: Settlement, error: RayqError) -> None:
         for offset, taken in settlement.decided_in(0, 1 << 62):
-            lost = self._lost_error(offset, f"its leader could not be told: {error}")
+            lost = self._lost_error(
+                offset, f"its leader could not be told: {str(error).removesuffix('.')}"
+            )
             taken.lost[offset] = lost
             self._owner.was_lost(lost)
 

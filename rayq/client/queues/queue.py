@@ -188,7 +188,10 @@ class Queue(_Face):
         (the queue was deleted), ClosedError, and what a leader refuses.
         """
         whole_between("count", count, 1, TAKEN_MAX)
-        return _seen(self._run(self._core.take(count, timeout_s)))
+        self._background.check_callable()
+        if tasks := self._core.at_hand(count):
+            return tasks
+        return _seen(self._run(self._core.take(count, timeout_s, is_for_threads=True)))
 
     def __iter__(self) -> Iterator[QueueTask]:
         """Yields one record after another, for ever."""

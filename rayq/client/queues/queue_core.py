@@ -27,6 +27,9 @@ from rayq.errors import ClosedError, LockLostError, RayqError, TimeoutError, Unk
 logger = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 10.0
+DECIDED_S = 0.005
+"""Who decides often wakes the loop no more often than that: to wake it up costs more than to
+acknowledge a record."""
 TICK_S = 0.05
 """How often locks, and partitions that are swept, are looked at."""
 CONFIG_AGE_MAX_S = 30.0
@@ -101,6 +104,11 @@ class QueueCore:
     def unsent_count(self) -> int:
         return len(self._decided)
 
+    def at_hand(self, count: int) -> list[QueueTask]:
+        """Records that need no loop to be handed out. [] where there are fewer."""
+        sources = self.sources
+        return sources[0].shelf.take(count) if len(sources) == 1 and not self.is_closed else []
+
     def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
         """What a user said of a record. Raises ClosedError."""
         if self.is_closed:
@@ -125,12 +133,12 @@ class QueueCore:
             return
         if threading.get_ident() == self._loop_thread:
             self._is_announced = True
-            self.loop.call_soon(self._work)
+            self.loop.call_soon(self._announced)
         else:
             # No call stands in between: a signal handler could run there and wait for the loop.
             self._is_announced = True
             try:
-                self.loop.call_soon_threadsafe(self._work)
+                self.loop.call_soon_threadsafe(self._announced)
             except BaseException:  # a Ctrl+C, before it began
                 self._is_announced = False
                 raise
@@ -145,9 +153,18 @@ class QueueCore:
 
     # --- the loop: what was decided -------------------------------------------------------------
 
+    def _announced(self) -> None:
+        """Somebody has decided something. While that goes on it is looked at now and then."""
+        if self._decided or self._dropped:
+            self._work()
+            self.loop.call_later(DECIDED_S, self._announced)
+            return
+        self._is_announced = False
+        if self._decided or self._dropped:  # Just now, by a thread that thought it was told.
+            self._announce()
+
     def _work(self) -> None:
         """Takes note of what users have decided."""
-        self._is_announced = False
         count = 0
         while self._decided:
             taken, offset, what, argument = self._decided.popleft()
@@ -179,9 +196,13 @@ class QueueCore:
                 taken.lane.nack(taken, offset, None)
             count += len(left)
         if count:
-            is_idle = not any(source.out for source in self.sources)
-            self._pace.settled(count, self.now_s, is_idle=is_idle)
+            self._pace.settled(count, self.now_s, is_idle=not self._is_busy)
             self._ask()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether users have records in hand, or may have them at once."""
+        return any(source.out or source.shelf for source in self.sources)
 
     def was_lost(self, error: LockLostError) -> None:
         self._lost.append(error)
@@ -226,8 +247,11 @@ class QueueCore:
         for source in self.sources:
             source.look_for_partitions()
 
-    async def take(self, count: int, timeout_s: float) -> Handed:
-        """Up to `count` records, as soon as there is one; none after `timeout_s`."""
+    async def take(
+        self, count: int, timeout_s: float, *, is_for_threads: bool = False
+    ) -> Handed:
+        """Up to `count` records, as soon as there is one; none after `timeout_s`. Where
+        `is_for_threads`, more may be `at_hand` afterwards."""
         await self.open()
         deadline_s = self.now_s + timeout_s
         self._demand += count
@@ -240,6 +264,10 @@ class QueueCore:
                 self._work()
                 handed = self._hand_out(count)
                 if handed[0]:
+                    # Where others wait they come next.
+                    is_alone = len(self.sources) == 1 and self._demand == count
+                    if is_for_threads and is_alone:
+                        self.sources[0].fill_shelf(self, count)
                     return handed
                 self._raise_failure()
                 left_s = deadline_s - self.now_s
@@ -263,6 +291,8 @@ class QueueCore:
     def _hand_out(self, count: int) -> Handed:
         tasks: list[QueueTask] = []
         leases: list[Lease] = []
+        for source in self.sources:
+            source.clear_shelf()
         if len(self.sources) == 1:
             self._hand_out_of(self.sources[0], count, tasks, leases)
         else:
@@ -283,17 +313,10 @@ class QueueCore:
     def _hand_out_of(
         self, source: Source, count: int, tasks: list[QueueTask], leases: list[Lease]
     ) -> None:
-        lanes = sorted(
-            (lane for lane in source.lanes if lane.takens), key=lambda one: one.takens[0].taken_at_s
-        )
-        for lane in lanes:
-            if count <= 0:
-                return
-            for taken, rows in lane.hand_out(count):
-                lease = Lease(taken, [row.offset for row in rows], self)
-                tasks += [QueueTask(row, lease) for row in rows]
-                leases.append(lease)
-                count -= len(rows)
+        for taken, rows in source.hand_out(count):
+            lease = Lease(taken, [row.offset for row in rows], self)
+            tasks += [QueueTask(row, lease) for row in rows]
+            leases.append(lease)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -324,7 +347,7 @@ class QueueCore:
         """Has takes under way for what users wait for, and for what they will soon want."""
         if self.is_closed:
             return
-        is_in_use = self._demand > 0 or any(source.out for source in self.sources)
+        is_in_use = self._demand > 0 or self._is_busy
         if not is_in_use:
             return
         now_s = self.now_s
@@ -397,6 +420,7 @@ class QueueCore:
         while True:
             await asyncio.sleep(TICK_S)
             for source in self.sources:
+                source.clear_shelf()
                 for lane in source.lanes:
                     lane.renew()
             if self._demand:
@@ -409,6 +433,7 @@ class QueueCore:
     def give_back_waiting(self) -> None:
         """Gives back what is here and nobody has been given."""
         for source in self.sources:
+            source.clear_shelf()
             for lane in source.lanes:
                 for taken in lane.takens:
                     lane.release(taken, taken.waiting_offsets())

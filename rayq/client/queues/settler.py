@@ -13,7 +13,8 @@ from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
-from rayq.errors import RayqError, UnknownQueueError, UnknownTopicError
+from rayq.config import QueueConfig
+from rayq.errors import RayqError, UnknownQueueError, UnknownServerError, UnknownTopicError
 from rayq.wire.connection import Connection
 from rayq.wire.messages import Settle
 
@@ -36,6 +37,7 @@ class Addressed(Protocol):
     topic: str
     topic_id: str
     queue_id: str
+    config: QueueConfig
 
 
 class Decides(Protocol):
@@ -134,7 +136,7 @@ class Settler:
             sent_at_s = self._client.now
             try:
                 leader = self._lane.leader()
-                lost = await self._send_once(leader, settlement, sent_at_s - began_s)
+                lost = await self._send_once(leader, settlement)
             except RayqError as error:
                 self._lane.suspect(leader, error)
                 if isinstance(error, UnknownQueueError | UnknownTopicError):
@@ -148,6 +150,10 @@ class Settler:
                 await self._client.wait_for_leader(
                     source.topic, source.topic_id, partition, leader, backoff.next_s()
                 )
+            except Exception as error:
+                logger.exception("settling at %s failed", self._lane.name)
+                self._lane.gave_up(settlement, UnknownServerError(f"It failed: {error!r}."))
+                return
             else:
                 self._lane.settled(settlement, sent_at_s, lost)
                 return
@@ -158,7 +164,7 @@ class Settler:
         return 0.0 if self._lane.is_closed else SETTLE_PATIENCE_S
 
     async def _send_once(
-        self, leader: LeaderAndEpoch, settlement: Settlement, age_s: float
+        self, leader: LeaderAndEpoch, settlement: Settlement
     ) -> list[tuple[int, int, str]]:
         source = self._lane.source
         request = Settle(
@@ -166,7 +172,7 @@ class Settler:
             partition=self._lane.partition,
             leader_epoch=leader.epoch,
             queue_id=source.queue_id,
-            ages_ms=round(age_s * 1000),
+            may_linger=not (self._flushing or source.config.ordered_by_key),
             **settlement.fields(),
         )
         response, _ = await self._client.ask_while_leader(

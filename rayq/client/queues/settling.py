@@ -9,6 +9,9 @@ from typing import Any
 from rayq.client.queues.taken import Taken, runs_of
 from rayq.wire.messages import QUEUE_RANGES_MAX
 
+REJECT_WEIGHT = 10
+"""A reject counts as so many of the ranges that go into one request: it has a reason with it."""
+
 
 class Settlement:
     """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
@@ -29,16 +32,17 @@ class Settlement:
 
     def parts(self) -> Iterator[Settlement]:
         """This one, divided so that each request names as much as it may."""
-        kinds = ("acks", "nacks", "rejects", "extends", "releases")
-        if sum(len(getattr(self, kind)) for kind in kinds) <= QUEUE_RANGES_MAX:
+        weights = {"acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT, "extends": 1, "releases": 1}
+        sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
+        if sum(sizes) <= QUEUE_RANGES_MAX:
             yield self
             return
         part, size = Settlement(self.holder, self.state_epoch), 0
-        for name in kinds:
+        for name, weight in weights.items():
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
-                size += 1
-                if size == QUEUE_RANGES_MAX:
+                size += weight
+                if size >= QUEUE_RANGES_MAX:
                     yield part
                     part, size = Settlement(self.holder, self.state_epoch), 0
         if size:

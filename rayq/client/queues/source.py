@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from rayq.client.client import Client
 from rayq.client.queues.lane import Lane, Owner
-from rayq.config import QueueConfig, parse
+from rayq.client.queues.shelf import SHELF_BYTES_MAX, SHELF_MAX, SHELF_SHARE, Shelf
+from rayq.client.queues.taken import Row, Taken
+from rayq.client.queues.task import Decisions
+from rayq.config import QueueConfig, parse_stored
 from rayq.errors import UnknownQueueError
 from rayq.wire.messages import QueueMetadata
 
@@ -29,8 +32,10 @@ class Source:
         self.topic = found.topic
         self.topic_id = found.topic_id
         self.queue_id = found.queue_id
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         self.lanes: list[Lane] = []
+        self.shelf = Shelf()
+        """Some of what waits, for users' threads."""
         self.failure: UnknownQueueError | None = None
         """It was deleted."""
         self._waiting_lanes: dict[Lane, None] = {}
@@ -54,7 +59,7 @@ class Source:
         """Takes a newer config over. False: it is another queue of this name."""
         if (found.queue_id, found.topic_id) != (self.queue_id, self.topic_id):
             return False
-        self.config = parse(QueueConfig, found.config)
+        self.config = parse_stored(QueueConfig, found.config)
         return True
 
     def close(self) -> None:
@@ -68,11 +73,12 @@ class Source:
     @property
     def available(self) -> int:
         """How many records are here that may be handed out now."""
-        return sum(lane.available() for lane in self.lanes)
+        return sum(lane.available() for lane in self.lanes) + len(self.shelf)
 
     @property
     def out(self) -> int:
-        return sum(lane.out for lane in self.lanes)
+        """How many records users have in hand, about."""
+        return max(sum(lane.out for lane in self.lanes) - len(self.shelf), 0)
 
     @property
     def is_asking(self) -> bool:
@@ -84,12 +90,40 @@ class Source:
             lane.asked and lane.ready and now_s - lane.asked_at_s < COMING_S for lane in self.lanes
         )
 
+    # --- handing out ----------------------------------------------------------------------------
+
+    def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
+        """Up to `count` records that are here, those that were taken first."""
+        found: list[tuple[Taken, list[Row]]] = []
+        lanes = [lane for lane in self.lanes if lane.takens]
+        for lane in sorted(lanes, key=lambda one: one.takens[0].taken_at_s):
+            if count <= 0:
+                break
+            parts = lane.hand_out(count)
+            count -= sum(len(rows) for _, rows in parts)
+            found += parts
+        return found
+
+    def fill_shelf(self, decisions: Decisions, asked: int) -> None:
+        """After a thread was handed out what it had asked for: the next ones need not ask."""
+        if self.config.ordered_by_key or asked * SHELF_SHARE > SHELF_MAX:
+            return
+        parts = self.hand_out(SHELF_MAX)
+        if sum(len(row.value or b"") for _, rows in parts for row in rows) > SHELF_BYTES_MAX:
+            _put_back(parts)  # So much is counted where it waits.
+        else:
+            self.shelf.put(parts, decisions)
+
+    def clear_shelf(self) -> None:
+        """All that waits is with the lanes."""
+        _put_back(self.shelf.take_back())
+
     # --- asking ---------------------------------------------------------------------------------
 
     def ask(self, demand: int, ahead: int, now_s: float, wait_ms: int) -> None:
         """Has takes under way for the records that users wait for, and for so many ahead, those
         that wait here included. At first where more is known to be, then evenly. Each take costs
-        its leader two writes: what is ahead is filled up once half of it is gone."""
+        its leader a write: what is ahead is filled up once half of it is gone."""
         waiting = self.available
         budget = demand + ahead - waiting - sum(lane.asked for lane in self.lanes)
         is_enough = waiting >= demand and 2 * budget < ahead
@@ -98,10 +132,12 @@ class Source:
         free = sorted(
             (lane for lane in self.lanes if lane.may_ask(now_s)), key=lambda lane: lane.asked_at_s
         )
+        even = -(-budget // max(len(free), 1))
         for lane in [one for one in free if one.ready]:
             if budget <= 0:
                 return
-            count = min(budget, lane.ready, TAKE_RECORDS_MAX)
+            # Others may have come since: those would wait for one more take.
+            count = min(budget, max(lane.ready, even), TAKE_RECORDS_MAX)
             lane.take(count, wait_ms)
             budget -= count
         free = [lane for lane in free if not lane.asked]
@@ -126,3 +162,8 @@ class Source:
             if oldest.found_at_s < lane.found_at_s:
                 del self._waiting_lanes[oldest]
                 self._waiting_lanes[lane] = None
+
+
+def _put_back(parts: list[tuple[Taken, list[Row]]]) -> None:
+    for taken, rows in parts:
+        taken.put_back(rows)

@@ -146,6 +146,10 @@ class Taken:
         self.rows = kept
         return found
 
+    def put_back(self, rows: list[Row]) -> None:
+        """Rows that were handed out to nobody: they are the next ones again."""
+        self.rows[self.next_row : self.next_row] = rows
+
     def lose(self, offset: int, error: LockLostError) -> bool:
         """The lock of this one has gone. False: it was settled, or lost, before."""
         if self.open.pop(offset, None) is None:

@@ -44,9 +44,14 @@ class Lease:
         """Whether the user got them. A Ctrl+C may come in between."""
         self.decisions = decisions
 
+    def end(self) -> None:
+        """Nothing is to be given back any more."""
+        self.offsets = []
+
     def __del__(self) -> None:
         # The collector calls this, at any moment and in any thread: it must not wait.
-        self.decisions.dropped(self.taken, self.offsets, self.is_seen)
+        if self.offsets:
+            self.decisions.dropped(self.taken, self.offsets, self.is_seen)
 
 
 class QueueTask:
@@ -146,7 +151,7 @@ class QueueTask:
         self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
 
     def reject(self, reason: str) -> None:
-        """It goes to the dead letters at once, with this reason (its first 1,000 characters).
+        """It goes to the dead letters at once, with this reason (its first 1,000 bytes).
         Raises as `ack`."""
         if not isinstance(reason, str):
             raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
@@ -192,6 +197,8 @@ class QueueTask:
         lease = self._lease
         lease.decisions.decide(lease.taken, self.offset, outcome, argument)
         self._outcome = outcome
+        if len(lease.offsets) == 1:
+            lease.end()
 
     def _check_kept(self) -> None:
         lost = self.lost

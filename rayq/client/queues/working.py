@@ -125,36 +125,34 @@ class ThreadWorker:
         self._handler = handler
         self._functions = functions
         self._activities: list[Activity] = []
-        self._wanted = threading.Event()
-        """Set: it is to stop."""
-        self.failure: BaseException | None = None
+        self._is_stopped = False
+        self.failure: Exception | None = None
 
     def stop(self) -> None:
-        """From any thread, a handler, or a signal handler."""
-        self._wanted.set()
+        """From any thread, a handler, or a signal handler: so it takes no lock."""
+        self._is_stopped = True
 
     def run(self, concurrency: int, stop_when_idle_s: float | None, stop_timeout_s: float) -> None:
         """Until it is stopped. An interrupt (Ctrl+C) lets what is being handled finish, a second
         one does not."""
-        threads = []
-        for number in range(concurrency):
-            self._activities.append(Activity())
-            thread = threading.Thread(
-                target=self._loop,
-                args=(self._activities[-1],),
-                name=f"rayq-worker-{number}",
-                daemon=True,
-            )
-            threads.append(thread)
-            thread.start()
+        threads: list[threading.Thread] = []
         try:
+            for number in range(concurrency):
+                activity = Activity()
+                thread = threading.Thread(
+                    target=self._work, args=(activity,), name=f"rayq-worker-{number}", daemon=True
+                )
+                thread.start()
+                threads.append(thread)
+                self._activities.append(activity)
             with _stopped_by_sigterm(self.stop):
-                while not self._wanted.wait(WATCH_S):
+                while self._goes_on():
+                    time.sleep(WATCH_S)
                     idle_s = min(one.idle_s() for one in self._activities)
                     if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
                         break
         finally:
-            self._wanted.set()
+            self._is_stopped = True
             deadline_s = time.monotonic() + stop_timeout_s
             for thread in threads:
                 thread.join(max(deadline_s - time.monotonic(), 0.0))
@@ -168,19 +166,27 @@ class ThreadWorker:
         if self.failure is not None:
             raise self.failure
 
+    def _work(self, activity: Activity) -> None:
+        try:
+            self._loop(activity)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self.failure = error
+            self._is_stopped = True
+
+    def _goes_on(self) -> bool:
+        return not self._is_stopped
+
     def _loop(self, activity: Activity) -> None:
-        while not self._wanted.is_set():
+        while self._goes_on():
             try:
                 tasks = self._queue.take(1, TAKE_S)
             except RayqError as error:
-                if self._wanted.is_set():  # The queue was closed meanwhile.
+                if not self._goes_on():  # The queue was closed meanwhile.
                     return
                 if not error.retriable:
-                    self.failure = error
-                    self._wanted.set()
-                    return
+                    raise
                 logger.warning("a worker's take failed: %s", error)
-                self._wanted.wait(FAILED_TAKE_PAUSE_S)
+                time.sleep(FAILED_TAKE_PAUSE_S)
                 continue
             for task in tasks:
                 with activity.at_work():

@@ -13,14 +13,18 @@ from rayq.testing.checker.history import (
     CommitsSet,
     Committed,
     Committing,
+    Cut,
     Delayed,
     Disturbed,
     Event,
     Found,
     GroupOpened,
+    KeeperInDoubt,
     Killed,
     Polled,
     ProducerOpened,
+    Purged,
+    QueueClosed,
     QueueOpened,
     Released,
     Sending,
@@ -154,6 +158,10 @@ def gather(events: Iterable[Event]) -> Facts:
                 facts.queue_events.append(event)
             case (
                 QueueOpened()
+                | QueueClosed()
+                | Purged()
+                | Cut()
+                | KeeperInDoubt()
                 | Delayed()
                 | Took()
                 | Settling()
@@ -175,6 +183,10 @@ def gather(events: Iterable[Event]) -> Facts:
     own = {one.topic for one in facts.queue_events if isinstance(one, QueueOpened) and one.is_own}
     facts.queue_sends = [send for send in facts.sends if send.topic in own]
     facts.sends = [send for send in facts.sends if send.topic not in own]
+    loose = {
+        one.topic for one in facts.queue_events if isinstance(one, QueueOpened) and one.is_loose
+    }
+    facts.log = {place: found for place, found in facts.log.items() if place[0] not in loose}
     return facts
 
 

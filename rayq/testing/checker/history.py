@@ -134,7 +134,10 @@ class CommitsSet(_Event, frozen=True, tag="commits-set"):
 
 class QueueOpened(_Event, frozen=True, tag="queue"):
     """A queue over a topic, and the topic of its dead letters. With `is_own` only the queue reads
-    its topic, where dead letters may stand again: then no other check judges its records."""
+    its topic, where dead letters may stand again: then no other check judges its records. With
+    `is_loose` something takes records of the topic away, or what is known of them: an unclean
+    election, an operator. Then each record that is there in the end has to be acknowledged or a
+    dead letter, and the rest is judged within one state epoch."""
 
     queue: str
     topic: str
@@ -142,6 +145,37 @@ class QueueOpened(_Event, frozen=True, tag="queue"):
     timeout_s: float
     ordered_by_key: bool = False
     is_own: bool = False
+    is_loose: bool = False
+
+
+class QueueClosed(_Event, frozen=True, tag="queue-closed"):
+    """A queue was deleted: what it left unsettled is nobody's."""
+
+    queue: str
+
+
+class Purged(_Event, frozen=True, tag="purged"):
+    """An operator settled what lay below `offset` in a partition. In the end `is_sure` is False:
+    purges whose answer was lost went so far at most."""
+
+    queue: str
+    partition: int
+    offset: int
+    at_s: float
+    is_sure: bool = True
+
+
+class Cut(_Event, frozen=True, tag="cut"):
+    """In the end: unclean elections took records away from this offset on, and none below."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class KeeperInDoubt(_Event, frozen=True, tag="keeper-in-doubt"):
+    """From now on what queues have kept may be lost, and with it what any answer rests on: no lock
+    and nothing settled is sure. Each record is still acknowledged, or a dead letter."""
 
 
 class Delayed(_Event, frozen=True, tag="delayed"):
@@ -232,6 +266,10 @@ Event = (    ProducerOpened
     | CommitsSeen
     | CommitsSet
     | QueueOpened
+    | QueueClosed
+    | Purged
+    | Cut
+    | KeeperInDoubt
     | Delayed
     | Took
     | Settling

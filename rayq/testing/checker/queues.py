@@ -17,10 +17,14 @@ from typing import NamedTuple
 from rayq.testing.checker.facts import Facts, Fault
 from rayq.testing.checker.history import (
     ClockInDoubt,
+    Cut,
     Delayed,
     Disturbed,
     Found,
+    KeeperInDoubt,
     Killed,
+    Purged,
+    QueueClosed,
     QueueOpened,
     Settled,
     Settling,
@@ -37,12 +41,15 @@ OUT_OF_ORDER = "records of a key out of order"
 DEAD_TWICE = "dead letter twice, or of a settled record"
 REDRIVEN_TWICE = "dead letter redriven twice"
 FOREIGN = "record given out that is not in the topic"
+PURGED = "record given out though purged"
 
 EARLY_S = 0.25
 """A clock that leaps ahead for some seconds takes delays with it by so much at most."""
 
-_Spot = tuple[int, int]
+_Place = tuple[int, int]
 """A partition of the queue's topic, and an offset in it."""
+_Spot = tuple[int, int, int]
+"""The same; and for a loose queue the state epoch, since there may be another record in each."""
 
 
 class _Lock(NamedTuple):
@@ -125,13 +132,27 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
             case Settled():
                 for queue in queues.values():
                     yield from queue.end(event)
+            case QueueClosed():
+                queues[event.queue].is_closed = True
+            case Purged():
+                queues[event.queue].purge(event)
+            case Cut():
+                for queue in queues.values():
+                    queue.cut(event)
+            case KeeperInDoubt():
+                for queue in queues.values():
+                    queue.doubt_keeper()
             case Killed() | Disturbed():
                 for queue in queues.values():
                     queue.disturb(event.consumer)
             case _:
                 pass
     for queue in queues.values():
-        yield from queue.judge(_lives(facts, queue.opened), _puts(facts, queue.opened.topic))
+        lives = _lives(facts, queue.opened)
+        if queue.opened.is_loose:
+            yield from queue.judge_loosely(lives)
+        else:
+            yield from queue.judge(lives, _puts(facts, queue.opened.topic))
 
 
 def _dead_letters(facts: Facts) -> dict[str, Counter[str]]:
@@ -142,7 +163,7 @@ def _dead_letters(facts: Facts) -> dict[str, Counter[str]]:
     return found
 
 
-def _lives(facts: Facts, opened: QueueOpened) -> dict[_Spot, str]:
+def _lives(facts: Facts, opened: QueueOpened) -> dict[_Place, str]:
     """The value at each offset of a queue's topic."""
     if opened.is_own:
         return {
@@ -182,15 +203,27 @@ class _Queue:
         self._of_key: dict[tuple[int, str], list[int]] = {}
         """The offsets of each key in a partition, as they were first seen."""
         self._under_way: dict[tuple[str, int], Settling] = {}
+        self.is_closed = False
+        """Whether it was deleted."""
+        self._purged: dict[int, tuple[int, float]] = {}
+        """By partition: the last purge that was answered, and when that was heard."""
+        self._perhaps_purged: dict[int, int] = {}
+        self._cuts: dict[int, int] = {}
+        self._is_doubted = False
+        """Whether its keeper may have lost what was settled."""
 
-    def _name(self, spot: _Spot) -> str:
+    def _spot(self, partition: int, offset: int, state_epoch: int | None) -> _Spot:
+        epoch = state_epoch if self.opened.is_loose else None
+        return partition, offset, epoch or 0
+
+    def _name(self, spot: _Place | _Spot) -> str:
         return f"{self.opened.queue!r}: {self.opened.topic}-{spot[0]}@{spot[1]}"
 
     # --- deliveries -------------------------------------------------------------------------------
 
     def take(self, event: Took, due_s: dict[str, float]) -> Iterator[Fault]:
         for offset, count, value, key in event.locks:
-            spot = event.partition, offset
+            spot = self._spot(event.partition, offset, event.state_epoch)
             lock = _Lock(event.consumer, event.state_epoch, count, event.asked_s, event.at_s)
             known = self._records.get(spot)
             if known is None:
@@ -206,7 +239,8 @@ class _Queue:
             if known.last is None or lock.is_after(known.last.name):
                 known.last, known.given_up = lock, False
                 known.ends_s = event.asked_s + self.opened.timeout_s
-                self._held.setdefault(event.consumer, set()).add(spot)
+                if not self._is_doubted:
+                    self._held.setdefault(event.consumer, set()).add(spot)
         if self.opened.ordered_by_key:
             for offset, count, _, key in event.locks:
                 yield from self._judge_order(event, offset, count, key)
@@ -221,8 +255,11 @@ class _Queue:
                 f"epoch {known.acked[0]}), and {lock.consumer} got it with count {lock.number} "
                 f"(state epoch {lock.state_epoch}).",
             )
+        purged, purged_at_s = self._purged.get(spot[0], (0, 0.0))
+        if lock.number == 1 and spot[1] < purged and lock.asked_s > purged_at_s:
+            yield Fault(PURGED, f"{name}: all below {purged} was settled at {purged_at_s:.3f}.")
         for other in known.locks:
-            if other.name == lock.name:
+            if other.name == lock.name and not self._is_doubted:
                 yield Fault(
                     TWICE,
                     f"{name} {known.value!r}, state epoch {lock.state_epoch}, count {lock.number}: "
@@ -249,7 +286,7 @@ class _Queue:
         if key is None:
             return
         for earlier in self._of_key[event.partition, key]:
-            spot = event.partition, earlier
+            spot = self._spot(event.partition, earlier, None)
             known = self._records[spot]
             if earlier >= offset or known.asks or known.rejected or self.dead[known.value]:
                 continue
@@ -274,7 +311,7 @@ class _Queue:
     def settle(self, event: Settling) -> None:
         self._under_way[event.consumer, event.number] = event
         for offset, _ in event.locks:
-            known = self._records.get((event.partition, offset))
+            known = self._records.get(self._spot(event.partition, offset, event.state_epoch))
             if known is None:
                 continue
             if event.what == "ack":
@@ -299,13 +336,31 @@ class _Queue:
         else:
             self._held.pop(consumer, None)
 
+    def doubt_keeper(self) -> None:
+        self._is_doubted = True
+        self._held.clear()
+        for known in self._records.values():
+            known.acked, known.acked_in_time = None, False
+            known.not_before_s = 0.0
+            known.nacked.clear()
+
+    def purge(self, event: Purged) -> None:
+        if event.is_sure:
+            self._purged[event.partition] = event.offset, event.at_s
+        before = self._perhaps_purged.get(event.partition, 0)
+        self._perhaps_purged[event.partition] = max(before, event.offset)
+
+    def cut(self, event: Cut) -> None:
+        if event.topic == self.opened.topic:
+            self._cuts[event.partition] = event.offset
+
     def end(self, event: Settled) -> Iterator[Fault]:
         asked = self._under_way.pop((event.consumer, event.number), None)
         if asked is None or event.outcome != "ok":
             return
         lost = set(event.lost)
         for offset, count in asked.locks:
-            spot = asked.partition, offset
+            spot = self._spot(asked.partition, offset, asked.state_epoch)
             known = self._records.get(spot)
             if known is None:
                 continue
@@ -325,6 +380,8 @@ class _Queue:
                         f"{event.at_s:.3f} ({asked.what}).",
                     )
                 continue
+            if self._is_doubted:
+                continue
             if asked.what == "ack":
                 known.acked_in_time |= is_in_time
                 if known.acked is None:
@@ -341,10 +398,11 @@ class _Queue:
 
     def _judge_handled(self, asked: Settling, offset: int, known: _Record) -> Iterator[Fault]:
         """Consumers acknowledge the records of a key in order."""
-        if not self.opened.ordered_by_key or known.key is None:
+        # A keeper that lost a nack takes the later records of its key for locked still.
+        if not self.opened.ordered_by_key or known.key is None or self._is_doubted:
             return
         for earlier in self._of_key[asked.partition, known.key]:
-            other = self._records[asked.partition, earlier]
+            other = self._records[self._spot(asked.partition, earlier, None)]
             if earlier < offset and not (
                 other.asks or other.rejected or self.dead[other.value]
             ):
@@ -356,31 +414,33 @@ class _Queue:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def judge(self, lives: dict[_Spot, str], puts: Iterable[str]) -> Iterator[Fault]:
+    def judge(self, lives: dict[_Place, str], puts: Iterable[str]) -> Iterator[Fault]:
         """`lives` are the records that stand in the topic, `puts` those that have to."""
         for spot, known in self._records.items():
-            if lives.get(spot) != known.value:
+            if lives.get(spot[:2]) != known.value:
                 yield Fault(
                     FOREIGN,
-                    f"{self._name(spot)}: {known.value!r}, but there is {lives.get(spot)!r}.",
+                    f"{self._name(spot)}: {known.value!r}, but there is {lives.get(spot[:2])!r}.",
                 )
-        stands: dict[str, list[_Spot]] = {}
-        for spot, value in lives.items():
-            stands.setdefault(value, []).append(spot)
+        stands: dict[str, list[_Place]] = {}
+        for place, value in lives.items():
+            stands.setdefault(value, []).append(place)
         for value in puts:
             if value not in stands:
                 yield Fault(LEFT_OUT, f"{self.opened.queue!r}: {value!r} is not in its topic.")
         for value, spots in stands.items():
             yield from self._judge_value(value, spots)
 
-    def _judge_value(self, value: str, spots: list[_Spot]) -> Iterator[Fault]:
-        known = [self._records.get(spot) for spot in spots]
+    def _judge_value(self, value: str, spots: list[_Place]) -> Iterator[Fault]:
+        known = [self._records.get(self._spot(*spot, None)) for spot in spots]
         dead = self.dead[value]
         where = f"{self.opened.queue!r}: {value!r} at {_spots(spots)}"
         unasked = sum(one is None or not one.asks for one in known)
         acked = sum(one is not None and one.acked_in_time for one in known)
         if unasked > dead and self.opened.dead_letters is not None:
             yield Fault(LEFT_OUT, f"{where} was never acknowledged; {dead} dead letters of it.")
+        if self._is_doubted:
+            return  # What was moved may be moved again.
         if dead > len(spots) - acked:
             yield Fault(
                 DEAD_TWICE, f"{where} was acknowledged {acked} times; {dead} dead letters of it."
@@ -389,5 +449,38 @@ class _Queue:
             yield Fault(REDRIVEN_TWICE, f"{where}; {dead} dead letters of it.")
 
 
-def _spots(spots: list[_Spot]) -> str:
+    def judge_loosely(self, lives: dict[_Place, str]) -> Iterator[Fault]:
+        """Each record that is still there was handled in some state epoch; and what was settled
+        below all cuts has not come again in a later one."""
+        handled: set[tuple[int, int, str]] = set()
+        by_place: dict[_Place, list[tuple[int, _Record]]] = {}
+        for (partition, offset, epoch), known in self._records.items():
+            if known.asks:
+                handled.add((partition, offset, known.value))
+            by_place.setdefault((partition, offset), []).append((epoch, known))
+        for (partition, offset), value in lives.items():
+            is_purged = offset < self._perhaps_purged.get(partition, 0)
+            is_handled = (partition, offset, value) in handled or self.dead[value] > 0
+            if not (is_handled or is_purged or self.is_closed):
+                yield Fault(
+                    LEFT_OUT,
+                    f"{self.opened.queue!r}: {value!r} at {partition}@{offset} was never "
+                    "acknowledged, and is no dead letter.",
+                )
+        for (partition, offset), found in by_place.items():
+            if offset >= self._cuts.get(partition, 0):
+                continue
+            for epoch, known in found:
+                for later, other in found:
+                    again = [one for one in other.locks if one.asked_s >= known.acked_s]
+                    if known.acked is not None and later > epoch and again:
+                        yield Fault(
+                            AGAIN,
+                            f"{self.opened.queue!r}: {known.value!r} at {partition}@{offset} was "
+                            f"acknowledged in state epoch {epoch}, and {again[0].consumer} got it "
+                            f"in {later}; nothing below {self._cuts[partition]} was cut off.",
+                        )
+
+
+def _spots(spots: list[_Place]) -> str:
     return ", ".join(f"{partition}@{offset}" for partition, offset in sorted(spots))

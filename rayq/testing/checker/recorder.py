@@ -15,14 +15,18 @@ from rayq.testing.checker.history import (
     CommitsSet,
     Committed,
     Committing,
+    Cut,
     Delayed,
     Disturbed,
     Event,
     Found,
     GroupOpened,
+    KeeperInDoubt,
     Killed,
     Polled,
     ProducerOpened,
+    Purged,
+    QueueClosed,
     QueueOpened,
     Released,
     Sending,
@@ -151,9 +155,30 @@ class Recorder:
         timeout_s: float,
         ordered_by_key: bool = False,
         is_own: bool = False,
+        is_loose: bool = False,
     ) -> None:
-        """Call it before the first take. See `QueueOpened`."""
-        self._note(QueueOpened(queue, topic, dead_letters, timeout_s, ordered_by_key, is_own))
+        """See `QueueOpened`."""
+        self._note(
+            QueueOpened(queue, topic, dead_letters, timeout_s, ordered_by_key, is_own, is_loose)
+        )
+
+    def queue_closed(self, queue: str) -> None:
+        """Call it before the queue is deleted."""
+        self._note(QueueClosed(queue))
+
+    def purged(
+        self, queue: str, partition: int, offset: int, *, at_s: float, is_sure: bool = True
+    ) -> None:
+        """What a purge has answered. See `Purged`."""
+        self._note(Purged(queue, partition, offset, at_s, is_sure))
+
+    def cut(self, topic: str, partition: int, offset: int) -> None:
+        """See `Cut`."""
+        self._note(Cut(topic, partition, offset))
+
+    def keeper_in_doubt(self) -> None:
+        """See `KeeperInDoubt`."""
+        self._note(KeeperInDoubt())
 
     def delayed(self, value: bytes, due_s: float) -> None:
         """Call it before the record is sent."""

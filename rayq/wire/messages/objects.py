@@ -273,6 +273,8 @@ class DescribeObjectStoreResponse(Response, frozen=True):
     """Where this broker's object server listens. None: there is none, or it is starting."""
     trouble: str | None
     """Why this broker does not reach the object store. None: it does, or there is none."""
+    version: int = 0
+    """As that of `MetadataResponse`: what the pins and the garbage are as of."""
 
 
 class DescribeObjectStore(Request[DescribeObjectStoreResponse], frozen=True):

@@ -126,10 +126,6 @@ class TakeResponse(Response, frozen=True):
     """`(first offset, last offset, count)`, ascending."""
     ready: int
     """How many more records could be taken now."""
-    next_due_ms: int | None
-    """How long until the next delayed record is due. None: none waits."""
-    aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """As in `FetchResponse`: none of the locks is of an aborted record."""
     sweep_ms: int = 1000
     """A consumer that does not wait here asks again after so long: the more consumers there are,
     the longer, so that about 20 ask in a second."""
@@ -171,11 +167,12 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(offset, count, reason)`: to the dead letters at once."""
     extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
-    ages_ms: int = 0
-    """How long ago the consumer decided the oldest of it."""
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
+    may_linger: bool = False
+    """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
+    kept together with other decisions."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
@@ -275,6 +272,9 @@ class OpenQueueStateResponse(Response, frozen=True):
     """Names this opening: writes with another one are refused. Each opening has a higher one."""
     next_after: bytes | None = None
     """Not None where there is more: ask again with this as `after`."""
+    fence_min: int = 0
+    """Locks that were given out under a lower state epoch are void: an unclean election of the
+    keeper may have lost what was kept of them."""
 
 
 class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):

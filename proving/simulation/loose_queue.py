@@ -1,0 +1,224 @@
+"""A queue from which something is taken away: records of its topic, or what it knows of them.
+
+A seed draws what: unclean elections of the topic's partition, records that an operator deletes,
+purges, or the queue itself, which is deleted and made anew while its consumers work. In the end
+each record that is still there was handled in some state epoch, or is a dead letter; within a state
+epoch all promises hold (`rayq.testing.checker.queues`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.compacted_topic import new_producer
+from proving.simulation.faults import Injection
+from proving.simulation.queue_workers import QueuePlan
+from proving.simulation.unclean_topic import elect_uncleanly
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import MetadataRecord, PartitionChanged
+from rayq.errors import DeliveryError, RayqError
+from rayq.records import RecordMetadata, TopicPartition
+from rayq.testing.checker import Recorder
+from rayq.wire.messages import (
+    AlterQueue,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueueResponse,
+    DescribeQueues,
+)
+
+NAME = TOPIC = "loose"
+PLACE = TopicPartition(TOPIC, 0)
+TREATMENTS = ("unclean", "unclean", "delete records", "purge", "make anew")
+ROUND_S = 0.3
+ROUND_RECORDS_MAX = 6
+TREATED_S = (0.5, 4.0)
+OPERATOR_TIMEOUT_S = 8.0
+
+Describe = Callable[[], Awaitable[DescribeQueueResponse | None]]
+
+
+class LooseQueue:
+    """See the module. `queue_id` is that of the newest one of this name."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, rng: random.Random, recorder: Recorder
+    ) -> None:
+        self.treatment = rng.choice(TREATMENTS)
+        self.plan = QueuePlan(NAME, TOPIC, 1, rng.choice((1.0, 2.0)), False, is_loose=True)
+        self.queue_id = ""
+        self._cluster = cluster
+        self._recorder = recorder
+        self._deliveries = rng.choice((3, 1000))
+        self._unclean_epochs: set[int] = set()
+
+    @property
+    def faults(self) -> tuple[Injection, ...]:
+        if self.treatment != "unclean":
+            return ()
+        return (partial(elect_uncleanly, PLACE),) * 4
+
+    # --- the beginning ----------------------------------------------------------------------------
+
+    async def create(self, client: Client, topic_options: dict[str, object]) -> None:
+        options = dict(topic_options)
+        options["unclean_leader_election"] = self.treatment == "unclean"
+        await AsyncAdmin(client).create_topic(TOPIC, 1, 3, **options)  # type: ignore[arg-type]
+        await self._make(client, 60.0)
+        kept = AlterQueue(request_id="-", name=f"{NAME}.dead", config={"retention": "topic"})
+        await client.change(kept, timeout_s=60.0)
+
+    async def _make(self, client: Client, timeout_s: float) -> None:
+        change = CreateQueue(
+            request_id="-",
+            name=NAME,
+            topic=TOPIC,
+            config={
+                "visibility_timeout_s": self.plan.timeout_s,
+                "max_handling_s": 6.0,
+                "max_deliveries": self._deliveries,
+                "backoff_s": 0.2,
+                "backoff_max_s": 2.0,
+            },
+        )
+        with contextlib.suppress(RayqError):  # It may be there: an answer was lost.
+            await client.change(change, timeout_s=timeout_s)
+        while True:
+            answer = await client.ask_any(DescribeQueues(), timeout_s=timeout_s)
+            found = [one.queue_id for one in answer.queues if one.name == NAME]
+            if found and found[0] != self.queue_id:
+                break
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(RayqError):
+                await client.change(change, timeout_s=timeout_s)
+        self.queue_id = found[0]
+        self._recorder.queue_opened(
+            self.plan.noted_as(self.queue_id),
+            TOPIC,
+            dead_letters=f"{NAME}.dead",
+            timeout_s=self.plan.timeout_s,
+            is_own=True,
+            is_loose=True,
+        )
+
+    def heard(self, state: ClusterState, record: MetadataRecord) -> None:
+        """Takes each committed record of the metadata."""
+        if not isinstance(record, PartitionChanged):
+            return
+        epoch = record.value.last_unclean_epoch
+        if epoch is not None and record.topic_id == state.topic_ids.get(TOPIC):
+            self._unclean_epochs.add(epoch)
+
+    # --- while it runs ----------------------------------------------------------------------------
+
+    async def write(
+        self, name: str, client: Client, rng: random.Random, is_on: Callable[[], bool]
+    ) -> None:
+        """Puts records whose values are never the same."""
+        recorder = self._recorder
+        recorder.opened(name)
+        producer = new_producer(client, rng)
+        count = 0
+
+        def note(
+            number: int, metadata: RecordMetadata | None, error: BaseException | None
+        ) -> None:
+            if metadata is not None:
+                recorder.delivered(name, number, metadata)
+            else:
+                assert error is not None
+                recorder.not_delivered(name, number, error)
+
+        while is_on():
+            for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
+                count += 1
+                value = b"%s/%d" % (name.encode(), count)
+                number = recorder.sending(name, TOPIC, None, value)
+                try:
+                    future = await producer.send(TOPIC, value)
+                except RayqError as error:
+                    recorder.not_delivered(name, number, error)
+                else:
+                    future.call_on_delivery(partial(note, number))
+            await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
+        with contextlib.suppress(DeliveryError):
+            await producer.close()
+
+    async def treat(
+        self, client: Client, rng: random.Random, is_on: Callable[[], bool], describe: Describe
+    ) -> None:
+        """Takes something away, now and then."""
+        treatments = {
+            "delete records": self._delete_records,
+            "purge": self._purge,
+            "make anew": self._make_anew,
+        }
+        treat = treatments.get(self.treatment)
+        while treat is not None and is_on():
+            await asyncio.sleep(rng.uniform(*TREATED_S))
+            self._cluster.world.trace.note(f"LOOSE {self.treatment}")
+            with contextlib.suppress(RayqError):
+                await treat(client, rng, describe)
+
+    async def _delete_records(
+        self, client: Client, rng: random.Random, describe: Describe
+    ) -> None:
+        found = await describe()
+        if found is not None:
+            offset = rng.randint(found.start_offset, found.end_offset)
+            await AsyncAdmin(client).delete_records({PLACE: offset}, timeout_s=OPERATOR_TIMEOUT_S)
+
+    async def _purge(self, client: Client, rng: random.Random, describe: Describe) -> None:
+        before = await describe()
+        if before is not None:
+            await AsyncAdmin(client).purge_queue(NAME, timeout_s=OPERATOR_TIMEOUT_S)
+            self._recorder.purged(
+                self.plan.noted_as(self.queue_id),
+                0,
+                before.end_offset,
+                at_s=self._cluster.world.now_s,
+            )
+
+    async def _make_anew(self, client: Client, rng: random.Random, describe: Describe) -> None:
+        self._recorder.queue_closed(self.plan.noted_as(self.queue_id))
+        await client.change(DeleteQueue(request_id="-", name=NAME), timeout_s=60.0)
+        await asyncio.sleep(rng.choice((0.0, 0.0, 0.5)))
+        await self._make(client, 60.0)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def calm_down(self, describe: Describe) -> None:
+        """Once the cluster is whole and nobody treats it any more: what comes later has to be
+        handled."""
+        if self.treatment != "purge":
+            return
+        found = None
+        while found is None:
+            await asyncio.sleep(0.2)
+            found = await describe()
+        self._recorder.purged(
+            self.plan.noted_as(self.queue_id),
+            0,
+            found.end_offset,
+            at_s=self._cluster.world.now_s,
+            is_sure=False,
+        )
+
+    def note_cuts(self) -> None:
+        """Where the first unclean election has cut the log at most: there its epoch begins."""
+        offset = 1 << 62
+        for process, host in self._cluster.replica_hosts.items():
+            for replica in host._replicas.values() if process.alive else ():
+                if replica.assignment.topic == TOPIC and self._unclean_epochs:
+                    first = min(self._unclean_epochs)
+                    entries = replica._replica_log.log.epochs.entries()
+                    later = [start for epoch, start in entries if epoch >= first]
+                    offset = min([offset, *later, replica._replica_log.log.end_offset])
+        self._recorder.cut(TOPIC, 0, offset)

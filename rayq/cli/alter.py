@@ -1,0 +1,48 @@
+"""What `rayq topic alter` and `rayq queue alter` share: which keys change, and what they say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rayq.cli import output
+from rayq.cli.values import config_values, default_of
+from rayq.config import QueueConfig, TopicConfig
+from rayq.errors import InvalidRequestError
+
+SetKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
+    ),
+]
+DeletedKeys = Annotated[
+    list[str] | None,
+    typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
+]
+
+
+def changes_of(
+    kind: type[TopicConfig] | type[QueueConfig], config: SetKeys, delete: DeletedKeys
+) -> dict[str, Any]:
+    """The keys that change, with their new values. Raises typer.BadParameter where none does,
+    ConfigError, InvalidRequestError (a key is both set and deleted)."""
+    if not (config or delete):
+        raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
+    changes = config_values(kind, config or ())
+    for key in delete or ():
+        name = key.replace(".", "_")
+        if name in changes:
+            raise InvalidRequestError(f"{key} is both set and deleted.")
+        changes[name] = default_of(name, kind)
+    return changes
+
+
+def tell_changes(kind: str, whose: str, changes: dict[str, Any], json: bool) -> None:
+    """Tells that a topic or a queue (the `kind`) was changed."""
+    if json:
+        output.print_json({kind: whose, "changed": changes})
+        return
+    for name, value in changes.items():
+        output.say(f"{whose}: {name} is {output.config_text(value)} now.")

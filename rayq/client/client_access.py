@@ -1,0 +1,113 @@
+"""How a `Cluster` reaches its servers: addresses, key, and the clients that it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rayq.client.addresses import format_address, parse_addresses
+from rayq.client.background import BackgroundLoop, background_loop
+from rayq.client.broker_client import BOOTSTRAP_MAX
+from rayq.client.client import Client
+from rayq.client.environment import process_name, system_environment
+from rayq.client.shared_clients import acquire
+from rayq.config import ClusterConfig
+from rayq.environment import Address
+from rayq.errors import ClosedError, ConfigError
+from rayq.wire.authentication import Identity
+
+
+class ClientAccess:
+    """What one `Cluster` object holds to get clients with. Cheap to make: it connects at first use.
+
+    Its client on the background loop stays acquired from the first use until `give_back`.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str | Address],
+        key: bytes,
+        cluster_id: str | None,
+        config: ClusterConfig,
+    ) -> None:
+        """Arguments as `Cluster` takes them. Raises ConfigError."""
+        self._bootstrap = parse_addresses(addresses)
+        if not self._bootstrap:
+            raise ConfigError("A cluster needs the address of at least one broker, host:port.")
+        self.key = key
+        self.config = config
+        self.is_closed = False
+        self._cluster_id = cluster_id
+        self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of every known broker, as `host:port`."""
+        known = list(self._bootstrap)
+        shared = self._shared
+        if shared is not None:
+            brokers = shared[0].metadata.brokers.values()
+            known = [*((one.host, one.port) for one in brokers), *known]
+        return [format_address(address) for address in dict.fromkeys(known)]
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster's id. None before the first connection, unless it was given."""
+        shared = self._shared
+        found = None if shared is None else shared[0].metadata.cluster_id
+        return self._cluster_id or found
+
+    def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
+        """Adds addresses of brokers, the newest first. Raises ConfigError."""
+        added = parse_addresses(addresses)
+        self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
+
+    def check_open(self) -> None:
+        """Raises ClosedError."""
+        if self.is_closed:
+            raise ClosedError("This cluster was closed: connect again with rayq.connect().")
+
+    def new_client(self) -> Client:
+        """A client of its own for the running loop."""
+        identity = Identity(role="client", key=self.key, cluster_id=self._cluster_id, broker=None)
+        environment = system_environment(self.config)
+        return Client(environment, identity, self._bootstrap, self.config, name=process_name())
+
+    def acquire(self) -> tuple[Client, Callable[[], None]]:
+        """The shared client for the running loop, and the function that gives it back."""
+        goes_to = self._cluster_id or tuple(self._bootstrap)
+        client, release = acquire((goes_to, self.key, self.config), self.new_client)
+        client.add_bootstrap(self._bootstrap)
+        return client, release
+
+    def on_background_loop(self) -> tuple[Client, BackgroundLoop]:
+        """The shared client for this process's background loop, and that loop. Raises
+        ClosedError."""
+        self.check_open()
+        background = background_loop()
+        shared = self._shared
+        if shared is None or shared[1] is not background:  # the first use, or after a fork
+
+            async def acquire_once() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
+                """Runs on the loop, so that calls come one after another. With a lock, a signal
+                handler that interrupts the thread that holds it would wait for ever."""
+                self.check_open()
+                found = self._shared
+                if found is None or found[1] is not background:
+                    client, release = self.acquire()
+                    found = self._shared = (client, background, release)
+                return found
+
+            shared = background.run(acquire_once())
+        return shared[0], background
+
+    def give_back(self) -> None:
+        """Gives back what `on_background_loop` has acquired."""
+        background = background_loop()
+
+        async def on_loop() -> None:
+            shared, self._shared = self._shared, None
+            if shared is not None and shared[1] is background:
+                shared[2]()
+
+        if self._shared is not None:
+            background.run(on_loop())

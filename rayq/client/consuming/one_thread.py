@@ -1,0 +1,50 @@
+"""One thread at a time in a consumer for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from rayq.errors import ConcurrentUseError
+
+
+class OneThread:
+    """Lets in one thread at a time, which may enter again (from a callback, for example). A second
+    one gets ConcurrentUseError."""
+
+    __slots__ = ("_asking", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._asking = threading.RLock()
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        with self._asking:  # Now no thread that only asks has the lock.
+            if not self._lock.acquire(blocking=False):
+                raise concurrent_use_error()
+
+    @contextlib.contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Yields whether no thread was inside. Then the caller is, and a thread that comes
+        meanwhile waits instead of being refused. For what takes no time."""
+        with self._asking:
+            is_free = self._lock.acquire(blocking=False)
+            try:
+                yield is_free
+            finally:
+                if is_free:
+                    self._lock.release()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+def concurrent_use_error() -> ConcurrentUseError:
+    return ConcurrentUseError(
+        "Another thread uses this consumer at the moment; together they would miss records and see "
+        "others twice. Give each thread a consumer of its own (in a group they share the "
+        "partitions), or hand this one over between two calls."
+    )

@@ -1,0 +1,38 @@
+"""Requests to the leader of a partition that several parts of a client make: what builds one for
+each attempt, as `Client.ask_leader` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.wire.messages import Fetch, ListOffsets
+
+
+def fetch_now(
+    partition: int, offset: int, bytes_max: int, isolation: int
+) -> Callable[[str, LeaderAndEpoch], Fetch]:
+    """Reads what is there from `offset` on; waits for nothing."""
+    return lambda topic_id, leader: Fetch(
+        topic_id=topic_id,
+        partition=partition,
+        leader_epoch=leader.epoch,
+        offset=offset,
+        last_epoch=None,
+        bytes_max=bytes_max,
+        wait_ms=0,
+        isolation=isolation,
+    )
+
+
+def list_offset(
+    partition: int, timestamp_ms: int, isolation: int
+) -> Callable[[str, LeaderAndEpoch], ListOffsets]:
+    """Asks for the first offset at or after a time, or where EARLIEST or LATEST is."""
+    return lambda topic_id, leader: ListOffsets(
+        topic_id=topic_id,
+        partition=partition,
+        leader_epoch=leader.epoch,
+        timestamp_ms=timestamp_ms,
+        isolation=isolation,
+    )

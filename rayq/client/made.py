@@ -1,0 +1,57 @@
+"""The producers, consumers and queues for threads that one `Cluster` object has made."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from rayq.client.background import background_loop
+from rayq.client.consuming.consumer import Consumer
+from rayq.client.producing.producer import Producer
+from rayq.client.queues.queue import Queue
+from rayq.errors import ConcurrentUseError, RayqError
+
+
+class Made:
+    """They are closed with their cluster. It does not keep alive what the user drops."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
+            weakref.WeakSet()
+        )
+
+    def add(self, one: Producer[Any, Any] | Consumer[Any, Any] | Queue) -> None:
+        self._made.add(one)
+
+    def close_all(self) -> RayqError | None:
+        """Closes all consumers and queues, then all producers: what a consumer calls at its end may
+        send. Returns the first error."""
+        first_error: RayqError | None = None
+        made = list(self._made)
+        for consumer in (one for one in made if isinstance(one, Consumer)):
+            try:
+                try:
+                    consumer.close()
+                except ConcurrentUseError:  # Another thread polls it.
+                    consumer.abandon()
+            except RayqError as error:
+                first_error = first_error or error
+        for queue in (one for one in made if isinstance(one, Queue)):
+            try:
+                queue.close()
+            except RayqError as error:
+                first_error = first_error or error
+        # Side by side: each takes as long as its records may, where no broker answers.
+        closing = [one.closing() for one in made if isinstance(one, Producer)]
+
+        async def close_producers() -> list[BaseException | None]:
+            return await asyncio.gather(*closing, return_exceptions=True)
+
+        if closing:
+            for outcome in background_loop().run(close_producers()):
+                if isinstance(outcome, RayqError):
+                    first_error = first_error or outcome
+                elif outcome is not None:
+                    raise outcome
+        return first_error
