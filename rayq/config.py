@@ -827,6 +827,13 @@ def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
     return kind(**known)
 
 
+def given_values(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that were given, under their names, with the values that `parse` makes of them.
+    Raises `ConfigError`."""
+    config = parse(kind, options)
+    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}
+
+
 def parse_stored(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """A config of `kind` as it came over the wire or from disk. Keys that this version does not
     know are passed over: a newer one wrote them. Raises `ConfigError` for other mistakes."""

@@ -11,7 +11,7 @@ from rayq.client.addresses import DEFAULT_PORT
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, only_known, parse
+from rayq.config import ClusterConfig, given_values, only_known, parse
 from rayq.config_keywords import ClusterKeywords
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
@@ -128,8 +128,7 @@ def start(
                 f"A cluster named {name!r} runs in this Ray already: use exist_ok=True or "
                 f"rayq.connect(name={name!r}), stop that one first, or give this one another name."
             )
-        given = {key.replace(".", "_") for key in config}
-        _check_as_asked(running, root, brokers, {key: getattr(options, key) for key in given})
+        _check_as_asked(running, root, brokers, given_values(ClusterConfig, config))
         return _cluster_of(running)
     started = ray_cluster.start_cluster(
         root,

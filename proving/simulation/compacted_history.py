@@ -9,11 +9,14 @@ it is aborted; its marker may be missing as a tombstone may.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rayq.storage.batch import decode_columns, read_header
 from rayq.transaction_ids import family_of
+
+_DECODED_MAX = 4096
 
 
 class _Kept(NamedTuple):
@@ -145,17 +148,20 @@ class CompactedHistory:
         }
 
 
-def _records(batch: bytes) -> list[tuple[int, _Kept]]:
+@functools.lru_cache(_DECODED_MAX)
+def _records(batch: bytes) -> tuple[tuple[int, _Kept], ...]:
+    """The records of a batch. All replicas have the same batches, and each look at a log that was
+    compacted meets most of them again."""
     header = read_header(batch)
     if header.is_control:
-        return [(header.base_offset, _Kept(header.append_time_ms, None, bytes(batch), None))]
+        return ((header.base_offset, _Kept(header.append_time_ms, None, batch, None)),)
     columns = decode_columns(batch, 0, header)
     count = len(columns.values)
     keys = columns.keys or [None] * count
     headers = columns.headers or [None] * count
-    return [
+    return tuple(
         (offset, _Kept(timestamp_ms, key, value, header))
         for offset, timestamp_ms, key, value, header in zip(
             columns.offsets, columns.timestamps_ms, keys, columns.values, headers, strict=True
         )
-    ]
+    )

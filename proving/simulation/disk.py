@@ -86,6 +86,8 @@ class SimulatedDisk:
         self.trace = trace
         self._now = now
         self._root = Directory()
+        self._found: dict[str, Directory | StoredFile] = {}
+        """The nodes that were looked up since a directory changed, by path."""
         self._changes: list[Change] = []
         self._faults: list[Fault] = []
         self._stalled_until = 0.0
@@ -133,6 +135,7 @@ class SimulatedDisk:
                 stopped.update(change.directories())
         self._changes.clear()
         self._root.power_loss()
+        self._found.clear()
         for path, file in self._root.walk():
             file.power_loss(self.rng)
             self.trace.mix(zlib.crc32(path.encode()), zlib.crc32(file.current))
@@ -190,14 +193,18 @@ class SimulatedDisk:
         return max(0, self.capacity_bytes - sum(len(f.current) for _, f in self._root.walk()))
 
     def find(self, path: str) -> Directory | StoredFile | None:
+        found = self._found.get(path)
+        if found is not None:
+            return found
         node: Any = self._root
         try:
             for part in _parts(path):
                 node = node.entries[part]
         except (KeyError, AttributeError):  # There is no such name, or a file stands in its place.
             return None
-        found: Directory | StoredFile = node
-        return found
+        there: Directory | StoredFile = node
+        self._found[path] = there
+        return there
 
     def find_file(self, path: str) -> StoredFile:
         node = self.find(path)
@@ -224,6 +231,7 @@ class SimulatedDisk:
         """Changes directory entries, durably only after `sync_directory`."""
         change = Change(*parts)
         change.apply()
+        self._found.clear()
         self._changes.append(change)
         self.trace.mix(*(zlib.crc32(name.encode()) for _, name, _ in parts))
 

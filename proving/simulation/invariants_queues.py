@@ -5,13 +5,16 @@
 - within a state epoch what is done stays done, no count falls, and a record has another holder only
   under a higher count;
 - a block is dropped only below a start that is committed, or as wholly done;
+- what moves append was noted before under its number; a move whose records are done is in its
+  target, and one that is given up is not;
 - a leader stays within its bounds;
 - what a new leader would read is the state of the leader that serves (`check_live`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
@@ -21,12 +24,22 @@ from rayq.core import kept_queues, queue_records
 from rayq.core.kept_queues import KeptQueues, StateKey
 from rayq.core.queue_block import BLOCK_OFFSETS, Block, bits_of
 from rayq.core.queue_mover import DELAYED, READY
+from rayq.core.queue_moves import Move
 from rayq.core.queue_records import Head, Kept
 from rayq.core.queue_state import QueueState
 from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.storage.batch import decode_columns, read_header
 
 RECORDS_MAX = 100_000
+
+
+class _Number(NamedTuple):
+    """That of a batch, in the partition that it is appended to."""
+
+    topic_id: str
+    partition: int
+    producer_id: int
+    producer_epoch: int | None
 
 
 class QueueInvariants:
@@ -36,12 +49,22 @@ class QueueInvariants:
         self._kept = KeptQueues()
         self._known: dict[StateKey, Kept] = {}
         self._openings: dict[StateKey, kept_queues.Opening] = {}
+        self.moved_to: frozenset[str] = frozenset()
+        """Topics that get records by moves only."""
+        self.sure_moves: frozenset[str] = frozenset()
+        """The ids of queues out of which nothing is taken but by moves and settlements."""
+        self.on_move: Callable[[StateKey, Move], None] | None = None
+        """Called with each move whose note is committed."""
+        self._noted: set[_Number] = set()
+        self._appended: set[_Number] = set()
+        """The numbers of all batches that a leader of any topic has committed."""
         self.replays = 0
         """How often a live state was compared with what is kept of it."""
 
     def committed(self, replica: Replica, leader_epoch: int, batch: bytes) -> None:
         """Takes a committed batch of any topic."""
         if replica.assignment.topic != QUEUES_TOPIC:
+            self._note_appended(replica, batch)
             return
         columns = decode_columns(batch, 0, read_header(batch))
         changed: dict[StateKey, None] = {}
@@ -89,6 +112,37 @@ class QueueInvariants:
                 f"{sorted(kept - mine)[:10]}; delays {delays}, and kept are {kept_delays}"
             )
 
+    def kept(self, queue_id: str, partition: int) -> Kept:
+        """What is kept of a queue in one partition."""
+        return self._known[StateKey(queue_id, partition)]
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    def _note_appended(self, replica: Replica, batch: bytes) -> None:
+        header, assignment = read_header(batch), replica.assignment
+        if header.producer_id is None:
+            return
+        place = assignment.topic_id, assignment.partition
+        number = _Number(*place, header.producer_id, header.producer_epoch)
+        self._appended.add(number)
+        if assignment.topic in self.moved_to and number not in self._noted:
+            raise InvariantError(f"{assignment.topic} has {number}, which no move noted before")
+
+    def _note_moves(self, state_key: StateKey, before: Kept, kept: Kept) -> None:
+        for move in _missing(kept.moves, before.moves):
+            self._noted.add(_number_of(move))
+            if self.on_move is not None:
+                self.on_move(state_key, move)
+
+    def _check_end(self, state_key: StateKey, move: Move, kept: Kept) -> None:
+        done = sum(is_done(kept, one.offset) for one in move.records)
+        is_there = _number_of(move) in self._appended
+        if (done == len(move.records)) != is_there or 0 < done < len(move.records):
+            raise InvariantError(
+                f"{state_key}: {move} ends; {done} of its records are done, and its batch is "
+                f"{'' if is_there else 'not '}in the target"
+            )
+
     # --- inside -----------------------------------------------------------------------------------
 
     def _read(self, state_key: StateKey) -> Iterator[kept_queues.KeptRecord]:
@@ -120,6 +174,7 @@ class QueueInvariants:
         self._known[state_key] = kept
         if before is None:
             return
+        self._note_moves(state_key, before, kept)
         old, new = before.head, kept.head
         if new.state_epoch < old.state_epoch:
             raise InvariantError(f"{state_key} goes back from {old} to {new}")
@@ -127,6 +182,9 @@ class QueueInvariants:
             return  # An unclean election took records away.
         if new.start_offset < old.start_offset:
             raise InvariantError(f"{state_key}: its start goes back from {old} to {new}")
+        if state_key.queue_id in self.sure_moves:
+            for move in _missing(before.moves, kept.moves):
+                self._check_end(state_key, move, kept)
         for number in {*before.blocks, *kept.blocks}:
             self._check_block(state_key, number, before, kept)
         for number in _numbers(old) - _numbers(new):
@@ -160,6 +218,24 @@ class QueueInvariants:
                 f"{state_key}, offset {offset}: {_told(old, offset)} was committed, and now "
                 f"{_told(new, offset)}"
             )
+
+
+def is_done(kept: Kept, offset: int) -> bool:
+    """Whether the record at this offset is settled."""
+    number, index = divmod(offset, BLOCK_OFFSETS)
+    if offset < kept.head.start_offset or number in _numbers(kept.head):
+        return True
+    block = kept.blocks.get(number)
+    return block is not None and bool(block.done >> index & 1)
+
+
+def _missing(these: dict[int, Move], those: dict[int, Move]) -> list[Move]:
+    """The moves of `these` that are not among `those`."""
+    return [move for move_id, move in these.items() if those.get(move_id) != move]
+
+
+def _number_of(move: Move) -> _Number:
+    return _Number(move.topic_id, move.partition, move.producer_id, move.producer_epoch)
 
 
 def _from(index: int) -> int:

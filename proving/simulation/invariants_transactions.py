@@ -49,6 +49,8 @@ class TransactionInvariants:
 
     def observe(self) -> None:
         """Checks what the last event may have changed, once its batches were taken."""
+        if not self._moved:
+            return
         for replica in self._moved:
             place = (replica.assignment.topic_id, replica.assignment.partition)
             stable_offset = replica._replica_log.last_stable_offset

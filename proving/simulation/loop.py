@@ -111,9 +111,16 @@ class SimulatedTask(asyncio.Task[Any]):
     """A task that hashes by its number: sets of tasks (`asyncio.wait`, `TaskGroup`) have one order
     in every run."""
 
-    def __init__(self, number: int, work: Any, loop: SimulationLoop, options: Any) -> None:
+    def __init__(
+        self,
+        number: int,
+        work: Any,
+        loop: SimulationLoop,
+        name: str,
+        context: contextvars.Context | None,
+    ) -> None:
         self.number = number
-        super().__init__(work, loop=loop, **options)
+        super().__init__(work, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -237,8 +244,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             coro.close()
             owner.check_alive()
         self._tasks_made += 1
-        options = {"name": name or f"task-{self._tasks_made}", "context": context}
-        task = SimulatedTask(self._tasks_made, coro, self, options)
+        name = name or f"task-{self._tasks_made}"
+        task = SimulatedTask(self._tasks_made, coro, self, name, context)
         owner.add_task(task)
         return task
 

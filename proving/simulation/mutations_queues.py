@@ -9,7 +9,7 @@ from proving.simulation.planting import Patch, plants
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.move_targets import MoveTargets
-from rayq.actors.queues.moves import QueueMoves
+from rayq.actors.queues.numbered_moves import NumberedMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.core import queue_block, queue_ledger
@@ -266,33 +266,31 @@ def dead_before_written() -> list[Patch]:
         with contextlib.suppress(RayqError):
             await self._targets.append(move, payload)
 
-    return [(QueueMoves, "_carry_out", mutated)]
+    return [(NumberedMoves, "_carry_out", mutated)]
 
 
 @plants("54", "a move that is begun again gets a new number", QUEUES)
 def move_unnumbered() -> list[Patch]:
-    async def resume(self: Any, move: Any) -> None:
+    async def resume(self: Any, move: Any) -> str:
         self._state.release_move(move.move_id)
-        for record in move.records:
-            self._end(record.offset, "begun anew")
         await self._source.commit()
-        self.wake()
+        return "begun anew"
 
-    return [(QueueMoves, "_resume", resume)]
+    return [(NumberedMoves, "resume", resume)]
 
 
 @plants("54", "a batch is appended again without a look at its target, under any number", QUEUES)
 def moved_batch_not_recognised() -> list[Patch]:
-    encode = QueueMoves._encode
+    encode = NumberedMoves._encode
 
-    async def look(self: Any, move: Any, offset: int) -> Any:
-        return False, offset
+    async def look(self: Any, move: Any, before: Any) -> Any:
+        return before
 
     def mutated(self: Any, outcome: Any, records: Any, number: Any) -> Any:
         self._epoch += 1
         return encode(self, outcome, records, (number[0], self._epoch))
 
-    return [(MoveTargets, "look", look), (QueueMoves, "_encode", mutated)]
+    return [(MoveTargets, "look", look), (NumberedMoves, "_encode", mutated)]
 
 
 # --- the order of keys ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from proving.simulation.disk import ProcessDisk, SimulatedDisk
 from proving.simulation.link import NetworkHost
 from proving.simulation.loop import SimulationLoop
 from proving.simulation.network import ProcessNetwork, SimulatedNetwork
-from proving.simulation.owner import Owner
+from proving.simulation.owner import DEAD, Owner
 from rayq.environment import Environment
 
 T = TypeVar("T")
@@ -191,7 +191,8 @@ class ProcessClock:
         self._loop = host.world.loop
 
     def monotonic(self) -> float:
-        self._process.check_alive()
+        if self._process.gate == DEAD:
+            self._process.check_alive()
         return self._loop.time()
 
     def wall_ms(self) -> int:

@@ -4,9 +4,9 @@ The ordinary producers write `orders`, which two queues read: `plain`, and `by-k
 of one key are handled in order. `later` is a topic of a queue alone; most of its records are
 delayed. Each queue has consumers, one life after the other: they are killed, hang, are cut off,
 and handle records badly, by single messages (`queue_workers`) or rayq's own client
-(`queue_tasks`). Operators move dead letters back, those of `later` to
-`later`, the others to `again`; they are killed half-way as well. In the end every queue has to be
-settled, and the checker judges what the consumers saw.
+(`queue_tasks`). Operators move dead letters back (`redrives`), those of `later` to `later`, the
+others to `again`; they are killed half-way as well. In the end every queue has to be settled, and
+the checker judges what the consumers saw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,6 +23,7 @@ from proving.simulation import queue_bounds
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults_queues import MoveFaults
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.loose_queue import TOPIC as LOOSE
@@ -33,6 +33,7 @@ from proving.simulation.process import Process
 from proving.simulation.queue_lives import Lives
 from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
+from proving.simulation.redrives import Redrives
 from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS
@@ -47,15 +48,12 @@ from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import due_header
-from rayq.testing.checker.recorder import as_text
 from rayq.wire.messages import (
     AlterQueue,
     CreateQueue,
     DescribeQueue,
     DescribeQueueResponse,
     DescribeQueues,
-    ListQueueRecords,
-    MoveQueueRecords,
     Request,
 )
 
@@ -111,15 +109,17 @@ class QueueWorkload(Workload):
             self.keeper = UncleanKeeper(cluster, rng, self.recorder)
             self.more_faults = (*self.more_faults, *self.keeper.faults)
         self.invariants = QueueInvariants()
+        if self.keeper is None:
+            self.invariants.moved_to = frozenset({AGAIN, *(f"{name}.dead" for name in self.plans)})
+        self._move_faults = MoveFaults(cluster, cluster.world.new_random("move faults"))
+        self.invariants.on_move = self._move_faults.noted
         self._queue_ids: dict[str, str] = {}
         self._is_wild = True
         self._is_working = True
         self._is_moving = True
         self._calm_since_s = 0.0
         self._lives = Lives(cluster, self.hosts, self.recorder)
-        self._moved: dict[tuple[str, int], str] = {}
-        """The target of each dead letter that a leader says it moved, by queue and offset."""
-        self._discarded: set[tuple[str, int]] = set()
+        self._redrives = Redrives(self.plans, self.invariants, own=LATER, aside=AGAIN)
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -188,15 +188,20 @@ class QueueWorkload(Workload):
                 await client.change(kept, timeout_s=END_LIMIT_S)
             if self.loose is not None:
                 await self.loose.create(client, self.topic_options)
-            while len(self._queue_ids) < 2 * len(self.plans):
+            names = {*self.plans, *(f"{name}.dead" for name in self.plans)}
+            while not names <= self._queue_ids.keys():
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
                 self._queue_ids = {one.name: one.queue_id for one in answer.queues}
+            self._redrives.queue_ids = self._queue_ids
+            if self.keeper is None:
+                self.invariants.sure_moves = frozenset(self._queue_ids[one] for one in names)
             client.close()
 
         await process.run(create())
 
     def start(self) -> None:
         self._clocks = asyncio.create_task(self._watch_clocks())
+        self._striking = asyncio.create_task(self._move_faults.run())
         for number in range(PRODUCERS):
             self._start(f"producer-{number}", self._produce)
         self._start("delayer", self._put_later)
@@ -220,6 +225,7 @@ class QueueWorkload(Workload):
 
     def calm_down(self) -> None:
         self._is_wild = self._lives.is_wild = False
+        self._striking.cancel()
         self._calm_since_s = self._cluster.world.now_s
 
     async def stop_sending(self) -> None:
@@ -291,35 +297,11 @@ class QueueWorkload(Workload):
             client.close()
             return records
 
+        before = self._redrives.kept() if self.keeper is None else {}
         records = await process.run(read())
         self.recorder.found(records)
         if self.keeper is None:
-            self._judge_moves(records)
-
-    def _judge_moves(self, records: list[Record]) -> None:
-        """Each dead letter that was moved stands once where it was moved to."""
-        values = {
-            (one.topic, one.offset): as_text(one.value or b"")
-            for one in records
-            if one.topic.endswith(".dead")
-        }
-        dead = Counter(value for (topic, _), value in values.items() if topic != "later.dead")
-        again = Counter(as_text(one.value or b"") for one in records if one.topic == AGAIN)
-        later = Counter(as_text(one.value or b"") for one in records if one.topic == LATER)
-        self.problems += [
-            f"{value!r} was redriven {count} times; {dead[value]} dead letters of it"
-            for value, count in again.items()
-            if count > dead[value]
-        ]
-        moved = Counter(
-            (target, values[where]) for where, target in self._moved.items() if where in values
-        )
-        for (target, value), count in moved.items():
-            there = again[value] if target == AGAIN else later[value] - 1
-            if there < count:
-                self.problems.append(
-                    f"{count} dead letters {value!r} were moved to {target}; {there} are there"
-                )
+            self.problems += self._redrives.problems(records, before, self._redrives.kept())
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -424,49 +406,9 @@ class QueueWorkload(Workload):
         client = self._client(process)
         while self._is_moving:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
-            queue = rng.choice([*self.plans])
             with contextlib.suppress(RayqError):
-                await self._redrive_some(client, queue, rng)
+                await self._redrives.redrive_some(client, rng)
         client.close()
-
-    async def _redrive_some(self, client: Client, queue: str, rng: random.Random) -> None:
-        topic = f"{queue}.dead"
-        queue_id = self._queue_ids[topic]
-
-        def list_them(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
-            return ListQueueRecords(
-                topic_id=topic_id,
-                partition=0,
-                leader_epoch=leader.epoch,
-                queue_id=queue_id,
-                offset=0,
-                states=[],
-                records_max=rng.choice((2, 100)),
-            )
-
-        found = await client.ask_leader(topic, 0, list_them, timeout_s=8, attempt_timeout_s=4)
-        offsets = [one.offset for one in found.records if rng.random() < 0.8]
-        if not offsets:
-            return
-        is_discarded = rng.random() < 0.1
-        target = None if is_discarded else "" if queue == "later" else AGAIN
-        if is_discarded:
-            self._discarded |= {(topic, one) for one in offsets}
-
-        def move(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
-            return MoveQueueRecords(
-                topic_id=topic_id,
-                partition=0,
-                leader_epoch=leader.epoch,
-                queue_id=queue_id,
-                offsets=offsets,
-                to_topic=target,
-            )
-
-        answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
-        for offset in answer.moved:
-            if (topic, offset) not in self._discarded:
-                self._moved[topic, offset] = LATER if queue == "later" else AGAIN
 
     # --- watching ---------------------------------------------------------------------------------
 

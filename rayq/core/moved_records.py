@@ -19,9 +19,18 @@ COUNT_HEADER = "rayq.count"
 """How often the record was given out, in decimal digits."""
 ERROR_HEADER = "rayq.error"
 """What its consumer said; missing where it said nothing."""
+DOUBT_HEADER = "rayq.doubt"
+"""`copy`: the same dead letter may have been here before; missing in all others."""
 POOL_ERROR_HEADERS = ("rayq.error.class", "rayq.error.message")
 """What the dead letters of consumer pools have in its place."""
-_ADDED = {SOURCE_HEADER, REASON_HEADER, COUNT_HEADER, ERROR_HEADER, *POOL_ERROR_HEADERS}
+_ADDED = {
+    SOURCE_HEADER,
+    REASON_HEADER,
+    COUNT_HEADER,
+    ERROR_HEADER,
+    DOUBT_HEADER,
+    *POOL_ERROR_HEADERS,
+}
 PARTITION_DIGITS_MAX = 6
 
 
@@ -37,6 +46,8 @@ def dead_letter_headers(
     ]
     if dying.error:
         added.append((ERROR_HEADER, dying.error.encode(errors="replace")))
+    if dying.is_in_doubt:
+        added.append((DOUBT_HEADER, b"copy"))
     return own_headers(headers) + added
 
 

@@ -126,20 +126,34 @@ class QueueMover(QueueLedger):
                     block.moving ^= bit
                     self._finish(number, block, bit)
 
-    def release_move(self, move_id: int) -> None:
-        """The batch never gets there: its records are dying or ready again, in no move."""
+    def release_move(self, move_id: int, *, is_in_doubt: bool = False) -> None:
+        """The batch never gets there, or `is_in_doubt`, whether it is there: its records are dying
+        or ready again, in no move."""
         move = self._remove_move(move_id)
         for record in move.records:
             for number, block, bit in self._parts(record.offset, record.offset):
                 if not block.moving & bit:
                     continue
                 if move.outcome == "dead":
-                    self._dying[record.offset] = record
+                    self._dying[record.offset] = (
+                        msgspec.structs.replace(record, is_in_doubt=True) if is_in_doubt else record
+                    )
                     self._changed_dying.add(record.offset)
                 else:
                     block.moving ^= bit
                     self._changed.add(number)
                     self._free_bits(number, block, bit)
+
+    def _cut_moves(self, offset: int) -> None:
+        """The records from `offset` on are not what they were. The others of a batch stay in its
+        move: they may be in the target."""
+        for move_id, move in list(self._moves.items()):
+            left = tuple(one for one in move.records if one.offset < offset)
+            if not left:
+                self._remove_move(move_id)
+            elif len(left) < len(move.records):
+                self._moves[move_id] = msgspec.structs.replace(move, records=left)
+                self._changed_moves.add(move_id)
 
     def moves(self) -> list[Move]:
         """All moves that were begun and not ended, also those of leaders before."""

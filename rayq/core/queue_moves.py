@@ -29,14 +29,17 @@ class Dying(msgspec.Struct, array_like=True, frozen=True):
     """`DELIVERIES`, `REJECTED`, or an operator's."""
     error: str
     """What the consumer said. At most `ERROR_BYTES_MAX` bytes as UTF-8."""
+    is_in_doubt: bool = False
+    """It may be among the dead letters already."""
 
 
 class Move(msgspec.Struct, array_like=True, frozen=True):
     """One batch to append to one partition of a target.
 
     `producer_id` and `producer_epoch` number it (the sequence is 0), `scan_from` is the end of the
-    target before, `crc` that of the batch's body, `time_ms` its timestamp. `records` are ascending.
-    Moved records are dead letters by their `outcome`, or just done.
+    target before, `scan_epoch` the leader epoch of the last batch below (None: unknown), `crc` that
+    of the batch's body. `records` are ascending. Moved records are dead letters by their `outcome`,
+    or just done.
     """
 
     move_id: int
@@ -46,6 +49,6 @@ class Move(msgspec.Struct, array_like=True, frozen=True):
     producer_id: int
     producer_epoch: int
     scan_from: int
-    time_ms: int
+    scan_epoch: int | None
     crc: int
     records: tuple[Dying, ...]

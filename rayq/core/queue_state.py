@@ -71,12 +71,9 @@ class QueueState(QueueTaker, QueueMover):
 
     def cut(self, offset: int, state_epoch: int) -> None:
         """The log lost what was at `offset` and above (an unclean election), and has other records
-        there: they are learned anew, and no older lock counts. A move with such records is
-        forgotten, so its other records may be moved twice. Only right after `replay`, where
-        `offset` is below `learned`."""
-        for move in self.moves():
-            if move.records[-1].offset >= offset:
-                self.release_move(move.move_id)
+        there: they are learned anew, and no older lock counts. Such records leave the moves they
+        are in. Only right after `replay`, where `offset` is below `learned`."""
+        self._cut_moves(offset)
         self._drop_from(offset)
         self.void_locks(state_epoch)
 
@@ -474,6 +471,17 @@ class QueueState(QueueTaker, QueueMover):
         return self._delays[0][0] if self._delayed else None
 
     # --- looking ---------------------------------------------------------------------------------
+
+    def excused(self, locks: Iterable[Lock]) -> list[Lock]:
+        """`(first, last, how many)`: how many deliveries of these locked records were no failures,
+        where there are such."""
+        return [
+            ((number << BLOCK_BITS) + first, (number << BLOCK_BITS) + last, many)
+            for start, end, _ in locks
+            for number, block, mask in self._parts(start, end)
+            for many, bits in block.excused.items()
+            for first, last in runs_of(bits & mask)
+        ]
 
     @property
     def trouble(self) -> str | None:

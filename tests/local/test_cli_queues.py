@@ -234,6 +234,7 @@ dead-letters list QUEUE --where header=x
 dead-letters show QUEUE 7
 dead-letters show QUEUE 0/999999999999999999999999999999
 dead-letters redrive QUEUE -y --rate 0/s
+dead-letters redrive QUEUE -y --rate -5/s
 dead-letters redrive QUEUE -y --rate fast
 dead-letters redrive QUEUE
 dead-letters discard QUEUE

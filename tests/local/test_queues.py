@@ -237,12 +237,17 @@ def test_what_was_locked_ahead_counts_for_nothing(
     cluster: LocalCluster, new_queue: NewQueue
 ) -> None:
     """Records that nobody was given do not come nearer to the dead letters."""
-    queue = new_queue(max_deliveries=1)
+    queue = new_queue(max_deliveries=2, backoff_s=0)
     queue.put_many([b"%d" % n for n in range(20)])
     first = other(cluster, queue)
     take_all(first, 1)[0].ack()
     first.close()
-    assert len(take_all(queue, 19)) == 19
+    for is_last in (False, True):
+        tasks = take_all(queue, 19)
+        assert max(task.delivery_count for task in tasks) > 1
+        for task in tasks:
+            task.fail(ValueError("no"))
+            assert task.was_rejected == is_last
 
 
 def test_of_each_key_one_record_is_handled_at_a_time(

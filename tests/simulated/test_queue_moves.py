@@ -18,13 +18,21 @@ from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
 from rayq.core.large_values import manifest_of_chunks
-from rayq.core.moved_records import SOURCE_HEADER, dead_letter_headers, own_headers, source_of
+from rayq.core.moved_records import (
+    DOUBT_HEADER,
+    SOURCE_HEADER,
+    dead_letter_headers,
+    own_headers,
+    source_of,
+)
 from rayq.core.queue_moves import Dying
 from rayq.core.queue_state import QueueState
 from rayq.errors import (
     CorruptBatchError,
     DisconnectedError,
     InvalidTopicError,
+    LogTruncatedError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     QueueLoadingError,
     RayqError,
@@ -32,7 +40,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import Headers
-from rayq.storage.batch import decode_columns, read_header, stamp
+from rayq.storage.batch import decode_columns, encode_batch, read_header, stamp
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
 
@@ -47,16 +55,28 @@ class Target:
         self.batches: list[bytes] = []
         self.producers = ProducerState()
         self.start = self.end = 0
+        self.epoch = 1
+        self.is_offline = False
         self.bytes_max = 1 << 20
 
     def answer(self, request: Any, payload: bytes) -> tuple[Any, bytes]:
+        if self.is_offline:
+            raise NotLeaderError("no leader")
         match request:
             case messages.ListOffsets():
                 at = self.end if request.timestamp_ms == messages.LATEST else self.start
-                return messages.ListOffsetsResponse(at, None), b""
+                epochs = [read_header(one).leader_epoch for one in self.batches]
+                return messages.ListOffsetsResponse(at, None, epochs[-1] if epochs else None), b""
+            case messages.DescribeProducers():
+                known = self.producers.ids_from(request.first_producer_id, 1)
+                return messages.DescribeProducersResponse(known), b""
             case messages.Fetch():
                 if not self.start <= request.offset <= self.end:
                     raise OffsetOutOfRangeError("not there")
+                if request.last_epoch is not None and request.offset > self._end_of(
+                    request.last_epoch
+                ):
+                    raise LogTruncatedError("cut")
                 found = [
                     one for one in self.batches if read_header(one).last_offset >= request.offset
                 ]
@@ -73,15 +93,35 @@ class Target:
         if repeat is not None:
             return messages.ProduceResponse(repeat.base_offset, 0, 0, True)
         batch = bytearray(payload)
-        stamped = stamp(batch, 0, base_offset=self.end, leader_epoch=1, append_time_ms=1)
+        stamped = stamp(batch, 0, base_offset=self.end, leader_epoch=self.epoch, append_time_ms=1)
         self.producers.update(stamped)
         self.batches.append(bytes(batch))
         self.end = stamped.next_offset
         return messages.ProduceResponse(stamped.base_offset, 1, 0, False)
 
+    def write(self, count: int) -> None:
+        """Others append records."""
+        for _ in range(count):
+            self._append(encode_batch([b"other"], [None], [[]], append_time=True))
+
     def forget(self) -> None:
         """The producers expire."""
         self.producers.clear()
+
+    def cut(self, offset: int) -> None:
+        """An unclean election."""
+        self.batches = [one for one in self.batches if read_header(one).next_offset <= offset]
+        self.producers.forget_from(offset)
+        self.end, self.epoch = offset, self.epoch + 1
+
+    def delete_below(self, offset: int) -> None:
+        """Retention."""
+        self.batches = [one for one in self.batches if read_header(one).base_offset >= offset]
+        self.start = offset
+
+    def _end_of(self, epoch: int) -> int:
+        later = [read_header(one) for one in self.batches]
+        return min((one.base_offset for one in later if one.leader_epoch > epoch), default=self.end)
 
     @property
     def records(self) -> list[tuple[bytes | None, Headers]]:
@@ -112,10 +152,12 @@ class Cluster:
         self.dead = asyncio.Event()
         self.producer_ids = 0
         self.damaged: set[int] = set()
+        self.dies_after_append = False
         self.life = 0
 
     def start(self) -> Leader:
         self.life += 1
+        self.dies_after_append = False
         self.dead.clear()
         return Leader(self, self.life)
 
@@ -175,6 +217,9 @@ class Leader:
     def wake(self) -> None:
         pass
 
+    def failed(self, error: Exception) -> None:
+        raise error
+
     # --- Links
 
     async def find_topic(self, name: str) -> tuple[str, int]:
@@ -203,6 +248,9 @@ class Leader:
             raise DisconnectedError("before it arrived")
         request = build(topic_id, partition, 1)
         answer, data = cluster.targets[topic_id, partition].answer(request, payload)
+        if isinstance(request, messages.Produce) and cluster.dies_after_append:
+            cluster.dead.set()
+            await asyncio.get_running_loop().create_future()
         await cluster.step(self._life)
         if cluster.random.random() < cluster.losses:
             raise DisconnectedError("the answer was lost")
@@ -372,6 +420,122 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
         assert found == {b"v%d" % offset: 1 for offset in range(RECORDS)}
 
     played(work, seed)
+
+
+async def dead_after_append(cluster: Cluster, *, redriven: bool = False) -> None:
+    """A leader dies when its target has the batch and it does not know."""
+    leader = cluster.start()
+    await leader.commit()
+    leader.moves.start()
+    cluster.dies_after_append = True
+    asked: asyncio.Future[Any] | None = None
+    if redriven:
+        asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders")))
+    else:
+        leader.reject(0, 1)
+    await cluster.dead.wait()
+    if asked is not None:
+        asked.cancel()
+    leader.moves.stop()
+
+
+def test_a_batch_is_found_where_its_target_was_cut_below_the_end_that_was_noted() -> None:
+    async def work(cluster: Cluster) -> None:
+        target = cluster.targets["tasks.dead", 0]
+        target.write(20)
+        number = Leader.exchange
+
+        async def cut_before_append(self: Leader, *args: Any) -> Any:
+            if len(args) > 3 and not target.epoch > 1:
+                target.cut(5)
+            return await number(self, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Leader, "exchange", cut_before_append)
+            await dead_after_append(cluster)
+        assert target.epoch == 2 and target.end == 7
+        target.write(30)
+        target.forget()
+        leader = cluster.start()
+        leader.moves.start()
+        await until(lambda: settled(leader))
+        assert sources(target) == {b"tasks/0/0": 1, b"tasks/0/1": 1}
+
+    played(work)
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_a_dead_letter_that_may_be_there_twice_says_so(is_remembered: bool) -> None:
+    async def work(cluster: Cluster) -> None:
+        target = cluster.targets["tasks.dead", 0]
+        await dead_after_append(cluster)
+        target.write(3)
+        target.delete_below(target.end)
+        if not is_remembered:
+            target.forget()
+        leader = cluster.start()
+        leader.moves.start()
+        await until(lambda: settled(leader))
+        doubted = [dict(headers).get(DOUBT_HEADER) for _, headers in target.records]
+        assert doubted == ([] if is_remembered else [b"copy", b"copy"])
+        assert leader.state.dead == 2 and leader.moves.trouble is None
+
+    played(work)
+
+
+def test_a_redrive_that_may_have_been_done_is_left_to_who_asks_again() -> None:
+    async def work(cluster: Cluster) -> None:
+        target = cluster.targets["orders", 0]
+        await dead_after_append(cluster, redriven=True)
+        target.delete_below(target.end)
+        target.forget()
+        leader = cluster.start()
+        leader.moves.start()
+        answer = await leader.moves.move_records(request([0, 1, 2], "orders"))
+        assert answer.moved == [2]
+        assert all("may have been moved before" in why for _, why in answer.refused)
+        assert leader.state.counts().ready == RECORDS - 1 and len(target.records) == 1
+        answer = await leader.moves.move_records(request([0, 1], "orders"))
+        assert answer.moved == [0, 1] and len(target.records) == 3
+
+    played(work)
+
+
+def test_what_an_unclean_election_takes_from_a_batch_doubles_none_of_the_rest() -> None:
+    async def work(cluster: Cluster) -> None:
+        await dead_after_append(cluster)
+        cluster.log[1] = MovedRecord(None, b"another", [])
+        leader = cluster.start()
+        leader.state.cut(1, 7)
+        leader.state.learn(RECORDS - 1)
+        await leader.commit()
+        leader.moves.start()
+        await until(lambda: settled(leader))
+        target = cluster.targets["tasks.dead", 0]
+        assert sources(target) == {b"tasks/0/0": 1, b"tasks/0/1": 1}
+        assert leader.state.counts().ready == RECORDS - 1
+
+    played(work)
+
+
+def test_a_target_that_does_not_answer_holds_up_no_other_and_no_record() -> None:
+    async def work(cluster: Cluster) -> None:
+        for offset in range(4):
+            source = b"orders/%d/7" % (offset % 2)
+            cluster.log[offset] = MovedRecord(None, b"v", [(SOURCE_HEADER, source)])
+        del cluster.log[3]
+        cluster.targets["orders", 0].is_offline = True
+        leader = cluster.start()
+        leader.moves.start()
+        answer = await leader.moves.move_records(request([0, 1, 2, 3], ""))
+        assert answer.moved == [1]
+        why = dict(answer.refused)
+        assert "no leader" in why[0] and "no leader" in why[2] and "gone" in why[3]
+        assert leader.moves.trouble is None and leader.state.counts().ready == RECORDS - 1
+        dropped = await leader.moves.move_records(request([0, 3], None))
+        assert dropped.moved == [0, 3]
+
+    played(work)
 
 
 def test_the_chunks_of_a_large_value_are_held_before_its_move_begins() -> None:

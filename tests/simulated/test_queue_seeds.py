@@ -7,8 +7,15 @@ import pytest
 from tests.simulated.support import found_by, passing
 
 QUEUES = ("--scenario", "queues")
-QUICK_HUNTS = ("ack_answered_early", "late_ack_accepted", "key_order_ignored")
-"""Planted bugs that the first seed finds; `make hunt` plants the others."""
+QUICK_HUNTS = (
+    "ack_answered_early",
+    "late_ack_accepted",
+    "key_order_ignored",
+    "dead_before_written",
+    "moved_batch_not_recognised",
+    "move_unnumbered",
+)
+"""Planted bugs that the first seeds find; `make hunt` plants the others."""
 
 
 @pytest.mark.slow

@@ -9,21 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import cast
 
-import msgspec
-
+from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
-from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
-from rayq.core.cluster_state import Topic
-from rayq.core.metadata_records import MetadataRecord, RemoteMoved
+from rayq.core.metadata_records import MetadataRecord
 from rayq.core.topic_changes import offline_reason
 from rayq.descriptors import shares
 from rayq.environment import Address, Environment
@@ -38,9 +34,7 @@ from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
-from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
 from rayq.wire.authentication import Identity
-from rayq.wire.codec import ENCODER
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result, Server
 
@@ -89,7 +83,6 @@ class Broker:
         self._producer_ids = range(0)
         self._producer_ids_lock = asyncio.Lock()
         self._is_stopping = False
-        self._encoded_topics: dict[str, msgspec.Raw] = {}
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> Address:
@@ -122,6 +115,9 @@ class Broker:
             incarnation=self._incarnation,
             snapshot_records=self._config.metadata_snapshot_records,
             on_applied=self._on_metadata,
+        )
+        self._answers = MetadataAnswers(
+            self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )
         self._objects = (
             None
@@ -250,13 +246,7 @@ class Broker:
         return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
-        moved = [one for one in records or () if isinstance(one, RemoteMoved)]
-        if records is None or len(moved) < len(records):
-            self._encoded_topics.clear()
-        for record in moved:  # They come often: what is encoded of other topics stays.
-            topic = self.metadata.state.topics.get(record.topic_id)
-            if topic is not None:
-                self._encoded_topics.pop(topic.name, None)
+        self._answers.forget(records)
         self._replicas.on_metadata(records)
 
     def _known_brokers(self) -> list[Address]:
@@ -386,9 +376,9 @@ class Broker:
     ) -> Result | Awaitable[Result]:
         match request:
             case messages.Metadata():
-                return self._metadata(request, peer.room)
+                return self._answers.metadata(request, peer.room)
             case messages.DescribeQueues():
-                return self._describe_queues(request, peer.room)
+                return self._answers.queues(request, peer.room)
             case messages.AllocateProducerId():
                 return self._allocate_producer_id()
             case messages.ReplicaHostHeartbeat():
@@ -412,7 +402,9 @@ class Broker:
             case messages.StopBroker():
                 return self._stop_on_request()
             case messages.DescribeObjectStore():
-                return self._describe_object_store()
+                return self._answers.object_store(
+                    self._config.remote_storage_url, self._objects
+                )
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, messages.ToController):
@@ -439,25 +431,6 @@ class Broker:
             self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
         )
 
-    def _describe_object_store(self) -> messages.DescribeObjectStoreResponse:
-        state, objects = self.metadata.state, self._objects
-        return messages.DescribeObjectStoreResponse(
-            url=self._config.remote_storage_url,
-            pins=[
-                messages.PinSummary(
-                    pin.pin_id, state.topics[pin.topic_id].name, dict(pin.starts), pin.ttl_ms
-                )
-                for pin in state.pins.values()
-            ],
-            garbage=[
-                messages.GarbageSummary(one.topic_id, one.name, one.deleted_ms)
-                for one in state.garbage.values()
-            ],
-            object_server=None if objects is None else objects.endpoint,
-            trouble=None if objects is None else objects.trouble or objects.halt,
-            version=self.metadata.version,
-        )
-
     async def _stop_on_request(self) -> messages.Done:
         await self.stop()
 
@@ -478,123 +451,6 @@ class Broker:
             producer_id = self._producer_ids[0]
             self._producer_ids = self._producer_ids[1:]
         return messages.AllocateProducerIdResponse(producer_id, 0)
-
-    async def _metadata(
-        self, request: messages.Metadata, room: AnswerRoom
-    ) -> messages.MetadataResponse:
-        asked = None if request.topics is None else set(request.topics)
-        await self._await_version(request.version_min, request.wait_ms)
-        async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
-            answer = self._metadata_page(asked, request)
-            await asyncio.sleep(0)  # and others have their turn before its next.
-            return answer
-
-    def _metadata_page(
-        self, asked: set[str] | None, request: messages.Metadata
-    ) -> messages.MetadataResponse:
-        metadata, state, after = self.metadata, self.metadata.state, request.after
-        if asked is not None:
-            found = (state.topics.get(topic_id) for topic_id in request.topic_ids)
-            asked |= {topic.name for topic in found if topic is not None}
-        names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
-        left = deque(sorted(name for name in names if name > after))
-        topics: list[messages.TopicMetadata] = []
-        partitions = 0
-        while left and partitions < messages.METADATA_PARTITIONS_MAX:
-            after = left.popleft()
-            topic = state.topics[state.topic_ids[after]]
-            topics.append(self._described(topic))
-            partitions += len(topic.partitions)
-        # Until its own registration is committed here, what this broker knows may be from long ago.
-        controller = metadata.controller if self.is_registered else None
-        return messages.MetadataResponse(
-            cluster_id=self._directory.meta.cluster_id,
-            version=metadata.version,
-            controller_epoch=metadata.controller_epoch,
-            controller=None if controller is None else f"{controller[0]}:{controller[1]}",
-            voters=[voter.broker for voter in state.voters],
-            brokers=[
-                messages.BrokerEndpoint(
-                    broker=number,
-                    host=broker.registration.host,
-                    port=broker.registration.port,
-                    node_id=broker.registration.node_id,
-                    live=broker.live,
-                    cordoned=broker.cordoned,
-                )
-                for number, broker in sorted(state.brokers.items())
-            ],
-            topics=topics,
-            next_after=after if left else None,
-        )
-
-    async def _describe_queues(
-        self, request: messages.DescribeQueues, room: AnswerRoom
-    ) -> messages.DescribeQueuesResponse:
-        await self._await_version(request.version_min, request.wait_ms)
-        async with room.take(ANSWER_BYTES_MAX):
-            state = self.metadata.state
-            names = set(state.queue_ids)
-            if request.names is not None:
-                names.intersection_update(request.names)
-                found = (state.queues.get(queue_id) for queue_id in request.queue_ids)
-                names.update(queue.name for queue in found if queue is not None)
-            left = sorted(name for name in names if name > request.after)
-            page = left[: messages.QUEUES_PAGE]
-            queues = [state.queues[state.queue_ids[name]] for name in page]
-            return messages.DescribeQueuesResponse(
-                self.metadata.version,
-                [described_queue(one, state.topics[one.topic_id].name) for one in queues],
-                page[-1] if len(page) < len(left) else None,
-            )
-
-    async def _await_version(self, version_min: int, wait_ms: int) -> None:
-        metadata = self.metadata
-        if metadata.version < version_min and wait_ms:
-            await metadata.changed.wait_until(
-                lambda: metadata.version >= version_min, wait_ms / 1000
-            )
-
-    def _described(self, topic: Topic) -> messages.TopicMetadata:
-        """A topic as it is told to clients, encoded once for all clients until metadata change."""
-        encoded = self._encoded_topics.get(topic.name)
-        if encoded is None:
-            encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))
-            self._encoded_topics[topic.name] = encoded
-        return cast("messages.TopicMetadata", encoded)
-
-    def _describe(self, topic: Topic) -> messages.TopicMetadata:
-        partitions = []
-        for number, partition in sorted(topic.partitions.items()):
-            value = partition.value
-            replicas = []
-            for broker in value.replicas:
-                process = partition.processes.get(broker)
-                replicas.append(
-                    messages.ReplicaEndpoint(
-                        broker,
-                        None if process is None else process.host,
-                        None if process is None else process.port,
-                    )
-                )
-            partitions.append(
-                messages.PartitionMetadata(
-                    partition=number,
-                    leader=value.leader,
-                    leader_epoch=value.leader_epoch,
-                    partition_epoch=value.partition_epoch,
-                    isr=[member.broker for member in value.isr],
-                    replicas=replicas,
-                    offline_reason=offline_reason(self.metadata.state, topic, number),
-                    target=list(value.target),
-                    origin=list(value.origin),
-                    throttle_bytes_per_s=value.throttle_bytes_per_s,
-                    remote=partition.remote,
-                )
-            )
-        return messages.TopicMetadata(
-            topic.name, topic.topic_id, topic.whole_config, partitions
-        )
 
 
 def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int) -> int:

@@ -8,7 +8,12 @@ from typing import NamedTuple
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
 from rayq.core.queue_moves import Move
-from rayq.errors import OffsetOutOfRangeError, ProducerFencedError, RayqError
+from rayq.errors import (
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    RayqError,
+)
 from rayq.storage.batch import BatchHeader, split_batches
 from rayq.wire import messages
 
@@ -19,6 +24,32 @@ PRODUCE_TIMEOUT_MS = 5_000
 class Target(NamedTuple):
     topic_id: str
     partition: int
+
+
+class End(NamedTuple):
+    """Where a target ends: what is appended later is not below."""
+
+    offset: int
+    epoch: int | None
+    """The leader epoch of the last batch below; None: there is none, or it is not known."""
+
+
+class Looked(NamedTuple):
+    """What a look through a target has shown."""
+
+    is_there: bool
+    """The batch is in the target's log."""
+    next_offset: int
+    epoch: int | None
+    """The leader epoch of the last batch below `next_offset`, as `End.epoch`."""
+    has_gaps: bool = False
+    """The batch may have been there, and may be gone: retention or compaction took some of what was
+    to be looked through."""
+
+
+def unlooked(move: Move) -> Looked:
+    """Before the first look."""
+    return Looked(False, move.scan_from, move.scan_epoch)
 
 
 class MoveTargets:
@@ -42,42 +73,59 @@ class MoveTargets:
             if not (error.breaks_sequence or isinstance(error, ProducerFencedError)):
                 raise
             # The leader knows this producer id in a later epoch, or with other sequences.
-            is_there, _ = await self.look(move, move.scan_from)
+            is_there = (await self.look(move, unlooked(move))).is_there
             return None if is_there else f"its number was used by another producer: {error}"
         if answer.is_repeat and not await self._is_ours(move, answer.base_offset):
             return "its number was used by another producer"
         return None
 
-    async def look(self, move: Move, offset: int) -> tuple[bool, int]:
-        """Whether the target's log has the batch, among what is committed from `offset` on; and
-        where to look on if not."""
+    async def look(self, move: Move, before: Looked) -> Looked:
+        """Looks for the batch among what is committed, from where an earlier look has ended."""
+        _, offset, epoch, has_gaps = before
+        looks_from = offset
         while True:
             try:
-                headers, next_offset = await self._fetch(move, offset)
-            except OffsetOutOfRangeError:
-                target = Target(move.topic_id, move.partition)
-                start = await self._offset(target, messages.EARLIEST)
-                if start <= offset:  # An unclean election cut the log below.
-                    return False, offset
-                offset = start
+                answer, headers = await self._fetch(move, offset, epoch)
+            except (OffsetOutOfRangeError, LogTruncatedError):
+                # Retention removed what was to be read; or an unclean election cut the log below,
+                # so the batch may be anywhere in what was written since.
+                start = await self._offset(Target(move.topic_id, move.partition))
+                has_gaps = has_gaps or start > 0
+                offset, epoch, looks_from = start, None, 0
                 continue
             if any(_is_of(header, move) for header in headers):
-                return True, next_offset
-            if next_offset <= offset:
-                return False, offset
-            offset = next_offset
+                return Looked(True, answer.next_offset, None)
+            has_gaps = has_gaps or answer.cleaned_offset > looks_from
+            if answer.next_offset <= offset:
+                return Looked(False, offset, epoch, has_gaps)
+            offset = answer.next_offset
+            epoch = headers[-1].leader_epoch if headers else None
+
+    async def remembers(self, move: Move) -> bool:
+        """Whether the target's leader knows the producer id of the move: then it knows which batch
+        it appended last."""
+        answer = await self._links.ask_leader(
+            move.topic_id,
+            move.partition,
+            lambda topic_id, partition, epoch: messages.DescribeProducers(
+                topic_id, partition, epoch, move.producer_id, 1
+            ),
+        )
+        return bool(answer.producer_ids)
 
     async def _is_ours(self, move: Move, offset: int) -> bool:
         """Whether the batch at this offset, which has the move's number, is the move's."""
         try:
-            headers, _ = await self._fetch(move, offset)
+            _, headers = await self._fetch(move, offset, None)
         except OffsetOutOfRangeError:  # It expired meanwhile.
             return True
         found = [header for header in headers if header.base_offset == offset]
         return not found or _is_of(found[0], move)
 
-    async def _fetch(self, move: Move, offset: int) -> tuple[list[BatchHeader], int]:
-        """The headers of committed batches of the target, and where to go on."""
+    async def _fetch(
+        self, move: Move, offset: int, last_epoch: int | None
+    ) -> tuple[messages.FetchResponse, list[BatchHeader]]:
+        """Committed batches of the target, of which only the headers count."""
         answer, payload = await self._links.exchange(
             move.topic_id,
             move.partition,
@@ -86,27 +134,32 @@ class MoveTargets:
                 partition,
                 epoch,
                 offset=offset,
-                last_epoch=None,
+                last_epoch=last_epoch,
                 bytes_max=SCAN_BYTES,
                 wait_ms=0,
                 isolation=messages.READ_UNCOMMITTED,
             ),
         )
-        return [header for _, header in split_batches(payload)], answer.next_offset
+        return answer, [header for _, header in split_batches(payload)]
 
-    async def end_of(self, target: Target) -> int:
-        """Where the target ends now: what is appended later is not below."""
-        return await self._offset(target, messages.LATEST)
+    async def end_of(self, target: Target) -> End:
+        answer = await self._ask_offset(target, messages.LATEST)
+        assert answer.offset is not None, "only times can be missed"
+        return End(answer.offset, answer.last_epoch)
 
-    async def _offset(self, target: Target, which: int) -> int:
-        answer = await self._links.ask_leader(
+    async def _offset(self, target: Target) -> int:
+        """The log start."""
+        answer = await self._ask_offset(target, messages.EARLIEST)
+        assert answer.offset is not None, "only times can be missed"
+        return answer.offset
+
+    async def _ask_offset(self, target: Target, which: int) -> messages.ListOffsetsResponse:
+        return await self._links.ask_leader(
             *target,
             lambda topic_id, partition, epoch: messages.ListOffsets(
                 topic_id, partition, epoch, which
             ),
         )
-        assert answer.offset is not None, "only times can be missed"
-        return answer.offset
 
 
 def _is_of(header: BatchHeader, move: Move) -> bool:

@@ -1,45 +1,27 @@
-"""Moves of records out of a queue: each gets into its target exactly once (docs/protocol.md).
-
-A move is one batch under a number of its own: a producer id that this opening of the queue drew,
-and a new epoch of it for each batch, whose sequence is 0. The number and what goes under it are
-kept before the batch is appended. So who finds a move that was begun, perhaps a later leader,
-appends it under the same number, and the target's leader recognises what it has already. Since it
-may have forgotten (a producer expires), the target is read first, from where it ended when the
-move began.
-
-A number is used for nothing else: it is let go only where the batch never gets into the target.
+"""Which records leave a queue by moves, and who waits for that: those that failed for good go to
+the dead letters, others where an operator sends them. `numbered_moves` moves a batch of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
-from rayq.actors.queues.move_targets import MoveTargets, Target
+from rayq.actors.queues.move_targets import Target
 from rayq.actors.queues.moved_batches import MovedRecord, Records, batches
+from rayq.actors.queues.numbered_moves import MoveSource, NumberedMoves, TargetSilentError
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
-from rayq.core.large_values import pinned
-from rayq.core.moved_records import (
-    dead_letter_headers,
-    own_headers,
-    source_of,
-    target_partition,
-)
+from rayq.core.moved_records import SOURCE_HEADER, source_of, target_partition
 from rayq.core.queue_changes import DEAD
-from rayq.core.queue_moves import Dying, Move, Outcome
+from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import check_not_internal, check_topic_name
 from rayq.environment import Environment
-from rayq.errors import (
-    InvalidRequestError,
-    RayqError,
-    UnknownTopicError,
-)
-from rayq.storage.batch import BATCH_BYTES_MAX, encode_batch, read_header
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -48,7 +30,6 @@ RECORDS_MAX = 500
 """How many records one batch moves."""
 READ_BYTES = 4 * MIB
 """So much is read at once."""
-RETRY_S, RETRY_MAX_S = 0.1, 2.0
 HELD_S = 15.0
 """A dead letter that its target refuses is tried again after so long: somebody may have raised
 `max_message_bytes`."""
@@ -56,38 +37,6 @@ ANSWER_S = 20.0
 """A request for moves is answered by then; what is still under way goes on."""
 HELD_SHORT_S = 0.5
 """The same, where the leaders or brokers asked cannot answer just now."""
-EPOCHS = 60_000
-"""So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
-
-
-class MoveSource(Protocol):
-    """What moves ask of the leader of the queue in one partition."""
-
-    queue: str
-    topic: str
-    topic_id: str
-    partition: int
-
-    async def read_records(
-        self, offsets: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, MovedRecord], int]:
-        """The records of the first of these offsets, until they have `bytes_max` bytes, and how
-        many offsets these were, one at least. What is gone is missing. Raises CorruptBatchError,
-        StorageError, and what else a read raises."""
-        ...
-
-    def hold_moved(self, value: bytes | None) -> None:
-        """The record with this manifest goes to another partition, its chunks stay for a while."""
-        ...
-
-    async def commit(self) -> None:
-        """Returns once all that the state has decided so far is kept. Raises where this opening has
-        ended: nothing that it decides counts from then on."""
-        ...
-
-    def wake(self) -> None:
-        """Records can be given out again."""
-        ...
 
 
 class QueueMoves:
@@ -102,7 +51,7 @@ class QueueMoves:
         self._state = state
         self._source = source
         self._links = links
-        self._targets = MoveTargets(links)
+        self._numbered = NumberedMoves(state, source, links, environment)
         self._environment = environment
         self._changed = Signal()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,13 +61,8 @@ class QueueMoves:
         why it is not."""
         self._held: dict[int, float] = {}
         """Dead letters that were refused, and when each is tried again."""
-        self._troubles: dict[object, str] = {}
-        self._locks: dict[Target, asyncio.Lock] = {}
-        """One batch of a producer id is under way per target partition."""
-        self._producer_id: int | None = None
-        self._epoch = 0
-        self._last_move_id = max((move.move_id for move in state.moves()), default=0)
-        self._where = f"queue {source.queue} in {source.topic}-{source.partition}"
+        self._troubles = self._numbered.troubles
+        self._where = self._numbered.where
 
     @property
     def trouble(self) -> str | None:
@@ -156,6 +100,9 @@ class QueueMoves:
             await work
         except RayqError as error:  # The opening has ended: what it decides counts no more.
             logger.info("%s: %s", self._where, error)
+        except Exception as error:
+            self._source.failed(error)
+            raise
 
     # --- dead letters ---------------------------------------------------------------------------
 
@@ -202,7 +149,7 @@ class QueueMoves:
             await self._write(target, records)
 
     async def _write(self, target: Target, records: Records) -> None:
-        refusal = await self._move(target, "dead", records)
+        refusal = await self._numbered.move(target, "dead", records)
         if refusal is not None and len(records) == 1:
             dying = records[0][0]
             self._hold([dying], f"{self._name(dying.offset)}: {refusal}")
@@ -270,50 +217,81 @@ class QueueMoves:
 
     async def _send_back(self, claimed: list[int], to_topic: str) -> None:
         """Moves claimed records to a topic, or each to the one that it came from ("")."""
-        ends: dict[int, str | None] = dict.fromkeys(claimed, "it could not be moved: ask again")
         unsent = set(claimed)
+        silent: dict[Target, str] = {}
+        why = "it could not be moved: ask again"
         try:
             while claimed:
                 found, count = await self._source.read_records(claimed, READ_BYTES)
-                claimed = claimed[count:]
-                targets = await self._by_target(found, to_topic, ends)
-                for target, records in targets.items():
-                    for some in batches(records):
-                        unsent.difference_update(one.offset for one, _ in some)
-                        refusal = await self._move(target, "done", some)
-                        if refusal is None or len(some) == 1:
-                            ends |= {one.offset: refusal for one, _ in some}
-                        else:
-                            await self._send_singly(target, some, ends)
+                some, claimed = claimed[:count], claimed[count:]
+                gone = [offset for offset in some if offset not in found]
+                self._leave(unsent, gone, "its record is gone from the topic: it can be discarded")
+                by_target = await self._by_target(found, to_topic, unsent)
+                # A target that does not answer holds up no other.
+                await asyncio.gather(
+                    *(self._send(*one, unsent, silent) for one in by_target.items())
+                )
         except RayqError as error:
-            ends |= dict.fromkeys(unsent, f"it cannot be moved now: {error}")
+            why = f"it cannot be moved now: {error}"
         finally:
-            self._state.unclaim(unsent)
-            self._source.wake()
-            for offset, end in ends.items():
-                self._end(offset, end)
+            self._leave(unsent, list(unsent), why)
 
-    async def _send_singly(
-        self, target: Target, records: Records, ends: dict[int, str | None]
+    def _leave(self, unsent: set[int], offsets: Iterable[int], why: str) -> None:
+        """These claimed records are not sent: they are what they were."""
+        offsets = [one for one in offsets if one in unsent]
+        unsent.difference_update(offsets)
+        self._state.unclaim(offsets)
+        self._source.wake()
+        for offset in offsets:
+            self._end(offset, why)
+
+    async def _send(
+        self, target: Target, records: Records, unsent: set[int], silent: dict[Target, str]
     ) -> None:
-        """Perhaps only one of them is refused. Between, others may take them."""
-        for one, record in records:
+        """Moves claimed records to one target, unless it is known to be silent."""
+        try:
+            for some in batches(records) if target not in silent else ():
+                refusal = await self._numbered.move(target, "done", some)
+                unsent.difference_update(one.offset for one, _ in some)
+                if refusal is not None and len(some) > 1:
+                    await self._send_singly(target, some)
+                    continue
+                for one, _ in some:
+                    self._end(one.offset, refusal)
+        except TargetSilentError as error:
+            silent[target] = str(error)
+        if target in silent:
+            self._leave(unsent, [one.offset for one, _ in records], silent[target])
+        self._source.wake()
+
+    async def _send_singly(self, target: Target, records: Records) -> None:
+        """Perhaps only one of them is refused. Between, others may take them. Raises
+        TargetSilentError."""
+        for place, (one, record) in enumerate(records):
             claimed, settled, refused = self._state.claim([one.offset])
-            if claimed:
-                ends[one.offset] = await self._move(target, "done", [(one, record)])
-            else:
-                ends[one.offset] = None if settled else refused[0][1]
+            if not claimed:
+                self._end(one.offset, None if settled else refused[0][1])
+                continue
+            try:
+                refusal = await self._numbered.move(target, "done", [(one, record)])
+            except TargetSilentError as error:
+                self._state.unclaim([one.offset])
+                for left, _ in records[place:]:
+                    self._end(left.offset, str(error))
+                raise
+            self._end(one.offset, refusal)
 
     async def _by_target(
-        self, found: dict[int, MovedRecord], to_topic: str, ends: dict[int, str | None]
+        self, found: dict[int, MovedRecord], to_topic: str, unsent: set[int]
     ) -> dict[Target, Records]:
-        """Where each of these records goes. What cannot go anywhere has its reason in `ends`."""
+        """Where each of these records goes. What cannot go anywhere is left."""
         topics: dict[str, tuple[str, int] | str] = {}
         by_target: dict[Target, Records] = {}
         for offset, record in sorted(found.items()):
             source = source_of(record.headers)
             if not to_topic and source is None:
-                ends[offset] = "it has no header rayq.source that says where it came from"
+                why = f"it has no header {SOURCE_HEADER} that says where it came from"
+                self._leave(unsent, [offset], why)
                 continue
             came_from, partition = source or ("", self._source.partition)
             topic = to_topic or came_from
@@ -321,7 +299,7 @@ class QueueMoves:
                 topics[topic] = await self._find(topic)
             place = topics[topic]
             if isinstance(place, str):
-                ends[offset] = place
+                self._leave(unsent, [offset], place)
                 continue
             target = Target(place[0], target_partition(partition, place[1]))
             by_target.setdefault(target, []).append((Dying(offset, 0, "", ""), record))
@@ -332,154 +310,18 @@ class QueueMoves:
         if topic == self._source.topic:
             return f"it is in topic {topic!r} already"
         try:
-            check_not_internal(topic)
+            check_topic_name(topic)  # A header says it.
             return await self._links.find_topic(topic)
         except RayqError as error:
             return str(error)
 
-    # --- one batch ------------------------------------------------------------------------------
-
-    async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """Moves dying or claimed records as one batch. Returns once it is in the target: None; or
-        once it is certain that it never gets there: why. Then they are what they were. Raises where
-        the opening ended."""
-        async with self._locks.setdefault(target, asyncio.Lock()):
-            number, scan_from = await self._number(target)
-            if scan_from is None:
-                if outcome == "done":
-                    self._state.unclaim([one.offset for one, _ in records])
-                return "its target was deleted"
-            payload = self._encode(outcome, records, number)
-            self._last_move_id += 1
-            move = Move(
-                move_id=self._last_move_id,
-                outcome=outcome,
-                topic_id=target.topic_id,
-                partition=target.partition,
-                producer_id=number[0],
-                producer_epoch=number[1],
-                scan_from=scan_from,
-                time_ms=self._environment.clock.wall_ms(),
-                crc=read_header(payload).body_crc,
-                records=tuple(one for one, _ in records),
-            )
-            if records[0][1].is_large:
-                self._source.hold_moved(records[0][1].value)
-            self._state.begin_move(move)
-            await self._source.commit()
-            return await self._carry_out(move, payload, is_new=True)
-
-    async def _number(self, target: Target) -> tuple[tuple[int, int], int | None]:
-        """The number of the next batch, and where its target ends now; None: it was deleted."""
-        retry_s = RETRY_S
-        while True:
-            try:
-                if self._producer_id is None or self._epoch >= EPOCHS:
-                    self._producer_id, self._epoch = await self._links.new_producer_id(), 0
-                end = await self._targets.end_of(target)
-                break
-            except RayqError as error:
-                if self._links.is_gone(target.topic_id):
-                    return (0, 0), None
-                self._troubles[target] = f"{self._where}: records cannot be moved: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
-        self._troubles.pop(target, None)
-        self._epoch += 1
-        return (self._producer_id, self._epoch), end
-
-    def _encode(self, outcome: Outcome, records: Records, number: tuple[int, int]) -> bytearray:
-        """The batch, the same each time: its records have the time of the append."""
-        source = self._source
-        headers = [
-            dead_letter_headers(source.topic, source.partition, one, record.headers)
-            if outcome == "dead"
-            else own_headers(record.headers)
-            for one, record in records
-        ]
-        values = [
-            pinned(record.value, source.topic, source.topic_id, source.partition)
-            if record.is_large
-            else record.value
-            for _, record in records
-        ]
-        return encode_batch(
-            values,
-            [record.key for _, record in records],
-            headers,
-            producer_id=number[0],
-            producer_epoch=number[1],
-            base_sequence=0,
-            append_time=True,
-            is_large=records[0][1].is_large,
-        )
-
     async def _resume(self, move: Move) -> None:
         """Ends a move that was begun by a leader before."""
-        offsets = [one.offset for one in move.records]
-        trouble = "move", move.move_id
-        retry_s = RETRY_S
-        while True:
-            try:
-                found, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
-                break
-            except RayqError as error:
-                self._troubles[trouble] = f"{self._name(offsets[0])} cannot be read: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
-        self._troubles.pop(trouble, None)
-        payload = None
-        if len(found) == len(offsets):
-            records = [(one, found[one.offset]) for one in move.records]
-            number = move.producer_id, move.producer_epoch
-            payload = self._encode(move.outcome, records, number)
-        refusal = await self._carry_out(move, payload, is_new=False)
-        for offset in offsets:
-            self._end(offset, refusal)
-
-    async def _carry_out(
-        self, move: Move, payload: bytearray | None, *, is_new: bool
-    ) -> str | None:
-        """Appends the batch of a move that was begun, unless it is there, and ends the move. As
-        `_move`. `payload` None: records of it are gone from the source."""
-        trouble = "move", move.move_id
-        may_be_there = looks = not is_new
-        looked_to = move.scan_from
-        refusal: str | None = None
-        retry_s = RETRY_S
-        while True:
-            try:
-                if looks:
-                    is_there, looked_to = await self._targets.look(move, looked_to)
-                    if is_there:
-                        break
-                    looks = False
-                if payload is None:
-                    refusal = "records of it are gone"
-                else:
-                    refusal = await self._targets.append(move, payload)
-                break
-            except RayqError as error:
-                if self._links.is_gone(move.topic_id):
-                    refusal = "its target was deleted"
-                    break
-                if error.retriable or isinstance(error, UnknownTopicError):
-                    may_be_there = True
-                elif not may_be_there:
-                    refusal = str(error)
-                    break
-                self._troubles[trouble] = f"{self._where}: records cannot be moved: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
-            # After a while the target's leader may have forgotten the number.
-            looks = looks or (may_be_there and retry_s == RETRY_MAX_S)
-        self._troubles.pop(trouble, None)
-        if refusal is None:
-            self._state.end_move(move.move_id)
-        else:
-            self._state.release_move(move.move_id)
-        await self._source.commit()
-        return refusal
+        refusal = await self._numbered.resume(move)
+        for one in move.records:
+            self._end(one.offset, refusal)
+        self.wake()
+        self._source.wake()
 
     # --- who waits ------------------------------------------------------------------------------
 

@@ -180,10 +180,11 @@ class OpenQueue:
         try:
             yield
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
 
-    def _break(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """See `MoveSource`."""
         if not isinstance(error, RayqError) and not self._broken.done():
             self._broken.set_exception(error)
 
@@ -286,6 +287,7 @@ class OpenQueue:
             locks,
             self.available(),
             sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
+            excused=self.state.excused(locks),
         )
 
     def due_in_ms(self) -> int | None:
@@ -302,7 +304,7 @@ class OpenQueue:
         try:
             lost = self._settle(request)
         except Exception as error:
-            self._break(error)
+            self.failed(error)
             raise
         if request.nacks or request.rejects or request.releases:
             self.moves.wake()

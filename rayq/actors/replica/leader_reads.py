@@ -238,7 +238,7 @@ class LeaderReads:
         self.check_serving()
         limit = self._limit(request.isolation)
         if request.timestamp_ms == messages.LATEST:
-            return messages.ListOffsetsResponse(limit, None)
+            return messages.ListOffsetsResponse(limit, None, log.epochs.epoch_of(limit - 1))
         found, local_start = None, -1
         while local_start < log.local_start_offset:
             # What leaves the disk between the two questions would be in the answer to neither.

@@ -12,9 +12,15 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
-from rayq.client.admin.queues import QueueAdmin, check_states, queue_config, queue_name
+from rayq.client.admin.queues import QueueAdmin, check_states, create_queue, queue_name
 from rayq.client.admin.remote import RemoteAdmin
-from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
+from rayq.client.admin.topics import (
+    cluster_info,
+    create_topic,
+    delete_records,
+    describe_topic,
+    until_ready,
+)
 from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.arguments import (
     by_partition,
@@ -27,10 +33,10 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
+from rayq.config import QueueConfig, TopicConfig, given_values
 from rayq.config_keywords import QueueKeywords, TopicKeywords
-from rayq.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
+from rayq.errors import InvalidRequestError
 from rayq.records import (
-    BrokerInfo,
     ClusterInfo,
     GroupInfo,
     GroupListing,
@@ -48,13 +54,11 @@ from rayq.records import (
     TransactionListing,
 )
 from rayq.wire.messages import (
-    MILLISECONDS_MAX,
     AlterTopicConfig,
     Change,
     CreatePartitions,
     CreateQueue,
     CreateTopic,
-    DeleteRecords,
     DeleteTopic,
     ElectLeaders,
     EndRemoteStorage,
@@ -145,24 +149,9 @@ class AsyncAdmin:
             replication_factor=None
             if replication_factor is None
             else whole_number("replication_factor", replication_factor),
-            config=topic_config(config),
+            config=given_values(TopicConfig, config),
         )
-        deadline = self._client.now + timeout_s
-        while True:
-            try:
-                await self._client.change(request, timeout_s=max(deadline - self._client.now, 0.0))
-                break
-            except TopicExistsError:
-                if not exist_ok:
-                    raise
-            left_s = max(deadline - self._client.now, 0.0)
-            try:
-                found = await self._client.topic(name, timeout_s=left_s, age_max_s=0.0)
-            except UnknownTopicError:  # It was deleted meanwhile.
-                continue
-            check_as_asked(found, request)
-            return
-        await until_ready(self._client, name, partitions, timeout_s=timeout_s)
+        await create_topic(self._client, request, exist_ok=exist_ok, timeout_s=timeout_s)
 
     @takes_timeout
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
@@ -204,7 +193,7 @@ class AsyncAdmin:
         """
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
-        config = topic_config(changes)
+        config = given_values(TopicConfig, changes)
         request: Change = AlterTopicConfig(name=topic_name(name), changes=config)
         if delete_remote:
             if config != {"remote_storage": False}:
@@ -251,25 +240,7 @@ class AsyncAdmin:
     @takes_timeout
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
         """Describes the cluster: its brokers, its controller and the voters."""
-        response = await self._client.fetch_all(timeout_s=timeout_s)
-        brokers = [
-            BrokerInfo(
-                broker=one.broker,
-                host=one.host,
-                port=one.port,
-                node_id=one.node_id,
-                live=one.live,
-                cordoned=one.cordoned,
-            )
-            for one in sorted(response.brokers, key=lambda one: one.broker)
-        ]
-        return ClusterInfo(
-            cluster_id=response.cluster_id,
-            brokers=brokers,
-            controller=response.controller,
-            controller_epoch=response.controller_epoch,
-            voters=list(response.voters),
-        )
+        return cluster_info(await self._client.fetch_all(timeout_s=timeout_s))
 
     @takes_timeout
     async def delete_records(
@@ -293,29 +264,11 @@ class AsyncAdmin:
                 )
         starts = await asyncio.gather(
             *(
-                self._delete_records(place, offset, timeout_s) for place, offset in limits.items()
+                delete_records(self._client, place, offset, timeout_s=timeout_s)
+                for place, offset in limits.items()
             )
         )
         return dict(zip(limits, starts, strict=True))
-
-    async def _delete_records(
-        self, place: TopicPartition, offset: int | None, timeout_s: float
-    ) -> int:
-        response = await self._client.ask_leader(
-            place.topic,
-            place.partition,
-            lambda topic_id, leader: DeleteRecords(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                before_offset=offset,
-                # Before we give up, so that its reason arrives.
-                timeout_ms=min(int(timeout_s * 900), MILLISECONDS_MAX),
-            ),
-            timeout_s=timeout_s,
-            attempt_timeout_s=timeout_s,
-        )
-        return response.log_start_offset
 
     # --- moving partitions ----------------------------------------------------------------------
 
@@ -640,20 +593,13 @@ class AsyncAdmin:
         request = CreateQueue(
             name=queue_name(name),
             topic=name if topic is None else topic_name(topic),
-            config={**given, **queue_config(config)},
+            config={**given, **given_values(QueueConfig, config)},
             partitions=whole_number("partitions", partitions) if is_own else None,
             replication_factor=None
             if replication_factor is None
             else whole_number("replication_factor", replication_factor),
         )
-        deadline = self._client.now + timeout_s
-        is_new = await QueueAdmin(self._client, timeout_s).create(request, exist_ok=exist_ok)
-        if is_new and is_own:
-            await until_ready(self._client, name, partitions, timeout_s=timeout_s)
-            deadline = self._client.now + timeout_s
-        if is_new:
-            left_s = max(deadline - self._client.now, 0.0)
-            await QueueAdmin(self._client, left_s).until_open(name)
+        await create_queue(self._client, request, exist_ok=exist_ok, timeout_s=timeout_s)
 
     @takes_timeout
     async def alter_queue(
@@ -662,7 +608,8 @@ class AsyncAdmin:
         """Changes the given keys of a queue's config. Raises ConfigError, UnknownQueueError."""
         if not changes:
             raise InvalidRequestError("alter_queue needs at least one key to change.")
-        await QueueAdmin(self._client, timeout_s).alter(queue_name(name), queue_config(changes))
+        config = given_values(QueueConfig, changes)
+        await QueueAdmin(self._client, timeout_s).alter(queue_name(name), config)
 
     @takes_timeout
     async def delete_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rayq.client.admin.topics import until_ready
 from rayq.client.arguments import shown
 from rayq.client.client import Client
-from rayq.config import QueueConfig, parse
+from rayq.config import QueueConfig
 from rayq.errors import (
     InvalidRequestError,
     QueueExistsError,
@@ -66,10 +67,17 @@ def queue_name(given: object) -> str:
     return given
 
 
-def queue_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys given, under their names, as `QueueConfig` accepts them. Raises ConfigError."""
-    config = parse(QueueConfig, options)
-    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}
+async def create_queue(
+    client: Client, request: CreateQueue, *, exist_ok: bool, timeout_s: float
+) -> None:
+    """See `AsyncAdmin.create_queue`."""
+    deadline = client.now + timeout_s
+    if not await QueueAdmin(client, timeout_s).create(request, exist_ok=exist_ok):
+        return
+    if request.partitions is not None:  # It has a topic of its own.
+        await until_ready(client, request.topic, request.partitions, timeout_s=timeout_s)
+        deadline = client.now + timeout_s
+    await QueueAdmin(client, max(deadline - client.now, 0.0)).until_open(request.name)
 
 
 class QueueAdmin:

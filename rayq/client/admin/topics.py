@@ -1,20 +1,27 @@
-"""What the admin does with topics: describe one, wait until one is ready, compare one with what was
-asked for."""
+"""What the admin does with topics: create one and wait until it is ready, describe one, delete its
+records."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from rayq.client.client import Client
 from rayq.client.metadata import leader_of
-from rayq.config import TopicConfig, parse
 from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError
-from rayq.records import PartitionInfo, ReplicaInfo, TopicInfo
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionInfo,
+    ReplicaInfo,
+    TopicInfo,
+    TopicPartition,
+)
 from rayq.wire.messages import (
+    MILLISECONDS_MAX,
     CreateTopic,
+    DeleteRecords,
     DescribeReplica,
+    MetadataResponse,
     PartitionMetadata,
     ReplicaEndpoint,
     TopicMetadata,
@@ -25,6 +32,70 @@ DESCRIBE_TIMEOUT_S = 2.0
 READY_POLL_MS = 500
 """How long a broker holds a question for newer metadata while a topic gets ready."""
 NOT_READY_PAUSE_S = 0.02
+
+
+async def create_topic(
+    client: Client, request: CreateTopic, *, exist_ok: bool, timeout_s: float
+) -> None:
+    """See `AsyncAdmin.create_topic`."""
+    deadline = client.now + timeout_s
+    while True:
+        try:
+            await client.change(request, timeout_s=max(deadline - client.now, 0.0))
+            break
+        except TopicExistsError:
+            if not exist_ok:
+                raise
+        left_s = max(deadline - client.now, 0.0)
+        try:
+            found = await client.topic(request.name, timeout_s=left_s, age_max_s=0.0)
+        except UnknownTopicError:  # It was deleted meanwhile.
+            continue
+        _check_as_asked(found, request)
+        return
+    await until_ready(client, request.name, request.partitions, timeout_s=timeout_s)
+
+
+async def delete_records(
+    client: Client, place: TopicPartition, before: int | None, *, timeout_s: float
+) -> int:
+    """Deletes the records of one partition below an offset (None: all that are committed). Answers
+    where its log starts now."""
+    response = await client.ask_leader(
+        *place,
+        lambda topic_id, leader: DeleteRecords(
+            topic_id=topic_id,
+            partition=place.partition,
+            leader_epoch=leader.epoch,
+            before_offset=before,
+            # Before we give up, so that its reason arrives.
+            timeout_ms=min(int(timeout_s * 900), MILLISECONDS_MAX),
+        ),
+        timeout_s=timeout_s,
+        attempt_timeout_s=timeout_s,
+    )
+    return response.log_start_offset
+
+
+def cluster_info(metadata: MetadataResponse) -> ClusterInfo:
+    brokers = [
+        BrokerInfo(
+            broker=one.broker,
+            host=one.host,
+            port=one.port,
+            node_id=one.node_id,
+            live=one.live,
+            cordoned=one.cordoned,
+        )
+        for one in sorted(metadata.brokers, key=lambda one: one.broker)
+    ]
+    return ClusterInfo(
+        cluster_id=metadata.cluster_id,
+        brokers=brokers,
+        controller=metadata.controller,
+        controller_epoch=metadata.controller_epoch,
+        voters=list(metadata.voters),
+    )
 
 
 async def describe_topic(client: Client, name: str, *, timeout_s: float) -> TopicInfo:
@@ -161,7 +232,7 @@ def _progress(topic: TopicMetadata | None) -> int:
     )
 
 
-def check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
+def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
     """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
     differences = []
     if len(found.partitions) != asked.partitions:
@@ -181,9 +252,3 @@ def check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
             f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions, "
             "set_replication_factor or alter_topic_config."
         )
-
-
-def topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys given, under their names, as `TopicConfig` accepts them. Raises ConfigError."""
-    config = parse(TopicConfig, options)
-    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}

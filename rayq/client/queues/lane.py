@@ -226,6 +226,14 @@ class Lane:
         takens = [
             Taken(self, self._holder, response.state_epoch, sent_at_s, part) for part in parts
         ]
+        if response.excused:
+            excused = {
+                offset: many
+                for first, last, many in response.excused
+                for offset in range(first, last + 1)
+            }
+            for taken in takens:
+                taken.excused = excused
         if len(rows) < sum(last - first + 1 for first, last, _ in response.locks):
             self._ack_missing(takens[0], {row.offset for row in rows}, response)
         for taken in takens:

@@ -156,8 +156,8 @@ class QueueCore:
     def _announced(self) -> None:
         """Somebody has decided something. While that goes on it is looked at now and then."""
         if self._decided or self._dropped:
-            self._work()
             self.loop.call_later(DECIDED_S, self._announced)
+            self._work()
             return
         self._is_announced = False
         if self._decided or self._dropped:  # Just now, by a thread that thought it was told.

@@ -77,6 +77,7 @@ class Taken:
         "open",
         "keys",
         "extended",
+        "excused",
         "lost",
     )
 
@@ -102,6 +103,8 @@ class Taken:
         self.open = {row.offset: row.delivery_count for row in rows}
         self.extended: dict[int, float] = {}
         """Until when the user has extended single ones."""
+        self.excused: dict[int, int] = {}
+        """By offset: how many of its deliveries were no failures."""
         self.lost: dict[int, LockLostError] = {}
 
     def withhold(self) -> list[Row]:

@@ -178,12 +178,13 @@ class QueueTask:
 
     def fail(self, error: BaseException, retries: int | None = None) -> None:
         """As a `with` block that raised: `nack`, or `reject` with the error as the reason once it
-        was delivered `max_deliveries` times (or `retries` + 1 times, where that is less). Raises as
-        `ack`."""
-        most = self._lease.taken.lane.source.config.max_deliveries
+        was delivered `max_deliveries` times (or `retries` + 1 times, where that is less), without
+        those that no user has seen. Raises as `ack`."""
+        taken = self._lease.taken
+        most = taken.lane.source.config.max_deliveries
         if retries is not None:
             most = min(most, retries + 1)
-        if self.delivery_count >= most:
+        if self.delivery_count - taken.excused.get(self.offset, 0) >= most:
             self.reject(told(error))
         else:
             self.nack()

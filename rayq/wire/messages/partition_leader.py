@@ -95,6 +95,9 @@ class ListOffsetsResponse(Response, frozen=True):
     offset: int | None
     """None: every record is older."""
     timestamp_ms: int | None
+    last_epoch: int | None = None
+    """With LATEST, the leader epoch of the last batch below `offset`; None where there is none, and
+    from an older leader."""
 
 
 class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):

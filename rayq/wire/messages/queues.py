@@ -129,6 +129,9 @@ class TakeResponse(Response, frozen=True):
     sweep_ms: int = 1000
     """A consumer that does not wait here asks again after so long: the more consumers there are,
     the longer, so that about 20 ask in a second."""
+    excused: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first offset, last offset, how many)` of these records: so many of the deliveries that are
+    counted were given back unhandled, and do not count against `max_deliveries`."""
 
 
 class Take(ToLeader[TakeResponse], frozen=True):

@@ -1,0 +1,115 @@
+"""Operators that send dead letters back, and what stands where they were sent in the end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from proving.simulation.invariants_queues import QueueInvariants, is_done
+from rayq.client.client import Client
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.core.queue_records import Kept
+from rayq.records import Record
+from rayq.testing.checker.recorder import as_text
+from rayq.wire.messages import ListQueueRecords, MoveQueueRecords, Request
+
+DROPPED_SHARE = 0.1
+
+
+class Redrives:
+    """The dead letters of some queues. Those of `own`, a queue with a topic of its own, go back to
+    it, the others to the topic `aside`, which gets nothing else."""
+
+    def __init__(
+        self, queues: Iterable[str], invariants: QueueInvariants, *, own: str, aside: str
+    ) -> None:
+        self.topics = [f"{name}.dead" for name in queues]
+        self.queue_ids: dict[str, str] = {}
+        """By the name of each of these topics, to be set before anything else."""
+        self._invariants = invariants
+        self._own, self._aside = own, aside
+        self._moved: set[tuple[str, int]] = set()
+        """The dead letters that a leader says it moved, by topic and offset."""
+        self._dropped: set[tuple[str, int]] = set()
+        """Those that an operator asked to drop."""
+
+    async def redrive_some(self, client: Client, rng: random.Random) -> None:
+        """Raises RayqError."""
+        topic = rng.choice(self.topics)
+        queue_id = self.queue_ids[topic]
+
+        def list_them(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
+            return ListQueueRecords(
+                topic_id=topic_id,
+                partition=0,
+                leader_epoch=leader.epoch,
+                queue_id=queue_id,
+                offset=0,
+                states=[],
+                records_max=rng.choice((2, 100)),
+            )
+
+        found = await client.ask_leader(topic, 0, list_them, timeout_s=8, attempt_timeout_s=4)
+        offsets = [one.offset for one in found.records if rng.random() < 0.8]
+        if not offsets:
+            return
+        target = "" if topic == f"{self._own}.dead" else self._aside
+        is_dropped = rng.random() < DROPPED_SHARE
+        if is_dropped:
+            self._dropped |= {(topic, one) for one in offsets}
+
+        def move(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
+            return MoveQueueRecords(
+                topic_id=topic_id,
+                partition=0,
+                leader_epoch=leader.epoch,
+                queue_id=queue_id,
+                offsets=offsets,
+                to_topic=None if is_dropped else target,
+            )
+
+        answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
+        self._moved |= {(topic, one) for one in answer.moved}
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def kept(self) -> dict[str, Kept]:
+        """What is kept now of the queue of each topic."""
+        return {one: self._invariants.kept(self.queue_ids[one], 0) for one in self.topics}
+
+    def problems(
+        self, records: list[Record], before: dict[str, Kept], after: dict[str, Kept]
+    ) -> list[str]:
+        """Each dead letter that is settled stands once where it was sent, unless an operator asked
+        to drop it; one that is not settled stands there only as far as its move goes on. `records`
+        are those of all topics; `before` they were read that was kept, `after` this."""
+        stands = Counter((one.topic, as_text(one.value or b"")) for one in records)
+        least: Counter[tuple[str, str]] = Counter()
+        most: Counter[tuple[str, str]] = Counter()
+        problems = []
+        for one in records:
+            if one.topic not in before:
+                continue
+            target = self._own if one.topic == f"{self._own}.dead" else self._aside
+            value = as_text(one.value or b"")
+            is_settled = is_done(before[one.topic], one.offset)
+            moves = after[one.topic].moves.values()
+            may_be_there = is_done(after[one.topic], one.offset) or any(
+                one.offset == record.offset for move in moves for record in move.records
+            )
+            least[target, value] += is_settled and (one.topic, one.offset) not in self._dropped
+            most[target, value] += may_be_there
+            if (one.topic, one.offset) in self._moved and not is_settled:
+                problems.append(
+                    f"{one.topic}@{one.offset} {value!r} was told to be moved, and is unsettled"
+                )
+        for target, value in most.keys() | {one for one in stands if one[0] == self._aside}:
+            there = stands[target, value] - (target == self._own)
+            if not least[target, value] <= there <= most[target, value]:
+                problems.append(
+                    f"{there} copies of {value!r} are in {target}: between {least[target, value]} "
+                    f"and {most[target, value]} dead letters were moved there"
+                )
+        return problems

@@ -1,0 +1,184 @@
+"""What a broker tells of the committed metadata: topics, queues, what the object store keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from rayq.actors.broker.object_store_access import ObjectStoreAccess
+from rayq.actors.broker.placed_replicas import described_queue
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.core.cluster_state import Topic
+from rayq.core.metadata_records import MetadataRecord, RemoteMoved
+from rayq.core.topic_changes import offline_reason
+from rayq.wire import messages
+from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
+from rayq.wire.codec import ENCODER
+
+
+class MetadataAnswers:
+    """Answers clients by the copy of the metadata that this broker has.
+
+    `is_registered()` says whether that copy shows this broker's process with a session.
+    """
+
+    def __init__(
+        self, metadata: MetadataKeeper, cluster_id: str, *, is_registered: Callable[[], bool]
+    ) -> None:
+        self._metadata = metadata
+        self._cluster_id = cluster_id
+        self._is_registered = is_registered
+        self._encoded: dict[str, msgspec.Raw] = {}
+        """Topics as they are told to clients, by name."""
+
+    def forget(self, records: Sequence[MetadataRecord] | None) -> None:
+        """Has what these records changed encoded anew; None: all of it."""
+        moved = [one for one in records or () if isinstance(one, RemoteMoved)]
+        if records is None or len(moved) < len(records):
+            self._encoded.clear()
+        for record in moved:  # They come often: what is encoded of other topics stays.
+            topic = self._metadata.state.topics.get(record.topic_id)
+            if topic is not None:
+                self._encoded.pop(topic.name, None)
+
+    async def metadata(
+        self, request: messages.Metadata, room: AnswerRoom
+    ) -> messages.MetadataResponse:
+        asked = None if request.topics is None else set(request.topics)
+        await self._await_version(request.version_min, request.wait_ms)
+        async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
+            answer = self._page(asked, request)
+            await asyncio.sleep(0)  # and others have their turn before its next.
+            return answer
+
+    def _page(
+        self, asked: set[str] | None, request: messages.Metadata
+    ) -> messages.MetadataResponse:
+        metadata, state, after = self._metadata, self._metadata.state, request.after
+        if asked is not None:
+            found = (state.topics.get(topic_id) for topic_id in request.topic_ids)
+            asked |= {topic.name for topic in found if topic is not None}
+        names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
+        left = deque(sorted(name for name in names if name > after))
+        topics: list[messages.TopicMetadata] = []
+        partitions = 0
+        while left and partitions < messages.METADATA_PARTITIONS_MAX:
+            after = left.popleft()
+            topic = state.topics[state.topic_ids[after]]
+            topics.append(self._described(topic))
+            partitions += len(topic.partitions)
+        # Until its own registration is committed here, what this broker knows may be from long ago.
+        controller = metadata.controller if self._is_registered() else None
+        return messages.MetadataResponse(
+            cluster_id=self._cluster_id,
+            version=metadata.version,
+            controller_epoch=metadata.controller_epoch,
+            controller=None if controller is None else f"{controller[0]}:{controller[1]}",
+            voters=[voter.broker for voter in state.voters],
+            brokers=[
+                messages.BrokerEndpoint(
+                    broker=number,
+                    host=broker.registration.host,
+                    port=broker.registration.port,
+                    node_id=broker.registration.node_id,
+                    live=broker.live,
+                    cordoned=broker.cordoned,
+                )
+                for number, broker in sorted(state.brokers.items())
+            ],
+            topics=topics,
+            next_after=after if left else None,
+        )
+
+    async def queues(
+        self, request: messages.DescribeQueues, room: AnswerRoom
+    ) -> messages.DescribeQueuesResponse:
+        await self._await_version(request.version_min, request.wait_ms)
+        async with room.take(ANSWER_BYTES_MAX):
+            state = self._metadata.state
+            names = set(state.queue_ids)
+            if request.names is not None:
+                names.intersection_update(request.names)
+                found = (state.queues.get(queue_id) for queue_id in request.queue_ids)
+                names.update(queue.name for queue in found if queue is not None)
+            left = sorted(name for name in names if name > request.after)
+            page = left[: messages.QUEUES_PAGE]
+            queues = [state.queues[state.queue_ids[name]] for name in page]
+            return messages.DescribeQueuesResponse(
+                self._metadata.version,
+                [described_queue(one, state.topics[one.topic_id].name) for one in queues],
+                page[-1] if len(page) < len(left) else None,
+            )
+
+    def object_store(
+        self, url: str | None, objects: ObjectStoreAccess | None
+    ) -> messages.DescribeObjectStoreResponse:
+        state = self._metadata.state
+        return messages.DescribeObjectStoreResponse(
+            url=url,
+            pins=[
+                messages.PinSummary(
+                    pin.pin_id, state.topics[pin.topic_id].name, dict(pin.starts), pin.ttl_ms
+                )
+                for pin in state.pins.values()
+            ],
+            garbage=[
+                messages.GarbageSummary(one.topic_id, one.name, one.deleted_ms)
+                for one in state.garbage.values()
+            ],
+            object_server=None if objects is None else objects.endpoint,
+            trouble=None if objects is None else objects.trouble or objects.halt,
+            version=self._metadata.version,
+        )
+
+    async def _await_version(self, version_min: int, wait_ms: int) -> None:
+        metadata = self._metadata
+        if metadata.version < version_min and wait_ms:
+            await metadata.changed.wait_until(
+                lambda: metadata.version >= version_min, wait_ms / 1000
+            )
+
+    def _described(self, topic: Topic) -> messages.TopicMetadata:
+        """A topic as it is told to clients, encoded once for all clients until metadata change."""
+        encoded = self._encoded.get(topic.name)
+        if encoded is None:
+            encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))
+            self._encoded[topic.name] = encoded
+        return cast("messages.TopicMetadata", encoded)
+
+    def _describe(self, topic: Topic) -> messages.TopicMetadata:
+        partitions = []
+        for number, partition in sorted(topic.partitions.items()):
+            value = partition.value
+            replicas = []
+            for broker in value.replicas:
+                process = partition.processes.get(broker)
+                replicas.append(
+                    messages.ReplicaEndpoint(
+                        broker,
+                        None if process is None else process.host,
+                        None if process is None else process.port,
+                    )
+                )
+            partitions.append(
+                messages.PartitionMetadata(
+                    partition=number,
+                    leader=value.leader,
+                    leader_epoch=value.leader_epoch,
+                    partition_epoch=value.partition_epoch,
+                    isr=[member.broker for member in value.isr],
+                    replicas=replicas,
+                    offline_reason=offline_reason(self._metadata.state, topic, number),
+                    target=list(value.target),
+                    origin=list(value.origin),
+                    throttle_bytes_per_s=value.throttle_bytes_per_s,
+                    remote=partition.remote,
+                )
+            )
+        return messages.TopicMetadata(
+            topic.name, topic.topic_id, topic.whole_config, partitions
+        )

@@ -1,0 +1,294 @@
+"""One batch of records out of a queue gets into its target exactly once (docs/protocol.md).
+
+A batch has a number of its own: a producer id that this opening of the queue drew, and a new epoch
+of it for each batch, whose sequence is 0. The number and what goes under it are kept before the
+batch is appended. So who finds a move that was begun, perhaps a later leader, appends it under the
+same number, and the target's leader recognises what it has already. Since it may have forgotten (a
+producer expires), the target is read first, from where it ended when the move began.
+
+A number is used for nothing else. It is let go where the batch never gets into the target; and
+where nobody can know whether it is there, as the target has both forgotten the number and deleted
+records that it got since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from rayq.actors.queues.move_targets import End, MoveTargets, Target, unlooked
+from rayq.actors.queues.moved_batches import MovedRecord, Records
+from rayq.actors.transactions.links import Links
+from rayq.core.large_values import pinned
+from rayq.core.moved_records import dead_letter_headers, own_headers
+from rayq.core.queue_moves import Move, Outcome
+from rayq.core.queue_state import QueueState
+from rayq.environment import Environment
+from rayq.errors import OutcomeUnknownError, RayqError, UnknownTopicError
+from rayq.storage.batch import BATCH_BYTES_MAX, encode_batch, read_header
+
+logger = logging.getLogger(__name__)
+
+RETRY_S, RETRY_MAX_S = 0.1, 2.0
+PATIENCE_S = 15.0
+"""Who asked for a move is told by then that the target's leader does not answer."""
+EPOCHS = 60_000
+"""So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
+
+
+class TargetSilentError(Exception):
+    """The leader of a target does not answer: nothing was begun."""
+
+
+class MoveSource(Protocol):
+    """What moves ask of the leader of the queue in one partition."""
+
+    queue: str
+    topic: str
+    topic_id: str
+    partition: int
+
+    async def read_records(
+        self, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, MovedRecord], int]:
+        """The records of the first of these offsets, until they have `bytes_max` bytes, and how
+        many offsets these were, one at least. What is gone is missing. Raises CorruptBatchError,
+        StorageError, and what else a read raises."""
+        ...
+
+    def hold_moved(self, value: bytes | None) -> None:
+        """The record with this manifest goes to another partition, its chunks stay for a while."""
+        ...
+
+    async def commit(self) -> None:
+        """Returns once all that the state has decided so far is kept. Raises where this opening has
+        ended: nothing that it decides counts from then on."""
+        ...
+
+    def wake(self) -> None:
+        """Records can be given out again."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """A move ended by a bug: this opening has to end, and another one to begin."""
+        ...
+
+
+class NumberedMoves:
+    """See the module. One opening of one queue in one partition.
+
+    `troubles` says what keeps batches from being moved, by what it is about.
+    """
+
+    def __init__(
+        self, state: QueueState, source: MoveSource, links: Links, environment: Environment
+    ) -> None:
+        self.where = f"queue {source.queue} in {source.topic}-{source.partition}"
+        self.troubles: dict[object, str] = {}
+        self._state = state
+        self._source = source
+        self._links = links
+        self._targets = MoveTargets(links)
+        self._environment = environment
+        self._locks: dict[Target, asyncio.Lock] = {}
+        """One batch of a producer id is under way per target partition."""
+        self._producer_id: int | None = None
+        self._epoch = 0
+        self._last_move_id = max((move.move_id for move in state.moves()), default=0)
+
+    async def move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
+        """Moves dying or claimed records as one batch. Returns None once it is in the target. Else
+        why it is not, for certain; or OutcomeUnknownError's message where nobody can know. Then the
+        records are what they were. Raises TargetSilentError, for what somebody asked for, whose
+        records stay claimed; and RayqError where the opening ended.
+
+        A dead letter in doubt is moved once more, and says so: it must not be lost. What somebody
+        asked for is left to whoever asks again.
+        """
+        async with self._locks.setdefault(target, asyncio.Lock()):
+            try:
+                return await self._move(target, outcome, records)
+            except OutcomeUnknownError as error:
+                if outcome == "done":
+                    return str(error)
+            doubted = [
+                (msgspec.structs.replace(one, is_in_doubt=True), record) for one, record in records
+            ]
+            try:
+                return await self._move(target, outcome, doubted)
+            except OutcomeUnknownError as error:
+                return str(error)
+
+    async def resume(self, move: Move) -> str | None:
+        """Ends a move that was begun by a leader before. As `move`."""
+        offsets = [one.offset for one in move.records]
+        trouble = "move", move.move_id
+        retry_s = RETRY_S
+        while True:
+            try:
+                found, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
+                break
+            except RayqError as error:
+                self.troubles[trouble] = f"{self.where}: offset {offsets[0]} is unreadable: {error}"
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
+        self.troubles.pop(trouble, None)
+        payload = None
+        if len(found) == len(offsets):
+            records = [(one, found[one.offset]) for one in move.records]
+            payload = self._encode(move.outcome, records, (move.producer_id, move.producer_epoch))
+            if read_header(payload).body_crc != move.crc:
+                payload = None  # The source was cut, or another rayq encodes otherwise.
+        try:
+            return await self._carry_out(move, payload, is_new=False)
+        except OutcomeUnknownError as error:
+            logger.warning("%s: %s", self.where, error)
+            return str(error)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
+        """As `move`. Raises OutcomeUnknownError."""
+        numbered = await self._number(target, outcome)
+        if numbered is None:
+            if outcome == "done":
+                self._state.unclaim([one.offset for one, _ in records])
+            return "its target was deleted"
+        number, end = numbered
+        payload = self._encode(outcome, records, number)
+        self._last_move_id += 1
+        move = Move(
+            move_id=self._last_move_id,
+            outcome=outcome,
+            topic_id=target.topic_id,
+            partition=target.partition,
+            producer_id=number[0],
+            producer_epoch=number[1],
+            scan_from=end.offset,
+            scan_epoch=end.epoch,
+            crc=read_header(payload).body_crc,
+            records=tuple(one for one, _ in records),
+        )
+        if records[0][1].is_large:
+            self._source.hold_moved(records[0][1].value)
+        self._state.begin_move(move)
+        await self._source.commit()
+        return await self._carry_out(move, payload, is_new=True)
+
+    async def _number(
+        self, target: Target, outcome: Outcome
+    ) -> tuple[tuple[int, int], End] | None:
+        """The number of the next batch, and where its target ends now; None: it was deleted."""
+        clock, retry_s = self._environment.clock, RETRY_S
+        silent_s = clock.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if self._producer_id is None or self._epoch >= EPOCHS:
+                    self._producer_id, self._epoch = await self._links.new_producer_id(), 0
+                end = await self._targets.end_of(target)
+                break
+            except RayqError as error:
+                if self._links.is_gone(target.topic_id):
+                    self.troubles.pop(target, None)
+                    return None
+                if outcome == "done" and clock.monotonic() > silent_s:
+                    self.troubles.pop(target, None)
+                    raise TargetSilentError(f"its target does not answer: {error}") from None
+                self.troubles[target] = f"{self.where}: records cannot be moved: {error}"
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
+        self.troubles.pop(target, None)
+        self._epoch += 1
+        return (self._producer_id, self._epoch), end
+
+    def _encode(self, outcome: Outcome, records: Records, number: tuple[int, int]) -> bytearray:
+        """The batch, the same each time: its records have the time of the append."""
+        source = self._source
+        headers = [
+            dead_letter_headers(source.topic, source.partition, one, record.headers)
+            if outcome == "dead"
+            else own_headers(record.headers)
+            for one, record in records
+        ]
+        values = [
+            pinned(record.value, source.topic, source.topic_id, source.partition)
+            if record.is_large
+            else record.value
+            for _, record in records
+        ]
+        return encode_batch(
+            values,
+            [record.key for _, record in records],
+            headers,
+            producer_id=number[0],
+            producer_epoch=number[1],
+            base_sequence=0,
+            append_time=True,
+            is_large=records[0][1].is_large,
+        )
+
+    async def _carry_out(
+        self, move: Move, payload: bytearray | None, *, is_new: bool
+    ) -> str | None:
+        """Appends the batch of a move that was begun, unless it is there, and ends the move. As
+        `move`. `payload` None: records of it are gone from the source. Raises OutcomeUnknownError.
+        """
+        trouble = "move", move.move_id
+        may_be_there = looks = not is_new
+        looked = unlooked(move)
+        refusal: str | None = None
+        doubt: OutcomeUnknownError | None = None
+        retry_s = RETRY_S
+        while True:
+            try:
+                if looks:
+                    looked = await self._targets.look(move, looked)
+                    if looked.is_there:
+                        break
+                    looks = False
+                if looked.has_gaps and not await self._targets.remembers(move):
+                    doubt = _in_doubt(move)
+                elif payload is None:
+                    refusal = "records of it are gone"
+                else:
+                    refusal = await self._targets.append(move, payload)
+                    break
+                # What a leader before has sent may still be under way.
+                if retry_s == RETRY_MAX_S:
+                    break
+                looks, doubt, refusal = True, None, None
+            except RayqError as error:
+                if self._links.is_gone(move.topic_id):
+                    refusal = "its target was deleted"
+                    break
+                if error.retriable or isinstance(error, UnknownTopicError):
+                    may_be_there = True
+                elif not may_be_there:
+                    refusal = str(error)
+                    break
+                self.troubles[trouble] = f"{self.where}: records cannot be moved: {error}"
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            # After a while the target's leader may have forgotten the number.
+            looks = looks or (may_be_there and retry_s == RETRY_MAX_S)
+        self.troubles.pop(trouble, None)
+        if refusal is None and doubt is None:
+            self._state.end_move(move.move_id)
+        else:
+            self._state.release_move(move.move_id, is_in_doubt=doubt is not None)
+        await self._source.commit()
+        if doubt is not None:
+            raise doubt
+        return refusal
+
+
+def _in_doubt(move: Move) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"it may have been moved before, or not: partition {move.partition} of its target has "
+        "deleted records that it got since the move began, and has forgotten its number. To move "
+        "it again may make a copy."
+    )
