@@ -531,17 +531,18 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
     assert state.start_offset == 1500
 
 
-def test_a_cut_forgets_the_moves_that_it_reaches_and_no_others() -> None:
+def test_a_move_keeps_its_records_below_a_cut() -> None:
     state, keeper = opened(ready=8)
-    for move_id, offsets in ((1, [0, 1]), (2, [2, 5])):
+    for move_id, offsets in ((1, [0, 1]), (2, [2, 5]), (3, [6, 7])):
         state.claim(offsets)
         records = tuple(Dying(one, 0, "", "") for one in offsets)
         state.begin_move(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
     state = again(state, keeper)
     state.cut(5, 1)
-    assert [move.move_id for move in state.moves()] == [1]
-    assert state.take("a", 9, now_s=0) == [(2, 4, 1)]
-    assert [move.move_id for move in again(state, keeper).moves()] == [1]
+    for one in (state, again(state, keeper)):
+        moving = {move.move_id: [record.offset for record in move.records] for move in one.moves()}
+        assert moving == {1: [0, 1], 2: [2]}
+    assert state.take("a", 9, now_s=0) == [(3, 4, 1)]
 
 
 def test_a_claimed_record_waits_beyond_its_due_time() -> None:
