@@ -8,6 +8,7 @@ No fault hits the head, since a Ray cluster without an external store ends with 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,9 @@ class ChaosCluster:
         self._cluster: Cluster | None = None
 
     def start(self) -> None:
+        # Ray gives the processes that it starts the niceness 15: the clients of a run, which share
+        # the cores with them, would leave brokers and replicas next to no time.
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so it is called
         self._ray = RayNodes(
             initialize_head=True,
             head_node_args={

@@ -7,8 +7,11 @@ settlements of a process that was killed nobody knows.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
+import socket
+import threading
 import time
 from types import FrameType
 
@@ -21,6 +24,11 @@ from rayq.testing.checker import Recorder
 TAKE_MAX = 200
 TAKE_TIMEOUT_S = 0.5
 FLUSH_TIMEOUT_S = 30.0
+CUT_OFF = signal.SIGUSR1
+"""Breaks all connections of the process for a while."""
+CUT_OFF_S = (0.0, 4.0)
+"""The leader frees the locks of a consumer that is gone for a second."""
+CUT_STEP_S = 0.05
 NACK_SHARE, REJECT_SHARE = 0.02, 0.003
 
 
@@ -40,7 +48,15 @@ class Worker:
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, end)
+        signal.signal(CUT_OFF, self._cut_off)
         recorder = self._spec.recorder()
+        while not self._is_ending:
+            try:
+                self._work(recorder)
+            except RayqError:
+                time.sleep(TAKE_TIMEOUT_S)  # Nobody answered for long: it begins anew.
+
+    def _work(self, recorder: Recorder) -> None:
         with self._spec.connect() as cluster, cluster.queue(self._queue) as queue:
             while not self._is_ending:
                 try:
@@ -48,6 +64,17 @@ class Worker:
                 except RayqError:
                     continue  # The leaders do not answer just now.
                 self._handle(recorder, queue, tasks)
+
+    def _cut_off(self, _number: int, _frame: FrameType | None) -> None:
+        until_s = time.monotonic() + self._rng.uniform(*CUT_OFF_S)
+
+        def cut() -> None:
+            _break_connections()
+            while time.monotonic() < until_s:
+                time.sleep(CUT_STEP_S)
+                _break_connections()
+
+        threading.Thread(target=cut, daemon=True).start()
 
     def _handle(self, recorder: Recorder, queue: Queue, tasks: list[QueueTask]) -> None:
         settled: list[tuple[int, QueueTask]] = []
@@ -115,6 +142,17 @@ class Worker:
             except LockLostError:
                 pass  # As above.
         return [(number, task) for task in tasks]
+
+
+def _break_connections() -> None:
+    """Whoever reads or writes them finds them closed by the other side."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(descriptor))) as held:
+                if held.family == socket.AF_INET and held.type == socket.SOCK_STREAM:
+                    held.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # It is no socket, or is gone.
 
 
 def live(spec: LoadSpec, queue: str, name: str) -> None:

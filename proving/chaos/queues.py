@@ -1,7 +1,8 @@
 """Queues beside the load of a chaos run: two read its topic, one of them in the order of keys.
 
-Their workers are processes that are killed, or hang and go on later; each gets a successor at once.
-In the end every record has to be settled, and the checker judges what the workers saw.
+Their workers are processes that are killed, or hang and go on later (each gets a successor at
+once), or whose connections break for a while. In the end every record has to be settled, and the
+checker judges what the workers saw.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ WORKERS = 2
 """For each queue."""
 TIMEOUT_S = 3.0
 PAUSE_S = (1.0, 5.0)
-KILL_SHARE = 0.5
-"""The share of the disturbed workers that are killed. The others hang."""
+KILL_SHARE, HANG_SHARE = 0.4, 0.35
+"""The shares of the disturbed workers that are killed, and that hang. The others are cut off."""
 WAKE_SHARE = 0.4
 """How likely, each time, workers that hang go on."""
 SETTLED_TIMEOUT_S = 180.0
@@ -54,6 +55,8 @@ class QueueLoad:
         """What happened, for people."""
 
     def start(self, cluster: Cluster) -> None:
+        # A process that begins ignores it, too, until it listens.
+        signal.signal(queue_workers.CUT_OFF, signal.SIG_IGN)
         for name, is_ordered in QUEUES.items():
             cluster.admin.create_queue(
                 name,
@@ -119,7 +122,12 @@ class QueueLoad:
                 self._wake()
             slot = self._rng.choice([*self._current])
             process = self._current[slot]
-            if self._rng.random() < KILL_SHARE:
+            drawn = self._rng.random()
+            if drawn >= KILL_SHARE + HANG_SHARE:
+                self.counts["cut off"] += 1
+                _signal(process, queue_workers.CUT_OFF)
+                continue
+            if drawn < KILL_SHARE:
                 self.counts["killed"] += 1
                 self._recorder.killed(process.name)
                 process.kill()

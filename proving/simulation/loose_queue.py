@@ -16,7 +16,7 @@ from functools import partial
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
-from proving.simulation.faults import Injection
+from proving.simulation.faults import Faults, Injection
 from proving.simulation.queue_workers import QueuePlan
 from proving.simulation.unclean_topic import elect_uncleanly
 from rayq.client.admin.admin import AsyncAdmin
@@ -41,6 +41,8 @@ ROUND_S = 0.3
 ROUND_RECORDS_MAX = 6
 TREATED_S = (0.5, 4.0)
 OPERATOR_TIMEOUT_S = 8.0
+UNCLEAN_WEIGHT = 12
+"""How often an unclean election is among the faults."""
 
 Describe = Callable[[], Awaitable[DescribeQueueResponse | None]]
 
@@ -58,12 +60,22 @@ class LooseQueue:
         self._recorder = recorder
         self._deliveries = rng.choice((3, 1000))
         self._unclean_epochs: set[int] = set()
+        self._is_electing = False
 
     @property
     def faults(self) -> tuple[Injection, ...]:
         if self.treatment != "unclean":
             return ()
-        return (partial(elect_uncleanly, PLACE),) * 4
+        return (self._elect_uncleanly,) * UNCLEAN_WEIGHT
+
+    async def _elect_uncleanly(self, faults: Faults) -> None:
+        if self._is_electing:
+            return  # Two at once seldom take anything away.
+        self._is_electing = True
+        try:
+            await elect_uncleanly(PLACE, faults)
+        finally:
+            self._is_electing = False
 
     # --- the beginning ----------------------------------------------------------------------------
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from unittest import mock
 
 from proving.simulation.planting import Patch, plants
+from rayq.actors.queues import learning
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.numbered_moves import NumberedMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
-from rayq.core import queue_block, queue_ledger
+from rayq.core import queue_block, queue_ledger, queue_taker
 from rayq.core.kept_queues import KeptQueues, Record
 from rayq.core.key_order import KeyOrder
 from rayq.core.queue_block import Block
@@ -253,6 +255,56 @@ def blocks_before_head() -> list[Patch]:
         return [*late, *rest] or found
 
     return [(QueueLedger, "changes", mutated)]
+
+
+# --- what is taken away ---------------------------------------------------------------------------
+
+
+@plants("51", "what an unclean election cut off stays done", QUEUES)
+def truncated_stays_done() -> list[Patch]:
+    return [(learning, "_compare", lambda *args, **options: None)]
+
+
+@plants("51", "what was cut off is given out anew under the locks of before", QUEUES)
+def cut_within_the_state_epoch() -> list[Patch]:
+    cut = QueueState.cut
+
+    def mutated(self: Any, *args: Any, **options: Any) -> None:
+        before = self.state_epoch
+        cut(self, *args, **options)
+        self.state_epoch = before
+
+    return [(QueueState, "cut", mutated)]
+
+
+@plants("53", "a purge is not kept", QUEUES)
+def purge_not_kept() -> list[Patch]:
+    purge = QueueState.purge
+
+    def mutated(self: Any, *args: Any, **options: Any) -> Any:
+        is_decided, changed = self._is_decided, set(self._changed)
+        try:
+            return purge(self, *args, **options)
+        finally:
+            self._is_decided = is_decided
+            self._changed.intersection_update(changed)
+
+    return [(QueueState, "purge", mutated)]
+
+
+@plants("55", "there are as many locks as consumers ask for", QUEUES)
+def locks_without_bound() -> list[Patch]:
+    def unbounded(method: Any) -> Any:
+        def mutated(*args: Any, **options: Any) -> Any:
+            with mock.patch.object(queue_taker, "LOCKS_MAX", 1 << 30):
+                return method(*args, **options)
+
+        return mutated
+
+    return [
+        (QueueState, "take", unbounded(QueueState.take)),
+        (QueueState, "first_ready", unbounded(QueueState.first_ready)),
+    ]
 
 
 # --- moves ----------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from rayq.testing.checker import Recorder
 
 LOOK_S = 0.3
 ASK_TIMEOUT_S = 3.0
+UNCLEAN_WEIGHT = 6
+"""How often it is among the faults."""
 
 
 class UncleanKeeper:
@@ -36,26 +38,28 @@ class UncleanKeeper:
         self._recorder = recorder
         number = rng.randrange(cluster.config.queue_state_partitions)
         self._place = TopicPartition(QUEUES_TOPIC, number)
-        self._under_way = 0
+        self._is_under_way = False
 
     @property
     def faults(self) -> tuple[Injection, ...]:
-        return (self._lose,) * 3
+        return (self._lose,) * UNCLEAN_WEIGHT
 
     async def _lose(self, faults: Faults) -> None:
+        if self._is_under_way:
+            return  # Two at once seldom take anything away.
         self._recorder.keeper_in_doubt()
-        self._under_way += 1
+        self._is_under_way = True
         try:
             await elect_uncleanly(self._place, faults)
         finally:
-            self._under_way -= 1
+            self._is_under_way = False
 
     async def operate(self, client: Client, is_on: Callable[[], bool]) -> None:
         """Asks for the unclean election, while the fault lasts."""
         while is_on():
             await asyncio.sleep(LOOK_S)
             value = value_of(self._cluster, self._place)
-            if self._under_way and value is not None and value.leader is None:
+            if self._is_under_way and value is not None and value.leader is None:
                 with contextlib.suppress(RayqError):
                     await AsyncAdmin(client).elect_leaders(
                         QUEUES_TOPIC,

@@ -374,7 +374,7 @@ class QueueWorkload(Workload):
         describe = partial(self._describe, client, plan, 0)
         await self.loose.treat(client, rng, lambda: self._is_wild, describe)
         await self._cluster.wait_until(
-            lambda: not self._is_wild and self._cluster.is_whole(), "all replicas in sync"
+            lambda: not self._is_wild and self._cluster.is_whole(), "the calm", limit_s=600.0
         )
         await self.loose.calm_down(describe)
         client.close()

@@ -152,12 +152,12 @@ class Cluster:
         self.dead = asyncio.Event()
         self.producer_ids = 0
         self.damaged: set[int] = set()
-        self.dies_after_append = False
+        self.dies_before_append = self.dies_after_append = False
         self.life = 0
 
     def start(self) -> Leader:
         self.life += 1
-        self.dies_after_append = False
+        self.dies_before_append = self.dies_after_append = False
         self.dead.clear()
         return Leader(self, self.life)
 
@@ -165,8 +165,12 @@ class Cluster:
         """The leader dies here, perhaps: then it never goes on."""
         await asyncio.sleep(0.001)
         if life != self.life or self.random.random() < self.deaths:
-            self.dead.set()
-            await asyncio.get_running_loop().create_future()
+            await self.die()
+
+    async def die(self) -> None:
+        """The leader never goes on."""
+        self.dead.set()
+        await asyncio.get_running_loop().create_future()
 
 
 class Leader:
@@ -247,10 +251,12 @@ class Leader:
         if cluster.random.random() < cluster.losses:
             raise DisconnectedError("before it arrived")
         request = build(topic_id, partition, 1)
+        is_append = isinstance(request, messages.Produce)
+        if is_append and cluster.dies_before_append:
+            await cluster.die()
         answer, data = cluster.targets[topic_id, partition].answer(request, payload)
-        if isinstance(request, messages.Produce) and cluster.dies_after_append:
-            cluster.dead.set()
-            await asyncio.get_running_loop().create_future()
+        if is_append and cluster.dies_after_append:
+            await cluster.die()
         await cluster.step(self._life)
         if cluster.random.random() < cluster.losses:
             raise DisconnectedError("the answer was lost")
@@ -422,12 +428,14 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
     played(work, seed)
 
 
-async def dead_after_append(cluster: Cluster, *, redriven: bool = False) -> None:
-    """A leader dies when its target has the batch and it does not know."""
+async def dead_after_append(
+    cluster: Cluster, *, redriven: bool = False, is_appended: bool = True
+) -> None:
+    """A leader dies when its target has the batch and it does not know; or just before."""
     leader = cluster.start()
     await leader.commit()
     leader.moves.start()
-    cluster.dies_after_append = True
+    cluster.dies_after_append, cluster.dies_before_append = is_appended, not is_appended
     asked: asyncio.Future[Any] | None = None
     if redriven:
         asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders")))
@@ -501,19 +509,29 @@ def test_a_redrive_that_may_have_been_done_is_left_to_who_asks_again() -> None:
     played(work)
 
 
-def test_what_an_unclean_election_takes_from_a_batch_doubles_none_of_the_rest() -> None:
+@pytest.mark.parametrize("is_appended", [True, False])
+def test_what_an_unclean_election_takes_from_a_batch_doubles_none_of_the_rest(
+    is_appended: bool,
+) -> None:
     async def work(cluster: Cluster) -> None:
-        await dead_after_append(cluster)
+        await dead_after_append(cluster, is_appended=is_appended)
         cluster.log[1] = MovedRecord(None, b"another", [])
         leader = cluster.start()
         leader.state.cut(1, 7)
         leader.state.learn(RECORDS - 1)
         await leader.commit()
         leader.moves.start()
+        if not is_appended:
+            # What is left of the batch goes under another number.
+            cluster.dies_after_append = True
+            await cluster.dead.wait()
+            leader.moves.stop()
+            leader = cluster.start()
+            leader.moves.start()
         await until(lambda: settled(leader))
         target = cluster.targets["tasks.dead", 0]
-        assert sources(target) == {b"tasks/0/0": 1, b"tasks/0/1": 1}
-        assert leader.state.counts().ready == RECORDS - 1
+        assert sources(target) == dict.fromkeys([b"tasks/0/0", b"tasks/0/1"][: 1 + is_appended], 1)
+        assert leader.state.start_offset == 1
 
     played(work)
 
