@@ -138,10 +138,10 @@ class Controller:
                 await self._quorum.committed(index)
                 return messages.ChangeResponse(index)
             answer, records = self._decide(request)
-            index = self._append(records, reason_of(request))
-            if request_id is not None and index > before_index:
-                # It goes last: until all of the change is there, the request is not done.
-                index = self._append([RequestDone(request_id)], reason_of(request))
+            if request_id is not None and (records or self._quorum.last_index > before_index):
+                records = [*records, RequestDone(request_id)]
+            # A controller that dies leaves all of it, or nothing, to a repetition.
+            index = self._append(records, reason_of(request), together=True)
         except RayqError:
             # What the refusal is based on may not be committed yet.
             await self._quorum.committed(self._quorum.last_index)
@@ -250,7 +250,7 @@ class Controller:
                 return None, remote_changes.unpin_snapshots(state, {request.pin_id})
             case messages.RemoveGarbage():
                 return None, remote_changes.remove_garbage(state, request.topic_id)
-            case messages.CreateTopic():
+            case messages.CreateTopic() | messages.RestoreTopic():
                 return None, topic_changes.create_topic(
                     state,
                     topic_id=self._environment.new_id(),
@@ -259,17 +259,9 @@ class Controller:
                     replication_factor=request.replication_factor,
                     options=request.config,
                     store=self._store,
-                )
-            case messages.RestoreTopic():
-                return None, topic_changes.create_topic(
-                    state,
-                    topic_id=self._environment.new_id(),
-                    name=request.name,
-                    partitions=request.partitions,
-                    replication_factor=request.replication_factor,
-                    options=request.config,
-                    store=self._store,
-                    restored=request.pointers,
+                    restored=request.pointers
+                    if isinstance(request, messages.RestoreTopic)
+                    else (),
                 )
             case messages.EndRemoteStorage():
                 now_ms = self._environment.clock.wall_ms()
@@ -388,13 +380,15 @@ class Controller:
         if not self.state.is_live(broker):
             raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
 
-    def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
+    def _append(
+        self, records: Sequence[MetadataRecord], reason: str, *, together: bool = False
+    ) -> int:
         """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
         for the log lines of what changed: it is known here, where something is decided, and not on
         the brokers, which only replay. So there is one line for the whole cluster."""
         if not records:
             return self._quorum.last_index
-        index = self._quorum.append(records)
+        index = self._quorum.append(records, together=together)
         for record in records:
             before = self._value_before(record)
             self.state.replay(record)
