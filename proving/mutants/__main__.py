@@ -11,7 +11,6 @@ import argparse
 import os
 import signal
 import sys
-import time
 
 # Imported once here, since otherwise each child would import them.
 import hypothesis  # noqa: F401
@@ -20,7 +19,8 @@ import msgspec  # noqa: F401
 from proving.mutants import child, report
 from proving.mutants.catalogue import MODULES, ROOT, Mutant, files, mutants_of, sample
 from proving.mutants.checks import FLOORS
-from proving.mutants.judge import judge, known_checks
+from proving.mutants.judge import judge, judge_by_tests_at_hand, known_checks
+from proving.mutants.operators import OPERATORS
 from proving.mutants.state import State, Verdict, equivalents
 
 
@@ -30,7 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, help="how many of their mutants; default: all")
     parser.add_argument("--seed", type=int, default=1, help="chooses the sample; default: 1")
     parser.add_argument(
-        "--floors", nargs="*", choices=FLOORS, default=FLOORS, help="of tests; default: all of them"
+        "--floors",
+        nargs="*",
+        default=FLOORS,
+        help=f"of tests, or files as local/test_FILE.py; default: {' '.join(FLOORS)}",
+    )
+    parser.add_argument(
+        "--operators", nargs="+", choices=[*OPERATORS], default=[*OPERATORS], help="default: all"
     )
     parser.add_argument("--seeds", type=int, default=2, help="of each scenario; default: 2")
     parser.add_argument("--again", action="store_true", help="judge what survived once more")
@@ -46,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             mutant
             for path in files(options.modules)
             for mutant in mutants_of(path, (ROOT / path).read_text())
+            if mutant.operator in options.operators
         ]
         chosen = sample(mutants, options.sample, options.seed)
         state = State()
@@ -81,16 +88,25 @@ def _judge_all(chosen: list[Mutant], state: State, options: argparse.Namespace) 
         return
     with child.scratch_directory(state.directory) as scratch:
         checks = known_checks(state, scratch, options.floors, options.seeds)
-        for place, mutant in enumerate(due, 1):
-            began_s = time.monotonic()
-            try:
-                verdict = judge(mutant, checks, scratch)
-            except LookupError as error:  # The code was edited meanwhile.
-                print(f"{place} of {len(due)}: {error}", flush=True)
-                continue
+        out = os.dup(1)  # What runs the tests has another one.
+
+        def tell(mutant: Mutant, verdict: Verdict) -> None:
             state.add(verdict)
-            taken_s = time.monotonic() - began_s
-            print(f"{place} of {len(due)}, {taken_s:.0f} s: {_line(mutant, verdict)}", flush=True)
+            line = f"{len(judged) + 1} of {len(due)}: {_line(mutant, verdict)}\n"
+            judged.append(mutant)
+            os.write(out, line.encode())
+
+        judged: list[Mutant] = []
+        judge_by_tests_at_hand(due, checks, scratch, tell)
+        of_all = state.verdicts()
+        judged.extend(mutant for mutant in due if of_all.get(mutant.key) != known.get(mutant.key))
+        for mutant in due:
+            if mutant in judged:
+                continue
+            try:
+                tell(mutant, judge(mutant, checks, scratch))
+            except LookupError as error:  # The code was edited meanwhile.
+                print(error, flush=True)
 
 
 def _line(mutant: Mutant, verdict: Verdict) -> str:

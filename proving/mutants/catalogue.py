@@ -149,10 +149,12 @@ def _sites(node: ast.AST, function: str) -> Iterator[_Site]:
             if isinstance(child, ast.AST) and not _is_left_alone(child, node):
                 yield _Site(node, field, place, child, function)
                 if not isinstance(child, ast.Raise):
-                    yield from _sites(child, _inside(function, child))
+                    yield from _sites(child, name_inside(function, child))
 
 
-def _inside(function: str, node: ast.AST) -> str:
+def name_inside(function: str, node: ast.AST) -> str:
+    """The name of the function that the code of a node belongs to, where the node stands in
+    another one."""
     outer = "" if function == "<module>" else function.removesuffix(".<class>") + "."
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):

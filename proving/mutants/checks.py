@@ -6,23 +6,26 @@ Tests and seeds run in the calling process, which must not have imported rayq.
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import sys
-import threading
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
-from proving.mutants.catalogue import ROOT
+from proving.mutants import child
+from proving.mutants.catalogue import ROOT, name_inside
 
+NOTE = "__ran__"
+"""The name under which the code that is watched finds what to call."""
 FLOORS = ("pure", "storage", "wire", "simulated")
 MARKS = "not slow and not thorough and not hunt"
-SCENARIOS = ("ordinary", "groups", "moves", "group-moves")
+SCENARIOS = ("ordinary", "groups", "moves", "group-moves", "transactions", "tiered", "queues")
 
 
 @dataclass(frozen=True)
@@ -37,80 +40,102 @@ class Check:
     functions: frozenset[str]
 
     @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
+
+    @property
     def is_seed(self) -> bool:
         return not self.name.startswith("tests/")
 
 
-class Tracer:
-    """Notes which functions of rayq run, in all threads."""
+class Watcher:
+    """Notes which functions of rayq run, in all threads: each notes itself when it begins and in
+    each pass of its loops, since a server's loop outlives the test that began it."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self._codes: set[CodeType] = set()
+    def __init__(self) -> None:
+        self._ran: set[str] = set()
         self._began_s = 0.0, 0.0
-        self._under = f"{root}/"
-        self._rayq = f"{root}/rayq/"
+        child.import_changed(_noting, {NOTE: self._note})
 
     def start(self) -> None:
-        self._codes = set()
+        self._ran = set()
         self._began_s = time.process_time(), time.monotonic()
-        threading.settrace(self._called)
-        sys.settrace(self._called)
 
     def stop(self, name: str) -> dict[str, Any]:
         """The functions that ran since the start, as the fields of a Check."""
-        sys.settrace(None)
-        threading.settrace(None)
-        found = {
-            f"{code.co_filename.removeprefix(self._under)}:{name_of(code)}"
-            for code in self._codes.copy()
-            if code.co_filename.startswith(self._rayq)
-        }
         cpu_s, wall_s = self._began_s
         return {
             "name": name,
             "cpu_s": time.process_time() - cpu_s,
             "wall_s": time.monotonic() - wall_s,
-            "functions": sorted(found),
+            "functions": sorted(self._ran.copy()),
         }
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._codes.add(frame.f_code)
+    def _note(self, function: str) -> None:
+        self._ran.add(function)
 
 
-def name_of(code: CodeType) -> str:
-    """The function as the catalogue names it: a comprehension belongs to the function around it."""
-    name = code.co_qualname.replace(".<locals>", "")
-    while name.rpartition(".")[2].startswith("<") and "." in name:
-        name = name.rpartition(".")[0]
-    return "<module>" if name.startswith("<") else name
+def _noting(module: str, path: str) -> ast.Module | None:
+    if module.partition(".")[0] != "rayq":
+        return None
+    file = Path(path)
+    return noting(str(file.relative_to(ROOT)), ast.parse(file.read_text()))
 
 
-def watch_tests(floor: str, directory: Path) -> list[dict[str, Any]]:
-    """Runs the tests of a floor, and returns for each test what it runs. A test that fails here is
-    of no use: it has no functions. Raises RuntimeError when the tests cannot be run."""
-    watcher = _Watcher()
-    if _pytest(directory, [f"tests/{floor}"], watcher) not in (0, pytest.ExitCode.TESTS_FAILED):
+def noting(path: str, tree: ast.Module) -> ast.Module:
+    """The same code, whose functions call `NOTE` with `path:function`."""
+    _note_below(path, tree, "<module>")
+    return ast.fix_missing_locations(tree)
+
+
+def _note_below(path: str, node: ast.AST, function: str) -> None:
+    for one in ast.iter_child_nodes(node):
+        inner = name_inside(function, one)
+        _note_below(path, one, inner)
+        match one:
+            case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
+                place = 0 if ast.get_docstring(one) is None else 1
+            case ast.While(body=body) | ast.For(body=body) | ast.AsyncFor(body=body):
+                place = 0
+            case _:
+                continue
+        if not inner.endswith(">"):
+            call = ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant(f"{path}:{inner}")], [])
+            body.insert(place, ast.Expr(call))
+
+
+def watch_tests(paths: Sequence[str], _directory: Path) -> list[dict[str, Any]]:
+    """Runs the tests of these files, and returns for each test what it runs. A test that fails here
+    is of no use: it has no functions. Raises RuntimeError when the tests cannot be run."""
+    watcher = _TestWatcher()
+    if _pytest(paths, watcher) not in (0, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError("The tests cannot be run.")
     return watcher.found
 
 
 def watch_seed(name: str, directory: Path) -> list[dict[str, Any]]:
     """Runs one seed, and returns what it runs. Raises RuntimeError when the seed fails."""
-    tracer = Tracer()
-    tracer.start()
+    watcher = Watcher()
+    watcher.start()
     problem = _run_seed(name)
     if problem is not None:
         raise RuntimeError(f"Without a mutant: {name}: {problem}")
-    return [tracer.stop(name)]
+    return [watcher.stop(name)]
 
 
-def run_tests(directory: Path, names: Sequence[str]) -> str:
+def run_tests(names: Sequence[str]) -> str:
     """Runs these tests in their order until one fails. Returns the failure, or an empty text."""
     watcher = _Chooser(names)
     paths = sorted({name.partition("::")[0] for name in names})
-    if _pytest(directory, paths, watcher, "-x") != 0 and not watcher.failed:
+    if _pytest(paths, watcher, "-x") != 0 and not watcher.failed:
         return "the tests cannot be imported"
     return watcher.failed
+
+
+def with_tests_ready(paths: Sequence[str], work: Callable[[Ready], None]) -> bool:
+    """Imports the tests of these files, and calls `work` once, with them. False where they cannot
+    be imported."""
+    return _pytest(paths, Ready(work), "-s") in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def run_seeds(names: Sequence[str]) -> str:
@@ -122,13 +147,34 @@ def run_seeds(names: Sequence[str]) -> str:
     return ""
 
 
-def digest(*folders: str, root: Path = ROOT) -> str:
-    """A digest of all Python files in the folders: while it is the same, checks run the functions
+def digest(folder: str, root: Path = ROOT) -> str:
+    """A digest of all Python files in the folder: while it is the same, checks run the functions
     that they ran before."""
+    return _digest(sorted((root / folder).rglob("*.py")))
+
+
+def digests_of_tests(floor: str, code: str, root: Path = ROOT) -> dict[str, str]:
+    """A digest for each file of tests of a floor, or for the one of `FLOOR/test_FILE.py`: of the
+    code, of that file, and of what the tests of the floor share. Raises ValueError where there are
+    no such tests."""
+    folder, _, name = floor.partition("/")
+    files = sorted((root / "tests" / folder).glob("*.py"))
+    tests = [file for file in files if file.name.startswith("test_")]
+    shared = _digest(file for file in files if file not in tests)
+    found = {
+        str(file.relative_to(root)): f"{code} {shared} {_digest([file])}"
+        for file in tests
+        if name in ("", file.name)
+    }
+    if not found:
+        raise ValueError(f"There are no tests of {floor}.")
+    return found
+
+
+def _digest(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
-            total.update(path.read_bytes())
+    for path in paths:
+        total.update(path.read_bytes())
     return total.hexdigest()[:16]
 
 
@@ -144,12 +190,12 @@ def _run_seed(name: str) -> str | None:
     return next((line for line in lines if "Error: " in line), lines[-1])[:200]
 
 
-def _pytest(directory: Path, paths: Sequence[str], plugin: object, *options: str) -> int:
+def _pytest(paths: Sequence[str], plugin: object, *options: str) -> int:
     arguments = [
         *("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"),
         *("--hypothesis-seed=0", "-m", MARKS, "-o", "timeout=0", "--tb=line"),
         "--assert=plain",  # Or pytest imports rayq in its own way, from its files.
-        *("--basetemp", str(directory / "pytest"), "--rootdir", str(ROOT)),
+        *("--rootdir", str(ROOT)),
         *options,
     ]
     return int(pytest.main([*arguments, *(str(ROOT / path) for path in paths)], [plugin]))
@@ -164,19 +210,19 @@ class _Failures:
             self.failed = report.nodeid
 
 
-class _Watcher(_Failures):
+class _TestWatcher(_Failures):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[dict[str, Any]] = []
-        self._tracer = Tracer()
+        self._watcher = Watcher()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._tracer.start()
+        self._watcher.start()
         try:
             return (yield)
         finally:
-            found = self._tracer.stop(item.nodeid)
+            found = self._watcher.stop(item.nodeid)
             if self.failed:
                 found["functions"], self.failed = [], ""
                 self.found.append(found)
@@ -184,7 +230,15 @@ class _Watcher(_Failures):
                 self.found.append(found)
 
 
-class _Chooser(_Failures):
+class _Judging(_Failures):
+    def pytest_sessionstart(self) -> None:
+        # That an example fails is enough: a smaller one would take many more runs.
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("judging", settings(), phases=phases)
+        settings.load_profile("judging")
+
+
+class _Chooser(_Judging):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self._order = {name: place for place, name in enumerate(names)}
@@ -195,3 +249,27 @@ class _Chooser(_Failures):
             (item for item in items if item.nodeid in self._order),
             key=lambda item: self._order[item.nodeid],
         )
+
+
+class Ready(_Judging):
+    """Tests that were imported once, to be run in copies of this process."""
+
+    def __init__(self, work: Callable[[Ready], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._items: dict[str, pytest.Item] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        self._work(self)
+        return True
+
+    def run(self, names: Sequence[str]) -> str:
+        """Runs these tests until one fails, as `run_tests` does; only in a copy."""
+        items = [self._items[name] for name in names if name in self._items]
+        for item, following in itertools.zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                break
+        return self.failed

@@ -22,15 +22,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 MEMORY_BYTES_MAX = 6 << 30
 FILE_BYTES_MAX = 1 << 30
 PR_SET_PDEATHSIG = 1
+NO_NAMES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,15 @@ def import_instead(module: str, tree: ast.Module) -> None:
     module is imported already."""
     if module in sys.modules:
         raise ImportError(f"{module} is imported already.")
-    sys.meta_path.insert(0, _Finder(module, tree))
+    import_changed(lambda fullname, origin: tree if fullname == module else None)
+
+
+def import_changed(
+    change: Callable[[str, str], ast.Module | None], names: Mapping[str, object] = NO_NAMES
+) -> None:
+    """From now on an import gives the code of `change(module, path)`, or the file's where that is
+    None. It finds these names besides its own."""
+    sys.meta_path.insert(0, _Finder(change, names))
 
 
 def is_imported_instead(module: str) -> bool:
@@ -98,30 +107,41 @@ def is_imported_instead(module: str) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, module: str, tree: ast.Module) -> None:
-        self._module = module
-        self._tree = tree
+    def __init__(
+        self, change: Callable[[str, str], ast.Module | None], names: Mapping[str, object]
+    ) -> None:
+        self._change = change
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._module:
-            return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert found is not None and found.origin is not None
+        if found is None or found.origin is None:
+            return None
+        tree = self._change(fullname, found.origin)
+        if tree is None:
+            return None
         return importlib.util.spec_from_file_location(
-            fullname, found.origin, loader=_Loader(fullname, found.origin, self._tree)
+            fullname, found.origin, loader=_Loader(fullname, found.origin, tree, self._names)
         )
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, fullname: str, path: str, tree: ast.Module) -> None:
+    def __init__(
+        self, fullname: str, path: str, tree: ast.Module, names: Mapping[str, object]
+    ) -> None:
         super().__init__(fullname, path)
         self._tree = tree
+        self._names = names
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = compile(self._tree, self.path, "exec", dont_inherit=True)
         return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__.update(self._names)
+        super().exec_module(module)
 
 
 def _be_the_child(

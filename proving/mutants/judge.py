@@ -11,8 +11,10 @@ from typing import Any
 from proving.mutants import checks, child
 from proving.mutants.catalogue import ROOT, Mutant, mutated
 from proving.mutants.checks import Check
+from proving.mutants.planting import plant
 from proving.mutants.state import State, Verdict
 
+FOR_EVER_S = 1e6
 TESTS_CPU_S_MAX = 30.0
 """The CPU time of the tests that judge a mutant: the cheapest ones that run its function. The seeds
 follow anyway."""
@@ -26,23 +28,28 @@ def known_checks(
     seed fails on it."""
     found: list[dict[str, Any]] = []
 
-    def watch(function: Callable[[str, Path], object], part: str, *code: str) -> None:
-        def now() -> list[dict[str, Any]]:
-            print(f"Watching what {part} runs.", flush=True)
-            ended = child.run(
-                partial(function, part), scratch=scratch, cpu_limit_s=1800, limit_s=3600
-            )
-            if ended.returned is None:
-                raise RuntimeError(f"The code as it stands does not pass: {ended.why}")
-            return list(ended.returned)
+    def watched(what: str, function: Callable[[Path], object]) -> list[dict[str, Any]]:
+        print(f"Watching what {what} runs.", flush=True)
+        ended = child.run(function, scratch=scratch, cpu_limit_s=1800, limit_s=3600)
+        if ended.returned is None:
+            raise RuntimeError(f"The code as it stands does not pass: {ended.why}")
+        return list(ended.returned)
 
-        found.extend(state.checks(part, checks.digest(*code), now))
+    def watch_tests(paths: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        what = paths[0] if len(paths) == 1 else f"each of {len(paths)} files of tests"
+        of_file: dict[str, list[dict[str, Any]]] = {}
+        for one in watched(what, partial(checks.watch_tests, paths)):
+            of_file.setdefault(one["name"].partition("::")[0], []).append(one)
+        return of_file
 
+    def watch_seeds(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        return {name: watched(name, partial(checks.watch_seed, name)) for name in names}
+
+    code = checks.digest("rayq")
     for floor in floors:
-        watch(checks.watch_tests, floor, "rayq", f"tests/{floor}")
-    for scenario in checks.SCENARIOS:
-        for seed in range(seeds):
-            watch(checks.watch_seed, f"{scenario}:{seed}", "rayq")
+        found.extend(state.checks(checks.digests_of_tests(floor, code), watch_tests))
+    seeds_of_all = [f"{one}:{seed}" for one in checks.SCENARIOS for seed in range(seeds)]
+    found.extend(state.checks(dict.fromkeys(seeds_of_all, code), watch_seeds))
     for one in found:
         if not one["functions"]:
             print(f"Left out, since it fails without a mutant: {one['name']}", flush=True)
@@ -74,6 +81,68 @@ def reaching(mutant: Mutant, known: Iterable[Check]) -> list[Check]:
     return tests + [one for one in found if one.is_seed]
 
 
+def judge_by_tests_at_hand(
+    mutants: Iterable[Mutant],
+    known: Sequence[Check],
+    scratch: Path,
+    tell: Callable[[Mutant, Verdict], None],
+) -> None:
+    """Judges the mutants whose function can be exchanged, each by its tests, and tells those that
+    the tests kill or that no seed runs. All tests are imported once for all of them. Raises
+    RuntimeError when the tests cannot be imported."""
+    due = [mutant for mutant in mutants if mutant.is_in_function]
+    reach = {mutant: reaching(mutant, known) for mutant in due}
+    paths = sorted({one.file for found in reach.values() for one in found if not one.is_seed})
+
+    def judge_all(ready: checks.Ready) -> None:
+        for mutant, found in reach.items():
+            tests = [one for one in found if not one.is_seed]
+            seeds = len(found) - len(tests)
+            try:
+                tree = mutated(mutant, (ROOT / mutant.path).read_text())
+            except LookupError:
+                continue
+            work = partial(_with_planted, mutant, tree, ready, [one.name for one in tests])
+            ended = child.run(work, scratch=scratch, **_limits(tests)) if tests else None
+            if ended is not None and ended.returned is None:
+                how = ended.why
+            elif ended is not None:
+                how, is_planted = ended.returned
+                if not is_planted:
+                    continue
+            else:
+                how = ""
+            if how or not seeds:
+                floor = "tests" if how else None
+                cpu_s = 0.0 if ended is None else round(ended.cpu_s, 2)
+                tell(mutant, Verdict(mutant.key, floor, how, len(tests), seeds, cpu_s))
+
+    if not due:
+        return
+    ended = child.run(
+        lambda _directory: checks.with_tests_ready(paths, judge_all),
+        scratch=scratch,
+        cpu_limit_s=FOR_EVER_S,
+        limit_s=FOR_EVER_S,
+    )
+    if not ended.returned:
+        raise RuntimeError(f"The tests cannot be imported: {ended.why}")
+
+
+def _limits(some: Sequence[Check]) -> dict[str, float]:
+    limit_s = 20 + 4 * sum(one.cpu_s for one in some)
+    # Other processes may use the CPU meanwhile, and some tests wait for real clocks.
+    wall_s = 60 + 10 * limit_s + 3 * sum(one.wall_s for one in some)
+    return {"cpu_limit_s": limit_s, "limit_s": wall_s}
+
+
+def _with_planted(
+    mutant: Mutant, tree: ast.Module, ready: checks.Ready, names: Sequence[str], _directory: Path
+) -> tuple[str, bool]:
+    """The failure, or an empty text, and whether the mutant was in place."""
+    return (ready.run(names), True) if plant(mutant, tree) else ("", False)
+
+
 def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
     """Judges one mutant. Raises LookupError when the mutant's code has changed, RuntimeError when
     the checks run the code of the file instead."""
@@ -86,14 +155,8 @@ def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
         if not some:
             continue
         names = [one.name for one in some]
-        limit_s = 20 + 4 * sum(one.cpu_s for one in some)
-        ended = child.run(
-            partial(_with_mutant, mutant.module, tree, floor, names),
-            scratch=scratch,
-            cpu_limit_s=limit_s,
-            # Other processes may use the CPU meanwhile, and some tests wait for real clocks.
-            limit_s=60 + 10 * limit_s + 3 * sum(one.wall_s for one in some),
-        )
+        work = partial(_with_mutant, mutant.module, tree, floor, names)
+        ended = child.run(work, scratch=scratch, **_limits(some))
         cpu_s += ended.cpu_s
         if ended.returned is None:
             how = ended.why
@@ -107,9 +170,9 @@ def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
 
 
 def _with_mutant(
-    module: str, tree: ast.Module, floor: str, names: Sequence[str], directory: Path
+    module: str, tree: ast.Module, floor: str, names: Sequence[str], _directory: Path
 ) -> tuple[str, bool]:
     """The failure, or an empty text, and whether the mutant was in place."""
     child.import_instead(module, tree)
-    run = partial(checks.run_tests, directory) if floor == "tests" else checks.run_seeds
+    run = checks.run_tests if floor == "tests" else checks.run_seeds
     return run(names), child.is_imported_instead(module)

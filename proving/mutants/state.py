@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,22 @@ class State:
             file.write("\n" + json.dumps(asdict(verdict)) + "\n")
 
     def checks(
-        self, part: str, digest: str, watch: Callable[[], list[dict[str, Any]]]
+        self,
+        digests: Mapping[str, str],
+        watch: Callable[[Sequence[str]], Mapping[str, list[dict[str, Any]]]],
     ) -> list[dict[str, Any]]:
-        """The result of an earlier `watch()` for this part, if the digest is the same; otherwise
-        calls it now."""
+        """The checks of these parts, each by its digest. Calls `watch(parts)` now for the parts
+        whose checks are not known under that digest."""
         known = json.loads(self._checks.read_text()) if self._checks.exists() else {}
-        if part not in known or known[part]["digest"] != digest:
-            known[part] = {"digest": digest, "checks": watch()}
+        due = [part for part in digests if known.get(part, {}).get("digest") != digests[part]]
+        if due:
+            watched = watch(due)
+            for part in due:
+                known[part] = {"digest": digests[part], "checks": watched.get(part, [])}
             new = self._checks.with_suffix(".new")
             new.write_text(json.dumps(known))
             os.replace(new, self._checks)
-        found: list[dict[str, Any]] = known[part]["checks"]
-        return found
+        return [one for part in digests for one in known[part]["checks"]]
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:

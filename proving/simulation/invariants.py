@@ -40,7 +40,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_record
+from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_entry
 from rayq.core.partition_state import PartitionState
 from rayq.records import TopicIdPartition
 from rayq.storage.batch import read_header
@@ -238,15 +238,19 @@ class Invariants:
             encoded = epoch.to_bytes(8, "big") + data
             if self._metadata.setdefault(index, encoded) != encoded:
                 raise InvariantError(
-                    f"record {index} of the metadata differs: {decode_record(data)} of epoch "
-                    f"{epoch} here, {decode_record(self._metadata[index][8:])} of epoch "
+                    f"record {index} of the metadata differs: {decode_entry(data)} of epoch "
+                    f"{epoch} here, {decode_entry(self._metadata[index][8:])} of epoch "
                     f"{int.from_bytes(self._metadata[index][:8], 'big')} elsewhere"
                 )
             if index == self._state_version + 1:
                 self._apply(index, data)
 
     def _apply(self, index: int, data: bytes) -> None:
-        record = decode_record(data)
+        for record in decode_entry(data):
+            self._replay(record)
+        self._state_version = index
+
+    def _replay(self, record: MetadataRecord) -> None:
         if isinstance(record, PartitionChanged):
             before = self.state.partition(record.topic_id, record.partition)
             if before is not None and (
@@ -259,7 +263,6 @@ class Invariants:
         if self.on_record is not None:
             self.on_record(self.state, record)
         self.state.replay(record)
-        self._state_version = index
         if isinstance(record, PartitionChanged):
             try:
                 self.state.validate()

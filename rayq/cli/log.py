@@ -15,7 +15,7 @@ from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.formats import JSON, formatter
 from rayq.cli.options import Json
 from rayq.cli.values import topic_partition
-from rayq.core.metadata_records import decode_record
+from rayq.core.metadata_records import decode_entry
 from rayq.errors import InvalidRequestError
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns
@@ -251,10 +251,12 @@ def _dump_metadata(disk: LocalDisk, path: str, from_index: int, count: int | Non
     left = sys.maxsize if count is None else count
     while index <= log.last_index and left > 0:
         for index_of, epoch, data in log.read(index, METADATA_READ_BYTES):
-            record = decode_record(data)
-            fields = {name: getattr(record, name) for name in record.__struct_fields__}
-            line = {"index": index_of, "epoch": epoch, "record": type(record).__name__, **fields}
-            output.print_json_line(line)
+            for record in decode_entry(data):
+                fields = {name: getattr(record, name) for name in record.__struct_fields__}
+                kind = type(record).__name__
+                output.print_json_line(
+                    {"index": index_of, "epoch": epoch, "record": kind, **fields}
+                )
             index, left = index_of + 1, left - 1
             if left <= 0:
                 return

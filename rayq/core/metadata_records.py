@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -278,9 +278,19 @@ class RequestDone(MetadataRecord, frozen=True):
 
 
 RECORDS: tuple[type[MetadataRecord], ...] = tuple(MetadataRecord.__subclasses__())
+
+
+class Together(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Several records as one entry of the log: a controller that dies leaves all of them, or none.
+    """
+
+    records: tuple[msgspec.Raw, ...]
+
+
 _UNION: Any = functools.reduce(operator.or_, RECORDS)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION)
+_entry_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION | Together)
 _list_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[_UNION])
 
 
@@ -292,6 +302,19 @@ def decode_record(data: bytes | memoryview) -> MetadataRecord:
     """The record of these bytes. Raises msgspec.DecodeError."""
     record: MetadataRecord = _decoder.decode(data)
     return record
+
+
+def encode_together(records: Sequence[MetadataRecord]) -> bytes:
+    """The entry of the log that has all these records."""
+    return _encoder.encode(Together(tuple(msgspec.Raw(encode_record(one)) for one in records)))
+
+
+def decode_entry(data: bytes | memoryview) -> list[MetadataRecord]:
+    """The records of one entry of the log. Raises msgspec.DecodeError."""
+    entry: MetadataRecord | Together = _entry_decoder.decode(data)
+    if isinstance(entry, Together):
+        return [decode_record(one) for one in entry.records]
+    return [entry]
 
 
 def encode_records(records: list[MetadataRecord]) -> bytes:

@@ -91,7 +91,6 @@ def create_queue(
     _check_retention(topic, topic_config, config)
     if config.dead_letters == "keep":
         records += _dead_letters(state, name, topic_config, factor, new_id)
-    # It goes last: a controller that dies may leave the beginning of a change.
     records.append(QueueChanged(new_id(), name, topic_id, _plain(options), count))
     return records
 

@@ -123,20 +123,17 @@ def ensure_own_topic(
 ) -> list[MetadataRecord]:
     """Creates one of `OWN_TOPICS`, unless it is there. Raises InvalidReplicationFactorError while
     too few brokers live, ReplicaLimitError."""
-    known = state.topic_named(name)
-    if known is not None and known.partitions:
+    if state.topic_named(name) is not None:
         return []
     options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
-    created = _create(
+    return _create(
         state,
-        topic_id if known is None else known.topic_id,
+        topic_id,
         name,
         options,
         partitions=partitions,
         replication_factor=None,
     )
-    # A controller that died in the middle may have left the topic alone.
-    return created if known is None else created[1:]
 
 
 def check_not_internal(name: str) -> None:

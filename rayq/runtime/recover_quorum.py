@@ -20,7 +20,7 @@ from rayq.core.metadata_records import (
     ProducerIdsAllocated,
     Voter,
     VotersChanged,
-    decode_record,
+    decode_entry,
     decode_records,
     encode_record,
 )
@@ -175,7 +175,8 @@ def _state(log: MetadataLog) -> ClusterState:
         for record in decode_records(log.snapshot_data):
             state.replay(record)
     for _, _, data in log.read(log.first_index, READ_BYTES_MAX):
-        state.replay(decode_record(data))
+        for record in decode_entry(data):
+            state.replay(record)
     return state
 
 

@@ -73,6 +73,8 @@ def test_no_bytes_make_a_reader_fail_otherwise(data: bytes, position: int, byte:
         except LargeValueError:
             continue
         assert isinstance(found, Manifest) and all(0 <= one < 10 for one in found.offsets)
+    with pytest.raises(LargeValueError):
+        read_manifest(manifest_of_chunks(2, 7, ID, [3, 4, 6]))
     for headers in (None, [], [("rayq.chunk", data)], [("other", b"")]):
         with pytest.raises(LargeValueError):
             check_chunk(read_manifest(manifest_of_chunks(300, 7, ID, [3])), 0, headers)

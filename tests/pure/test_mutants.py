@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,18 +134,38 @@ def test_verdicts_outlive_a_run_that_was_killed_while_it_wrote(tmp_path: Path) -
     assert State(tmp_path).verdicts() == {"a": Verdict("a", None), "c": Verdict("c", None)}
 
 
-def test_what_the_checks_run_is_watched_again_only_when_the_code_has_changed(
+def test_what_the_checks_run_is_watched_again_only_where_the_code_has_changed(
     tmp_path: Path,
 ) -> None:
-    asked = []
+    asked: list[list[str]] = []
 
-    def watch() -> list[dict[str, str]]:
-        asked.append(True)
-        return [{"name": "a"}]
+    def watch(parts: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+        asked.append(list(parts))
+        return {part: [{"name": part}] for part in parts if part != "empty"}
 
-    for digest in ("1", "1", "2"):
-        assert State(tmp_path).checks("tests", digest, watch) == [{"name": "a"}]
-    assert len(asked) == 2
+    for digests in ({"a": "1", "empty": "1"}, {"a": "1", "empty": "1"}, {"a": "2", "empty": "1"}):
+        assert State(tmp_path).checks(digests, watch) == [{"name": "a"}]
+    assert asked == [["a", "empty"], ["a"]]
+
+
+def test_a_test_is_watched_again_with_its_file_and_with_what_its_floor_shares(
+    tmp_path: Path,
+) -> None:
+    floor = tmp_path / "tests" / "pure"
+    floor.mkdir(parents=True)
+    for name in ("test_a.py", "test_b.py", "support.py"):
+        (floor / name).touch()
+    before = checks.digests_of_tests("pure", "1", tmp_path)
+    (floor / "test_a.py").write_text("a = 1")
+    after = checks.digests_of_tests("pure", "1", tmp_path)
+    assert [after[file] == before[file] for file in sorted(after)] == [False, True]
+    assert set(checks.digests_of_tests("pure/test_b.py", "1", tmp_path)) == {"tests/pure/test_b.py"}
+    with pytest.raises(ValueError, match="no tests of pure/test_c.py"):
+        checks.digests_of_tests("pure/test_c.py", "1", tmp_path)
+    (floor / "support.py").write_text("a = 1")
+    assert checks.digests_of_tests("pure", "1", tmp_path)["tests/pure/test_b.py"] not in (
+        before.values()
+    )
 
 
 def test_two_runs_do_not_share_their_state(tmp_path: Path) -> None:
@@ -168,12 +190,32 @@ def test_a_mutant_is_judged_by_what_runs_its_function() -> None:
     assert "tests/other" not in [one.name for one in reaching(in_class, known)]
 
 
-def test_a_comprehension_belongs_to_the_function_around_it() -> None:
-    def outer() -> object:
-        return (one for one in ())
-
-    (inner,) = (code for code in outer.__code__.co_consts if hasattr(code, "co_code"))
-    assert checks.name_of(inner) == checks.name_of(outer.__code__)
+def test_code_notes_the_functions_that_it_runs_under_the_names_of_the_catalogue() -> None:
+    source = (
+        '"""A docstring."""\n'
+        "class A:\n"
+        "    def f(self):\n"
+        '        """Another one."""\n'
+        "        def g():\n"
+        "            return [h for h in ()]\n"
+        "        return g()\n"
+        "    def never(self): pass\n"
+        "def loop():\n"
+        "    while True:\n"
+        "        yield\n"
+        "running = loop()\n"
+    )
+    ran: list[str] = []
+    names: dict[str, Any] = {checks.NOTE: ran.append}
+    exec(compile(checks.noting("a.py", ast.parse(source)), "a.py", "exec"), names)
+    assert ran == []
+    names["A"]().f()
+    assert ran == ["a.py:A.f", "a.py:A.f.g"]
+    assert names["A"].f.__doc__ == "Another one."
+    next(names["running"])
+    ran.clear()
+    next(names["running"])
+    assert ran == ["a.py:loop"]
 
 
 def test_the_table_counts_each_mutant_once() -> None:

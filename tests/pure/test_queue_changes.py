@@ -9,7 +9,7 @@ import pytest
 
 from rayq.core import queue_changes, topic_changes
 from rayq.core.cluster_state import ClusterState, Queue
-from rayq.core.metadata_records import QueueChanged, decode_records, encode_records
+from rayq.core.metadata_records import decode_records, encode_records
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,
@@ -59,18 +59,6 @@ def test_a_queue_comes_with_its_topic_its_dead_letters_and_the_topic_of_its_keep
     copy = ClusterState()
     apply(copy, decode_records(encode_records(state.snapshot())))
     assert copy.queues == state.queues and copy.queue_ids == state.queue_ids
-
-
-def test_a_change_that_was_committed_by_half_is_repeated() -> None:
-    state = cluster()
-    whole = queue_changes.create_queue(
-        state, new_id=new_id, name="q", topic="t", options={}, partitions=2,
-        replication_factor=None, topic_options={}, keeper_partitions=2)
-    assert isinstance(whole[-1], QueueChanged) and whole[-1].name == "q"
-    apply(state, whole[:1])  # The controller dies, and `__queue_state` has no partition.
-    make(state, "q", "t", 2)
-    keepers = state.topic_named("__queue_state")
-    assert keepers is not None and len(keepers.partitions) == 4
 
 
 def test_a_queue_of_an_existing_topic_takes_what_is_there_of_its_dead_letters() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rayq.config import QueueConfig
 from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
+from rayq.core.lock_times import LockTimes
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
 from rayq.core.queue_taker import LOCKS_MAX
@@ -530,6 +531,20 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
     assert state.start_offset == 1500
 
 
+def test_a_move_keeps_its_records_below_a_cut() -> None:
+    state, keeper = opened(ready=8)
+    for move_id, offsets in ((1, [0, 1]), (2, [2, 5]), (3, [6, 7])):
+        state.claim(offsets)
+        records = tuple(Dying(one, 0, "", "") for one in offsets)
+        state.begin_move(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
+    state = again(state, keeper)
+    state.cut(5, 1)
+    for one in (state, again(state, keeper)):
+        moving = {move.move_id: [record.offset for record in move.records] for move in one.moves()}
+        assert moving == {1: [0, 1], 2: [2]}
+    assert state.take("a", 9, now_s=0) == [(3, 4, 1)]
+
+
 def test_a_claimed_record_waits_beyond_its_due_time() -> None:
     state, _keeper = opened(ready=2)
     state.take("a", 1, now_s=0)
@@ -558,7 +573,7 @@ def test_time_in_which_nobody_is_heard_counts_for_no_lock() -> None:
     state.take("a", 1, now_s=100)
     state.prolong(50)
     assert not state.expire(159.8)
-    assert state.next_expiry_s == 160.1
+    assert state.next_expiry_s == 160.1 and LockTimes().next_s is None
     assert state.expire(160.2) == 1
     assert state.take("b", 1, now_s=160) == [(0, 0, 2)]
     assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "consumer b has it")]

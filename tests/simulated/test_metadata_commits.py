@@ -259,3 +259,25 @@ def test_who_waits_for_a_commit_hears_that_the_epoch_ended() -> None:
             quorum.append([BrokerFenced(7, "gone")])
 
     with_quorum(brokers, [1, 2, 3], work)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_of_one_decision_the_next_controller_finds_all_or_nothing(is_whole: bool) -> None:
+    voter = PlayedVoter(0, 1)
+    decided = [BrokerFenced(number, "gone") for number in range(3)]
+
+    async def work(quorum: Quorum, known: list[tuple[str, int]]) -> None:
+        await quorum.take_over(known, silent_s_min=0)
+        last_index = quorum.last_index
+        voter.takes_up_to = last_index + (1 if is_whole else 0)
+        quorum.append(decided, together=True)
+        await asyncio.sleep(WAIT_S)
+        quorum.end("it dies")
+
+    async def next_work(quorum: Quorum, known: list[tuple[str, int]]) -> None:
+        voter.takes_up_to = None
+        found = await quorum.take_over(known, silent_s_min=0)
+        assert [one for one in found if one in decided] == (decided if is_whole else [])
+
+    with_quorum([voter], [0], work)
+    with_quorum([voter], [0], next_work)

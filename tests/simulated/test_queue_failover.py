@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 from rayq.config import ClusterConfig
+from rayq.core.metadata_records import QueueChanged, decode_entry
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.wire import messages
@@ -237,6 +238,24 @@ def test_what_a_keeper_lost_in_an_unclean_election_is_given_out_again() -> None:
         assert (await other.describe()).start_offset == 20
 
     play(script, brokers=6, config=ONE_KEEPER, keeps_invariants=False)
+
+
+def test_a_queue_its_topics_and_that_the_request_is_done_are_one_entry_of_the_metadata() -> None:
+    async def script(stage: Stage) -> None:
+        await stage.process.run(stage.admin.create_queue("q", partitions=2))
+        log = stage.cluster.brokers[0].metadata._log
+        entries = [decode_entry(data) for _, _, data in log.read(log.first_index, 1 << 20)]
+        [created] = [
+            [type(one).__name__ for one in entry]
+            for entry in entries
+            if any(isinstance(one, QueueChanged) for one in entry)
+        ]
+        topic = ["TopicCreated", "PartitionChanged"]
+        assert created == [
+            *topic, *topic, "PartitionChanged", *topic, "QueueChanged", "QueueChanged", "RequestDone"
+        ]
+
+    play(script, config=ONE_KEEPER)
 
 
 def test_after_a_power_loss_of_all_a_queue_goes_on_where_it_was() -> None:

@@ -318,6 +318,22 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
     staged(work)
 
 
+def test_a_holder_is_there_as_long_as_one_of_its_connections() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        first, second = stage.peer(), stage.peer()
+        taken = await stage.take(peer=first)
+        await stage.settle(taken, peer=second)
+        first.closed.set_result(None)
+        await asyncio.sleep(5)
+        assert (await stage.describe()).locked == 1
+        second.closed.set_result(None)
+        await asyncio.sleep(1.5)
+        assert (await stage.describe()).locked == 0
+
+    staged(work)
+
+
 def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holders, "HOLDERS_MAX", 3)
 
@@ -472,6 +488,21 @@ def test_a_queue_that_is_deleted_ends_its_takes() -> None:
             await waiting
         with pytest.raises(UnknownQueueError):
             await stage.ack(taken)
+
+    staged(work)
+
+
+def test_a_queue_that_cannot_be_opened_yet_says_so() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        stage.keeper.open.clear()
+        await stage.lead()
+        with pytest.raises(QueueLoadingError):
+            await stage.take()
+        with pytest.raises(QueueLoadingError):
+            await asyncio.wait_for(stage.describe(), 5)
+        stage.keeper.open.set()
+        assert (await stage.take(wait_ms=1_000)).values == [b"a"]
 
     staged(work)
 

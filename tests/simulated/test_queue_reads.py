@@ -75,6 +75,20 @@ def test_the_records_of_delayed_batches_say_when_they_are_due() -> None:
     assert found.due_ms is not None and list(found.due_ms) == [None, 77]
 
 
+def test_a_record_is_read_whole_wherever_it_lies_and_nothing_in_its_place() -> None:
+    headers = [("h", b"1")]
+    aborted = encode_batch(
+        [b"a"], producer_id=FAMILY, producer_epoch=3, base_sequence=0, is_transactional=True
+    )
+    batch = encode_batch([b"b", None], keys=[None, b"k"], headers=[headers, None])
+    data = at(10, batch) + at(12, aborted) + thinned(20, 5, [1, 2])
+    piece = Piece(10, data, 30, frozenset({(FAMILY, 3)}))
+    assert piece.record(10) == (None, b"b", headers, False)
+    assert piece.record(11) == (b"k", None, [], False)
+    assert piece.record(21) == (None, b"21", [], False)
+    assert [piece.record(offset) for offset in (9, 12, 15, 20, 24, 25)] == [None] * 6
+
+
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
@@ -86,6 +100,7 @@ def test_the_records_of_delayed_batches_say_when_they_are_due() -> None:
         # Compaction removed these since they were learned.
         ([(108, 112, 1), (113, 113, 1)], [113, 114]),
         ([(108, 109, 1)], []),
+        ([(114, 114, 1), (117, 118, 1)], [113, 114]),
     ],
 )
 def test_batches_of_which_little_was_given_out_are_cut(
@@ -100,7 +115,7 @@ def test_batches_of_which_little_was_given_out_are_cut(
             at(113, values(113, 2)),
         ]
     )
-    found = offsets_in(Piece(0, data, 115, frozenset()).cut(runs))
+    found = offsets_in(Piece(0, data, 120, frozenset()).cut(runs))
     assert found == expected
 
 
@@ -113,3 +128,18 @@ def test_a_take_ends_where_its_bytes_are_spent() -> None:
     assert piece.end_of(2, one - 1, at_least_one=False) == 2
     assert piece.end_of(8, 100 * one, at_least_one=False) == 10
     assert piece.bytes_between(2, 5) == 3 * one
+    assert piece.bytes_between(0, 0) == 0
+
+
+def test_what_belongs_to_large_values_is_told_once() -> None:
+    data = b"".join(
+        [
+            at(10, encode_batch([b"1"], is_chunk=True)),
+            at(11, values(11, 1)),
+            at(12, encode_batch([b"2"], is_chunk=True)),
+            at(13, encode_batch([b"a manifest"], is_large=True)),
+        ]
+    )
+    piece = Piece(10, data, 14, frozenset())
+    assert list(piece.large(10, 12)) == [(10, 1, None)]
+    assert list(piece.large(12, 14)) == [(12, 1, None), (13, 1, b"a manifest")]

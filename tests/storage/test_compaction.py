@@ -34,6 +34,8 @@ from rayq.storage.cleaner import BYTES_PER_KEY, CLEANING, CleaningResult, clean,
 from rayq.storage.disk import LocalDisk
 from rayq.storage.epochs import LEADER_EPOCHS
 from rayq.storage.log import Log
+from rayq.storage.segment import Segment
+from rayq.storage.swap import is_due
 from rayq.storage.verify import verify
 from tests.storage.support import (
     NOW_MS,
@@ -351,6 +353,13 @@ def test_a_tombstone_goes_delete_retention_after_the_pass_that_cleaned_it(
     assert log.tombstone_horizon == 3
     assert compacted.open().tombstone_horizon == 3
     assert run_pass(log, NOW_MS + 5000) is None
+
+
+def test_without_tombstones_no_pass_is_due_for_them(compacted: Place) -> None:
+    segments = [Segment(LocalDisk(), str(compacted.path), 0)]
+    for tombstones in (0, 1):
+        state = CleanState(clean_until=100, marks=(Mark(100, 0),), tombstones=tombstones)
+        assert is_due(SMALL, segments, state, NOW_MS) == bool(tombstones)
 
 
 def test_marks_that_are_close_together_become_one() -> None:

@@ -155,17 +155,33 @@ def test_a_missing_or_damaged_index_is_made_anew(
         assert [log.plan_offset_for_time(NOW_MS + n, 500).run() for n in range(110)] == times
 
 
-def test_an_index_that_goes_wrong_while_the_log_is_open_costs_time_only(place: Place) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entries: bytes((byte * 7 + 3) % 256 for byte in entries),
+        # A little too far: inside of a batch.
+        lambda entries: b"".join(
+            struct.pack("<II", relative, position + 1)
+            for relative, position in struct.iter_unpack("<II", entries)
+        ),
+    ],
+)
+def test_an_index_that_goes_wrong_while_the_log_is_open_costs_time_only(
+    place: Place, damage: Callable[[bytes], bytes]
+) -> None:
     log = many_segments(place)
     expected = read_bytes(log)
-    for suffix in (".index", ".timeindex"):
-        for path in place.files(suffix):
-            data = path.read_bytes()
-            path.write_bytes(data[:8] + bytes((byte * 7 + 3) % 256 for byte in data[8:]))
+    for path in place.files(".index"):
+        data = path.read_bytes()
+        path.write_bytes(data[:8] + damage(data[8:]))
+    for path in place.files(".timeindex"):
+        data = path.read_bytes()
+        path.write_bytes(data[:8] + bytes((byte * 7 + 3) % 256 for byte in data[8:]))
     assert read_bytes(log) == expected
     for offset in range(500):
-        result = log.plan_read(offset, 500, 1).run()
-        assert read_header(result.data).base_offset <= offset < result.next_offset
+        for bytes_max in (1, 1000):
+            result = log.plan_read(offset, 500, bytes_max).run()
+            assert read_header(result.data).base_offset <= offset < result.next_offset
 
 
 def test_damage_below_the_recovery_point_is_refused_and_nothing_deleted(place: Place) -> None:

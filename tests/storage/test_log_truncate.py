@@ -89,6 +89,17 @@ def test_truncation_drops_every_batch_that_contains_or_follows_the_offset(
     assert again.size_bytes == sum(path.stat().st_size for path in place.files(".log"))
 
 
+def test_what_follows_a_truncation_is_read_from_where_it_lies(place: Place) -> None:
+    log = place.open()
+    for _ in range(8):
+        append(log, 5, size=20)
+    log.truncate(10)
+    append(log, 5, size=100)
+    append(log, 5, size=100)
+    for first in (10, 15):
+        assert values_in(log.plan_read(first, 20, 1).run().data)[0] == value_of(first, 100)
+
+
 def test_truncating_at_or_past_the_end_changes_nothing(place: Place) -> None:
     log = place.open()
     append(log, 5)

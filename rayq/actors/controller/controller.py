@@ -138,10 +138,10 @@ class Controller:
                 await self._quorum.committed(index)
                 return messages.ChangeResponse(index)
             answer, records = self._decide(request)
-            index = self._append(records, reason_of(request))
-            if request_id is not None and index > before_index:
-                # It goes last: until all of the change is there, the request is not done.
-                index = self._append([RequestDone(request_id)], reason_of(request))
+            if request_id is not None and (records or self._quorum.last_index > before_index):
+                records = [*records, RequestDone(request_id)]
+            # A controller that dies leaves all of it, or nothing, to a repetition.
+            index = self._append(records, reason_of(request), together=True)
         except RayqError:
             # What the refusal is based on may not be committed yet.
             await self._quorum.committed(self._quorum.last_index)
@@ -388,13 +388,15 @@ class Controller:
         if not self.state.is_live(broker):
             raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
 
-    def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
+    def _append(
+        self, records: Sequence[MetadataRecord], reason: str, *, together: bool = False
+    ) -> int:
         """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
         for the log lines of what changed: it is known here, where something is decided, and not on
         the brokers, which only replay. So there is one line for the whole cluster."""
         if not records:
             return self._quorum.last_index
-        index = self._quorum.append(records)
+        index = self._quorum.append(records, together=together)
         for record in records:
             before = self._value_before(record)
             self.state.replay(record)

@@ -19,7 +19,7 @@ from rayq.core.metadata_records import (
     MetadataRecord,
     Voter,
     VotersChanged,
-    decode_record,
+    decode_entry,
     decode_records,
     encode_records,
 )
@@ -130,11 +130,11 @@ class MetadataKeeper:
         hands of a thread when they are asked for."""
         self._voters = self.state.voters
         for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
-            record = decode_record(data)
-            if isinstance(record, VotersChanged):
-                self._voters = record.voters
-            elif isinstance(record, BrokerRegistered):
-                self._hints[record.broker] = (record.host, record.port)
+            for record in decode_entry(data):
+                if isinstance(record, VotersChanged):
+                    self._voters = record.voters
+                elif isinstance(record, BrokerRegistered):
+                    self._hints[record.broker] = (record.host, record.port)
 
     # --- requests of controllers ------------------------------------------------------------
 
@@ -293,9 +293,10 @@ class MetadataKeeper:
             for index, _, data in self._log.read(self.version + 1, 1 << 20):
                 if index > commit_index:
                     break
-                record = decode_record(data)
-                self.state.replay(record)
-                applied.append(record)
+                records = decode_entry(data)
+                for record in records:
+                    self.state.replay(record)
+                applied += records
                 self.version = index
         self._on_applied(applied)
         self.changed.notify()

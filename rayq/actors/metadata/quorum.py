@@ -25,9 +25,10 @@ from rayq.core.metadata_records import (
     MetadataRecord,
     Voter,
     VotersChanged,
-    decode_record,
+    decode_entry,
     decode_records,
     encode_record,
+    encode_together,
 )
 from rayq.environment import Address, Environment
 from rayq.errors import (
@@ -263,7 +264,8 @@ class Quorum:
 
     def _all_records(self) -> list[MetadataRecord]:
         records = [] if self._snapshot is None else decode_records(self._snapshot[2])
-        records.extend(decode_record(data) for _, _, data in self._entries)
+        for _, _, data in self._entries:
+            records += decode_entry(data)
         return records
 
     # --- the log ----------------------------------------------------------------------------
@@ -274,12 +276,14 @@ class Quorum:
             return self._entries[-1][0]
         return 0 if self._snapshot is None else self._snapshot[0]
 
-    def append(self, records: Sequence[MetadataRecord]) -> int:
-        """Adds records and returns the index of the last; they are not committed yet. Raises
-        NotControllerError."""
+    def append(self, records: Sequence[MetadataRecord], *, together: bool = False) -> int:
+        """Adds records and returns the index of the last; they are not committed yet. `together`:
+        as one entry, so that all of them are committed, or none. Raises NotControllerError."""
         self._check_not_ended()
+        together = together and len(records) > 1
+        for data in [encode_together(records)] if together else map(encode_record, records):
+            self._entries.append((self.last_index + 1, self.epoch, data))
         for record in records:
-            self._entries.append((self.last_index + 1, self.epoch, encode_record(record)))
             if isinstance(record, VotersChanged):
                 self.voters = record.voters  # As in Raft: the newest set counts, committed or not.
         for peer in self._peers.values():
