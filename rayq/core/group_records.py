@@ -19,7 +19,8 @@ from zlib import crc32
 
 import msgspec
 
-from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.core.record_version import check_version
+from rayq.errors import CorruptBatchError
 from rayq.records import TopicIdPartition
 
 VERSION = 1
@@ -222,15 +223,8 @@ class _StoredEnded(msgspec.Struct, array_like=True, frozen=True):
     ended_ms: int
 
 
-class _Versioned(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a value that every version has."""
-
-    version: int
-
-
 _encoder = msgspec.msgpack.Encoder()
 _key_decoder = msgspec.msgpack.Decoder(_Key)
-_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _group_decoder = msgspec.msgpack.Decoder(_StoredGroup)
 _member_decoder = msgspec.msgpack.Decoder(_StoredMember)
 _offset_decoder = msgspec.msgpack.Decoder(_StoredOffset)
@@ -261,12 +255,7 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
     try:
         named = _key_decoder.decode(key or b"")
         if value is not None:
-            version = _version_decoder.decode(value).version
-            if version > VERSION:
-                raise UnsupportedFormatError(
-                    f"A record of __consumer_offsets has version {version}, this rayq reads up to "
-                    f"{VERSION}: it was written by a newer one."
-                )
+            check_version(value, "__consumer_offsets", VERSION)
         if isinstance(named, _OffsetKey):
             offset = None if value is None else OffsetValue(*_fields(_offset_decoder.decode(value)))
             return OffsetRecord(named.group, named.topic_id, named.partition, offset)

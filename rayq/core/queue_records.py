@@ -21,7 +21,8 @@ from rayq.core.kept_queues import KeptRecord
 from rayq.core.large_holds import Hold
 from rayq.core.queue_block import BLOCK_OFFSETS, Block
 from rayq.core.queue_moves import Dying, Move
-from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.core.record_version import check_version
+from rayq.errors import CorruptBatchError
 
 VERSION = 1
 HEAD = b"head"
@@ -67,12 +68,6 @@ class _StoredMove(msgspec.Struct, array_like=True, frozen=True):
     move: Move
 
 
-class _Versioned(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a value that every version has."""
-
-    version: int
-
-
 class Kept(NamedTuple):
     """All kept records of a queue's partition."""
 
@@ -83,7 +78,6 @@ class Kept(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _head_decoder = msgspec.msgpack.Decoder(Head)
 _block_decoder = msgspec.msgpack.Decoder(_StoredBlock)
 _dying_decoder = msgspec.msgpack.Decoder(_StoredDying)
@@ -140,12 +134,7 @@ def decode(records: Iterable[KeptRecord]) -> Kept | None:
         if value is None:
             continue
         try:
-            version = _version_decoder.decode(value).version
-            if version > VERSION:
-                raise UnsupportedFormatError(
-                    f"A record of __queue_state has version {version}, this rayq reads up to "
-                    f"{VERSION}: it was written by a newer one."
-                )
+            check_version(value, "__queue_state", VERSION)
             if key == HEAD:
                 head = _head_decoder.decode(value)
                 continue

@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.core.record_version import check_version
+from rayq.errors import CorruptBatchError
 from rayq.records import TopicIdPartition
 
 VERSION = 1
@@ -121,15 +122,8 @@ class _StoredTransaction(msgspec.Struct, array_like=True, frozen=True):
     is_touched: bool = False
 
 
-class _Versioned(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a value that every version has."""
-
-    version: int
-
-
 _encoder = msgspec.msgpack.Encoder()
 _key_decoder = msgspec.msgpack.Decoder(_IdKey | _TransactionKey)
-_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _id_decoder = msgspec.msgpack.Decoder(_StoredId)
 _transaction_decoder = msgspec.msgpack.Decoder(_StoredTransaction)
 
@@ -160,12 +154,7 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
     try:
         named = _key_decoder.decode(key or b"")
         if value is not None:
-            version = _version_decoder.decode(value).version
-            if version > VERSION:
-                raise UnsupportedFormatError(
-                    f"A record of __transaction_state has version {version}, this rayq reads up to "
-                    f"{VERSION}: it was written by a newer one."
-                )
+            check_version(value, "__transaction_state", VERSION)
         if isinstance(named, _IdKey):
             if value is None:
                 return IdRecord(named.transactional_id, None)

@@ -11,17 +11,28 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
-from rayq.actors.metadata.quorum import Quorum, decode_entries, encode_entries
+from rayq.actors.metadata.quorum import (
+    APPEND_BYTES_MAX,
+    Quorum,
+    decode_entries,
+    encode_entries,
+)
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import (
     BrokerFenced,
     BrokerRegistered,
     EpochStarted,
+    Member,
+    PartitionChanged,
+    PartitionValue,
+    TopicCreated,
     Voter,
     VotersChanged,
+    decode_entry,
     encode_record,
 )
 from rayq.errors import ControllerUnavailableError, NotControllerError, TimeoutError
+from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
 
 WAIT_S = 5.0
@@ -278,6 +289,33 @@ def test_of_one_decision_the_next_controller_finds_all_or_nothing(is_whole: bool
         voter.takes_up_to = None
         found = await quorum.take_over(known, silent_s_min=0)
         assert [one for one in found if one in decided] == (decided if is_whole else [])
+
+    with_quorum([voter], [0], work)
+    with_quorum([voter], [0], next_work)
+
+
+def test_a_topic_of_ten_thousand_partitions_is_one_entry() -> None:
+    voter = PlayedVoter(0, 1)
+    members = tuple(Member(broker, "d" * 32, "i" * 32) for broker in range(3))
+    value = PartitionValue((0, 1, 2), members, leader=0, leader_incarnation="i" * 32)
+    decided = [
+        TopicCreated("id", "t", {}, 3),
+        *(PartitionChanged("id", number, value) for number in range(10_000)),
+    ]
+
+    async def work(quorum: Quorum, known: list[tuple[str, int]]) -> None:
+        await quorum.take_over(known, silent_s_min=0)
+        await quorum.committed(quorum.append(decided, together=True))
+        disk = quorum._environment.disk
+        log = MetadataLog.open(disk, "/metadata")
+        log.append(voter.log)
+        log.close()
+        entries = MetadataLog.inspect(disk, "/metadata").read(3, APPEND_BYTES_MAX)
+        assert [len(data) > APPEND_BYTES_MAX for _, _, data in entries] == [True]
+        assert decode_entry(entries[0][2]) == decided
+
+    async def next_work(quorum: Quorum, known: list[tuple[str, int]]) -> None:
+        assert (await quorum.take_over(known, silent_s_min=0))[2:-1] == decided
 
     with_quorum([voter], [0], work)
     with_quorum([voter], [0], next_work)

@@ -250,7 +250,7 @@ class Controller:
                 return None, remote_changes.unpin_snapshots(state, {request.pin_id})
             case messages.RemoveGarbage():
                 return None, remote_changes.remove_garbage(state, request.topic_id)
-            case messages.CreateTopic():
+            case messages.CreateTopic() | messages.RestoreTopic():
                 return None, topic_changes.create_topic(
                     state,
                     topic_id=self._environment.new_id(),
@@ -259,17 +259,9 @@ class Controller:
                     replication_factor=request.replication_factor,
                     options=request.config,
                     store=self._store,
-                )
-            case messages.RestoreTopic():
-                return None, topic_changes.create_topic(
-                    state,
-                    topic_id=self._environment.new_id(),
-                    name=request.name,
-                    partitions=request.partitions,
-                    replication_factor=request.replication_factor,
-                    options=request.config,
-                    store=self._store,
-                    restored=request.pointers,
+                    restored=request.pointers
+                    if isinstance(request, messages.RestoreTopic)
+                    else (),
                 )
             case messages.EndRemoteStorage():
                 now_ms = self._environment.clock.wall_ms()
