@@ -343,6 +343,7 @@ def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyP
         for number in range(5):
             taken = await stage.take(1, holder=f"h{number}", peer=peer)
             assert taken.offsets == [number]
+        assert taken.answer.sweep_ms == 100, "it is one consumer"
         peer.closed.set_result(None)
         await asyncio.sleep(2)
         assert (await stage.take()).offsets == [2, 3, 4]

@@ -509,6 +509,43 @@ def test_a_redrive_that_may_have_been_done_is_left_to_who_asks_again() -> None:
     played(work)
 
 
+@pytest.mark.parametrize("is_redriven", [True, False])
+def test_who_lost_a_target_for_a_day_looks_before_it_appends_again(is_redriven: bool) -> None:
+    async def work(cluster: Cluster) -> None:
+        target = cluster.targets["orders" if is_redriven else "tasks.dead", 0]
+        leader = cluster.start()
+        await leader.commit()
+        leader.moves.start()
+        exchange = Leader.exchange
+
+        async def answer_lost(self: Leader, *args: Any) -> Any:
+            answer = await exchange(self, *args)
+            if len(args) > 3 and not target.start:
+                target.delete_below(target.end)
+                target.forget()
+                target.is_offline = True
+                raise DisconnectedError("the answer was lost")
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Leader, "exchange", answer_lost)
+            if is_redriven:
+                asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders")))
+            else:
+                leader.reject(0, 1)
+            await until(lambda: target.is_offline)
+            await asyncio.sleep(10.0)
+            target.is_offline = False
+            if is_redriven:
+                why = dict((await asked).refused)
+                assert "may have been moved before" in why[0] == why[1] and not target.records
+                return
+            await until(lambda: settled(leader))
+        assert [dict(headers)[DOUBT_HEADER] for _, headers in target.records] == [b"copy"] * 2
+
+    played(work)
+
+
 @pytest.mark.parametrize("is_appended", [True, False])
 def test_what_an_unclean_election_takes_from_a_batch_doubles_none_of_the_rest(
     is_appended: bool,

@@ -31,8 +31,11 @@ class Holders:
         self._holders: dict[str, dict[Connection, None]] = {}
         self._gone: dict[str, asyncio.TimerHandle] = {}
 
-    def __len__(self) -> int:
-        return len(self._holders)
+    @property
+    def connections(self) -> int:
+        """How many connections have named holders: as many as there are consumers, about. Holders
+        are more: a consumer takes another name after each take that failed."""
+        return len(self._connections)
 
     def heard(self, holder: str, peer: Peer) -> None:
         """A request of this holder came over a connection."""

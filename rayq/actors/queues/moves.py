@@ -21,7 +21,7 @@ from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import QueueState
 from rayq.core.topic_changes import check_not_internal, check_topic_name
 from rayq.environment import Environment
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import InvalidRequestError, OutcomeUnknownError, RayqError
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -251,13 +251,18 @@ class QueueMoves:
         """Moves claimed records to one target, unless it is known to be silent."""
         try:
             for some in batches(records) if target not in silent else ():
-                refusal = await self._numbered.move(target, "done", some)
-                unsent.difference_update(one.offset for one, _ in some)
+                offsets = [one.offset for one, _ in some]
+                try:
+                    refusal = await self._numbered.move(target, "done", some)
+                except OutcomeUnknownError as error:
+                    self._leave(unsent, offsets, str(error))
+                    continue
+                unsent.difference_update(offsets)
                 if refusal is not None and len(some) > 1:
                     await self._send_singly(target, some)
                     continue
-                for one, _ in some:
-                    self._end(one.offset, refusal)
+                for offset in offsets:
+                    self._end(offset, refusal)
         except TargetSilentError as error:
             silent[target] = str(error)
         if target in silent:
@@ -274,6 +279,8 @@ class QueueMoves:
                 continue
             try:
                 refusal = await self._numbered.move(target, "done", [(one, record)])
+            except OutcomeUnknownError as error:
+                refusal = str(error)
             except TargetSilentError as error:
                 self._state.unclaim([one.offset])
                 for left, _ in records[place:]:

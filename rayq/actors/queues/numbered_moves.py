@@ -101,30 +101,29 @@ class NumberedMoves:
         self._last_move_id = max((move.move_id for move in state.moves()), default=0)
 
     async def move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """Moves dying or claimed records as one batch. Returns None once it is in the target. Else
-        why it is not, for certain; or OutcomeUnknownError's message where nobody can know. Then the
-        records are what they were. Raises TargetSilentError, for what somebody asked for, whose
-        records stay claimed; and RayqError where the opening ended.
+        """Moves dying or claimed records as one batch. Returns None once it is in the target; else
+        why it is not, for certain. For what somebody asked for, raises OutcomeUnknownError where
+        nobody can know; after both the records are what they were; and TargetSilentError, whose
+        records stay claimed. Raises other RayqErrors where the opening ended.
 
-        A dead letter in doubt is moved once more, and says so: it must not be lost. What somebody
-        asked for is left to whoever asks again.
+        A dead letter in doubt is moved once more, and says so: it must not be lost.
         """
         async with self._locks.setdefault(target, asyncio.Lock()):
-            try:
-                return await self._move(target, outcome, records)
-            except OutcomeUnknownError as error:
-                if outcome == "done":
-                    return str(error)
-            doubted = [
-                (msgspec.structs.replace(one, is_in_doubt=True), record) for one, record in records
-            ]
-            try:
-                return await self._move(target, outcome, doubted)
-            except OutcomeUnknownError as error:
-                return str(error)
+            while True:
+                try:
+                    return await self._move(target, outcome, records)
+                except OutcomeUnknownError as error:
+                    logger.warning("%s: %s", self.where, error)
+                    if outcome == "done":
+                        raise
+                records = [
+                    (msgspec.structs.replace(one, is_in_doubt=True), record)
+                    for one, record in records
+                ]
 
     async def resume(self, move: Move) -> str | None:
-        """Ends a move that was begun by a leader before. As `move`."""
+        """Ends a move that was begun by a leader before. Returns None once it is in the target;
+        else why it is not, or may not be. Then its records are what they were."""
         offsets = [one.offset for one in move.records]
         trouble = "move", move.move_id
         retry_s = RETRY_S

@@ -286,7 +286,7 @@ class OpenQueue:
             self.state.state_epoch,
             locks,
             self.available(),
-            sweep_ms=max(SWEEP_MS_MIN, 1000 * len(self._holders) // SWEEPS_PER_S),
+            sweep_ms=max(SWEEP_MS_MIN, 1000 * self._holders.connections // SWEEPS_PER_S),
             excused=self.state.excused(locks),
         )
 
