@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from rayq.client import consumer_pool as pool_handle
+from rayq.core import pool_scaling
+from rayq.pools import pool_member, running_pool
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.support import FAST, STILL_RUNNING
@@ -59,6 +62,26 @@ def fragile(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three brokers of the test's own, with short sessions, for tests that kill servers."""
     with LocalCluster(brokers=3, data_dir=tmp_path / "data", **FAST) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The directory of an object store."""
+    path = tmp_path / "store"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def pools_are_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (running_pool, "LOOK_INTERVAL_S", 0.05),
+        (pool_handle, "IDLE_CHECK_S", 0.01),
+        (pool_member, "POLL_S", 0.05),
+        (pool_scaling, "WINDOW_S", 0.25),
+        (pool_scaling, "SETTLE_S", 0.15),
+    ):
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

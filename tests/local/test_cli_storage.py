@@ -25,13 +25,6 @@ QUICK = {**FAST, "retention_check_interval_ms": 100}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    path = tmp_path / "store"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def cluster(tmp_path: Path, store: Path) -> Iterator[LocalCluster]:
     with started(tmp_path / "data", store) as cluster:
         yield cluster

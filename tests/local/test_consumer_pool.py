@@ -17,8 +17,6 @@ import pytest
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
 from rayq.actors.replica import produced_batch
-from rayq.client import consumer_pool as pool_handle
-from rayq.core import pool_scaling
 from rayq.pools import pool_member, running_pool
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, produce_raw, read_all
@@ -28,17 +26,7 @@ NewTopic = Callable[..., str]
 _groups = itertools.count(1)
 SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 
-
-@pytest.fixture(autouse=True)
-def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        (running_pool, "LOOK_INTERVAL_S", 0.05),
-        (pool_handle, "IDLE_CHECK_S", 0.01),
-        (pool_member, "POLL_S", 0.05),
-        (pool_scaling, "WINDOW_S", 0.25),
-        (pool_scaling, "SETTLE_S", 0.15),
-    ):
-        monkeypatch.setattr(module, name, value)
+pytestmark = pytest.mark.usefixtures("pools_are_twenty_times_as_fast")
 
 
 @pytest.fixture

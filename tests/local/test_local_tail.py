@@ -33,13 +33,6 @@ WRITTEN = [b"%06d" % number + b"." * RECORD_BYTES for number in range(600)]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    path = tmp_path / "store"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def cluster(tmp_path: Path, store: Path) -> Iterator[LocalCluster]:
     with start(tmp_path, store, 4) as cluster:
         yield cluster

@@ -15,10 +15,8 @@ import pytest
 
 import rayq
 from rayq import Outgoing, Record
-from rayq.client import consumer_pool as pool_handle
 from rayq.client.background import background_loop
-from rayq.core import pool_scaling
-from rayq.pools import pool_member, pool_transactions, running_pool
+from rayq.pools import pool_member, pool_transactions
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, read_all
 
@@ -28,16 +26,10 @@ SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5, "exactly_onc
 
 
 @pytest.fixture(autouse=True)
-def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        (running_pool, "LOOK_INTERVAL_S", 0.05),
-        (pool_handle, "IDLE_CHECK_S", 0.01),
-        (pool_member, "POLL_S", 0.05),
-        (pool_member, "FAILED_POLL_PAUSE_S", 0.02),
-        (pool_scaling, "WINDOW_S", 0.25),
-        (pool_scaling, "SETTLE_S", 0.15),
-    ):
-        monkeypatch.setattr(module, name, value)
+def pools_try_again_soon(
+    pools_are_twenty_times_as_fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "FAILED_POLL_PAUSE_S", 0.02)
 
 
 @pytest.fixture

@@ -18,13 +18,6 @@ TIERED = {"remote_storage": True, "segment_bytes": 1024, "remote_max_lag_ms": 10
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    path = tmp_path / "store"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def tiered(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalCluster]:

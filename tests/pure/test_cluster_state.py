@@ -132,6 +132,10 @@ def test_an_illegal_topic_name_is_refused(name: str) -> None:
         create(cluster(), name)
 
 
+def test_a_topic_name_has_up_to_200_characters() -> None:
+    create(cluster(), "x" * 200)
+
+
 def test_impossible_topics_are_refused_with_what_is_possible() -> None:
     state = cluster()
     create(state)
@@ -464,6 +468,10 @@ def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
     assert [voter.broker for voter in state.voters] == [0, 1]
     apply(state, broker_changes.next_voters(state, range(10)))
     assert state.voters[2] == Voter(2, "new")
+    again = ClusterState()
+    for record in decode_records(encode_records(state.snapshot())):
+        again.replay(record)
+    assert again.voters == state.voters
 
 
 def test_replicas_spread_over_nodes_and_leaders_over_brokers() -> None:

@@ -437,9 +437,11 @@ def test_a_failing_assignor_refuses_the_join_and_never_strands_the_others() -> N
     assert not one.members
     good = one.state.assignors
     one.state.assignors = {**good, "failing": good["uniform"]}
-    one.beat("a", assignor="failing")
-    one.beat("a", assignor="failing")
+    for member in ("b", "a", "a"):
+        one.beat(member, assignor="failing")
     one.state.assignors = {**good, "failing": failing}
+    one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
+    assert "b" not in one.members
     one.apply(group_changes.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
     assert one.members["a"].target == {P0, P1, P2, P3}
     assert "uniform instead of 'failing'" in one.reason
@@ -455,6 +457,7 @@ def test_a_failing_assignor_refuses_the_join_and_never_strands_the_others() -> N
         ({"topics": tuple("x" * 240 + str(n) for n in range(100))}, InvalidRequestError),
         ({"client": "x" * 257}, InvalidRequestError),
         ({"session_timeout_ms": 1}, InvalidRequestError),
+        ({"owned": (("T", n) for n in range(100_001))}, InvalidRequestError),
     ],
 )
 def test_a_member_that_asks_for_the_impossible_is_refused(

@@ -280,6 +280,11 @@ def test_there_are_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransactionLimitError):
         one.send("", 5, P0, family=OTHER, group="other")
     one.send("", 6, P0, sequence=2)
+    monkeypatch.setattr(group_offsets, "METADATA_LENGTH_MAX", 3)
+    with pytest.raises(GroupLimitError):
+        group_transactions.commit(
+            one.state, "g", (FAMILY, 0), "", 0, 3, [OffsetCommit(*P0, 7, None, "long")], now_ms=0
+        )
 
 
 # --- any order ------------------------------------------------------------------------------------

@@ -406,6 +406,14 @@ def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: Cluster
     assert sorted(state.brokers) == [0, 1, 2, 3]
     assert voters(state) == [0, 1]
     assert steps(state) == [[0, 1, 2]]
+    two = ClusterState()
+    for broker in (0, 1):
+        register(two, broker)
+    apply(two, [VotersChanged((Voter(0, "d0"),))])
+    apply(two, broker_changes.fence_broker(two, 1, EVERYONE))
+    apply(two, reassignment.remove_broker(two, 1))
+    with pytest.raises(BrokerInUseError, match="the last one"):
+        reassignment.remove_broker(two, 0)
     register(state, 4, start=2)  # the broker started again and joins anew
     assert state.brokers[4].live and not state.brokers[4].cordoned
 

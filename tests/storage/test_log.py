@@ -211,6 +211,9 @@ def test_a_read_of_many_small_batches_looks_at_few_of_them(place: Place, bytes_m
     result = plan.run()
     assert len(result.data) > min(bytes_max - 10_000, log.size_bytes // 2)
     assert disk.bytes_read - before < 1.2 * len(result.data) + 10_000
+    for offset in (50, 500):
+        (first, *_) = split_batches(log.plan_read(offset, log.end_offset, 1).run().data)
+        assert first[1].base_offset == offset
 
 
 def test_much_is_not_copied_on_the_loop(place: Place) -> None:
