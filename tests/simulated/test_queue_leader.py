@@ -461,6 +461,20 @@ def test_order_by_key_outlives_a_leader() -> None:
     staged(work, ordered_by_key=True)
 
 
+def test_a_batch_without_keys_takes_no_key_from_those_behind_it() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"-")
+        for value in (b"x1", b"x2"):
+            await stage.put(value, keys=[b"x"])
+        first = await stage.take()
+        await stage.settle(first, releases=[(0, 2, 1)])
+        await stage.lead()
+        assert (await stage.take(2)).values == [b"-", b"x1"]
+        assert (await stage.take(holder="two")).values == [], "x1 is not settled"
+
+    staged(work, ordered_by_key=True)
+
+
 def test_the_records_of_a_key_come_together_also_from_many_batches() -> None:
     async def work(stage: QueueStage) -> None:
         for number in range(60):

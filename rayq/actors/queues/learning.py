@@ -125,8 +125,11 @@ class Learner:
         while offset <= last:
             piece = await self._reads.piece(offset)
             for found in piece.found(offset, with_keys=True):
-                if not found.is_gap and found.first <= last:
-                    self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
+                if found.first > last:
+                    break
+                if not found.is_gap:
+                    count = min(found.next_offset, last + 1) - found.first
+                    self.state.tell_keys(found.first, _keys(found, count))
             offset = piece.next_offset
         # What compaction took out since has none.
         self.state.tell_keys(last + 1, [])
