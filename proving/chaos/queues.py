@@ -28,7 +28,7 @@ QUEUE_TOPICS = [QUEUES_TOPIC, *(f"{name}.dead" for name in QUEUES)]
 WORKERS = 2
 """For each queue."""
 TIMEOUT_S = 3.0
-PAUSE_S = (1.0, 5.0)
+PAUSE_S = (2.0, 7.0)
 KILL_SHARE, HANG_SHARE = 0.4, 0.35
 """The shares of the disturbed workers that are killed, and that hang. The others are cut off."""
 WAKE_SHARE = 0.4
@@ -49,6 +49,8 @@ class QueueLoad:
         self._current: dict[tuple[str, int], Any] = {}
         """The newest process of each slot: a queue, and a number."""
         self._hanging: list[Any] = []
+        self._woken: list[Any] = []
+        """They go on beside their successors, until others are woken."""
         self._is_calm = threading.Event()
         self._disturber = threading.Thread(target=self._disturb, daemon=True)
         self.counts: Counter[str] = Counter()
@@ -139,9 +141,11 @@ class QueueLoad:
             self._begin(slot)
 
     def _wake(self) -> None:
-        for process in self._hanging:
+        for process in self._woken:
+            process.terminate()
+        self._woken, self._hanging = self._hanging, []
+        for process in self._woken:
             _signal(process, signal.SIGCONT)
-        self._hanging.clear()
 
     def _end(self) -> list[str]:
         problems = []

@@ -1,8 +1,9 @@
 """A queue from which something is taken away: records of its topic, or what it knows of them.
 
 A seed draws what: unclean elections of the topic's partition, records that an operator deletes,
-purges, or the queue itself, which is deleted and made anew while its consumers work. In the end
-each record that is still there was handled in some state epoch, or is a dead letter; within a state
+purges, or the queue itself, which is deleted and made anew while its consumers work. Or the topic
+keeps next to nothing but what the queue holds back, or deletes what it has settled. In the end each
+record that is still there was handled in some state epoch, or is a dead letter; within a state
 epoch all promises hold (`rayq.testing.checker.queues`).
 """
 
@@ -36,7 +37,8 @@ from rayq.wire.messages import (
 
 NAME = TOPIC = "loose"
 PLACE = TopicPartition(TOPIC, 0)
-TREATMENTS = ("unclean", "unclean", "delete records", "purge", "make anew")
+RETENTIONS = ("hold", "delete_done")
+TREATMENTS = ("unclean", "unclean", "delete records", "purge", "make anew", *RETENTIONS)
 ROUND_S = 0.3
 ROUND_RECORDS_MAX = 6
 TREATED_S = (0.5, 4.0)
@@ -82,17 +84,21 @@ class LooseQueue:
     async def create(self, client: Client, topic_options: dict[str, object]) -> None:
         options = dict(topic_options)
         options["unclean_leader_election"] = self.treatment == "unclean"
+        if self.treatment in RETENTIONS:
+            options |= {"retention_bytes": 1_000, "segment_bytes": 1_024}
         await AsyncAdmin(client).create_topic(TOPIC, 1, 3, **options)  # type: ignore[arg-type]
         await self._make(client, 60.0)
         kept = AlterQueue(request_id="-", name=f"{NAME}.dead", config={"retention": "topic"})
         await client.change(kept, timeout_s=60.0)
 
     async def _make(self, client: Client, timeout_s: float) -> None:
+        holds = self.treatment in RETENTIONS
         change = CreateQueue(
             request_id="-",
             name=NAME,
             topic=TOPIC,
             config={
+                "retention": self.treatment if holds else "topic",
                 "visibility_timeout_s": self.plan.timeout_s,
                 "max_handling_s": 6.0,
                 "max_deliveries": self._deliveries,
@@ -118,6 +124,7 @@ class LooseQueue:
             timeout_s=self.plan.timeout_s,
             is_own=True,
             is_loose=True,
+            holds=holds,
         )
 
     def heard(self, state: ClusterState, record: MetadataRecord) -> None:

@@ -126,6 +126,7 @@ class QueueWorkload(Workload):
         return {
             "queue_state_partitions": rng.choice((1, 2)),
             "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
+            "retention_check_interval_ms": rng.choice((200, 2_000)),
         }
 
     @classmethod

@@ -280,6 +280,19 @@ def test_from_a_loose_queue_something_may_be_taken_away(
     assert kinds_of(recorder) == expected
 
 
+def test_a_record_that_left_the_topic_of_a_queue_that_holds_it_was_settled() -> None:
+    for is_handled in (True, False):
+        recorder = Recorder()
+        recorder.queue_opened(
+            "q", "t", dead_letters=None, timeout_s=2.0, is_own=True, is_loose=True, holds=True
+        )
+        put(recorder, 0, b"v0")
+        if is_handled:
+            take(recorder, A, (0, 1), at_s=1)
+            settle(recorder, A, (0, 1), at_s=1.5)
+        assert kinds_of(recorder) == (set() if is_handled else {kinds.LEFT_OUT})
+
+
 def test_what_a_keeper_has_lost_may_come_again_and_is_never_left_out() -> None:
     for is_handled in (True, False):
         recorder = opened()

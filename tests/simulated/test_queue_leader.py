@@ -17,6 +17,7 @@ from rayq.errors import (
     StorageError,
     UnknownQueueError,
 )
+from rayq.storage.batch import BatchHeader, Columns, decode_columns
 from rayq.wire import messages
 from tests.simulated.queue_stage import QueueStage, staged
 
@@ -461,6 +462,20 @@ def test_order_by_key_outlives_a_leader() -> None:
     staged(work, ordered_by_key=True)
 
 
+def test_a_batch_without_keys_takes_no_key_from_those_behind_it() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"-")
+        for value in (b"x1", b"x2"):
+            await stage.put(value, keys=[b"x"])
+        first = await stage.take()
+        await stage.settle(first, releases=[(0, 2, 1)])
+        await stage.lead()
+        assert (await stage.take(2)).values == [b"-", b"x1"]
+        assert (await stage.take(holder="two")).values == [], "x1 is not settled"
+
+    staged(work, ordered_by_key=True)
+
+
 def test_the_records_of_a_key_come_together_also_from_many_batches() -> None:
     async def work(stage: QueueStage) -> None:
         for number in range(60):
@@ -535,6 +550,31 @@ def test_a_queue_begins_where_it_was_told_to_and_stays_there() -> None:
         assert answer.locks == [(1, 1, 1)]
 
     staged(work)
+
+
+def test_a_queue_by_key_whose_records_lie_scattered_opens_by_reading_each_batch_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(stage: QueueStage) -> None:
+        for _ in range(10):
+            keys: list[bytes | None] = [b"%d" % number for number in range(100)]
+            await stage.put(*[b"v"] * 100, keys=keys)
+        taken = await stage.take(1000)
+        assert await stage.settle(taken, acks=[(one, one, 1) for one in range(0, 1000, 2)]) == []
+        decoded = []
+
+        def counted(data: memoryview, position: int, header: BatchHeader) -> Columns:
+            decoded.append(header.base_offset)
+            return decode_columns(data, position, header)
+
+        await asyncio.sleep(reads.KEPT_S + 1)
+        monkeypatch.setattr(reads, "decode_columns", counted)
+        await stage.lead()
+        described = await stage.describe()
+        assert (described.start_offset, described.locked) == (1, 500)
+        assert decoded == [*range(0, 1000, 100)]
+
+    staged(work, ordered_by_key=True, visibility_timeout_s=1_000)
 
 
 def test_what_retention_took_is_counted() -> None:

@@ -251,6 +251,8 @@ class Leader:
         if cluster.random.random() < cluster.losses:
             raise DisconnectedError("before it arrived")
         request = build(topic_id, partition, 1)
+        place = request.topic_id, request.partition, request.leader_epoch
+        assert place == (topic_id, partition, 1), "it would go to another leader"
         is_append = isinstance(request, messages.Produce)
         if is_append and cluster.dies_before_append:
             await cluster.die()

@@ -6,6 +6,7 @@ fails, nothing is locked.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -105,8 +106,7 @@ class Learner:
         learner.configure(config)
         learner.learn_epoch()
         if config.ordered_by_key:
-            for first, last in state.keys_wanted():
-                await learner._tell_keys(first, last)
+            await learner._tell_keys()
         return learner
 
     def configure(self, config: QueueConfig) -> None:
@@ -121,15 +121,21 @@ class Learner:
             log_start = self._replica_log.log.start_offset
             state.holds = LargeHolds([(log_start, state.learned, until_ms)])
 
-    async def _tell_keys(self, offset: int, last: int) -> None:
-        while offset <= last:
-            piece = await self._reads.piece(offset)
-            for found in piece.found(offset, with_keys=True):
-                if not found.is_gap and found.first <= last:
-                    self.state.tell_keys(found.first, _keys(found, last - found.first + 1))
-            offset = piece.next_offset
+    async def _tell_keys(self) -> None:
+        """Unsettled records may lie scattered: each piece of the log is looked through once."""
+        told = 0
+        for first, last in self.state.keys_wanted():
+            offset = max(first, told)
+            while offset <= last:
+                piece = await self._reads.piece(offset)
+                for found in piece.found(offset, with_keys=True):
+                    if not found.is_gap:
+                        count = found.next_offset - found.first
+                        self.state.tell_keys(found.first, _keys(found, count))
+                offset = told = piece.next_offset
+                await asyncio.sleep(0)  # The others of this process may have waited for long.
         # What compaction took out since has none.
-        self.state.tell_keys(last + 1, [])
+        self.state.tell_keys(self.state.learned, [])
 
     # --- learning -------------------------------------------------------------------------------
 

@@ -137,7 +137,8 @@ class QueueOpened(_Event, frozen=True, tag="queue"):
     its topic, where dead letters may stand again: then no other check judges its records. With
     `is_loose` something takes records of the topic away, or what is known of them: an unclean
     election, an operator. Then each record that is there in the end has to be acknowledged or a
-    dead letter, and the rest is judged within one state epoch."""
+    dead letter, and the rest is judged within one state epoch. With `holds` no record leaves the
+    topic before it is settled."""
 
     queue: str
     topic: str
@@ -146,6 +147,7 @@ class QueueOpened(_Event, frozen=True, tag="queue"):
     ordered_by_key: bool = False
     is_own: bool = False
     is_loose: bool = False
+    holds: bool = False
 
 
 class QueueClosed(_Event, frozen=True, tag="queue-closed"):

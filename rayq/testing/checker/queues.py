@@ -148,11 +148,11 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
             case _:
                 pass
     for queue in queues.values():
-        lives = _lives(facts, queue.opened)
+        lives, puts = _lives(facts, queue.opened), _puts(facts, queue.opened.topic)
         if queue.opened.is_loose:
-            yield from queue.judge_loosely(lives)
+            yield from queue.judge_loosely(lives, puts)
         else:
-            yield from queue.judge(lives, _puts(facts, queue.opened.topic))
+            yield from queue.judge(lives, puts)
 
 
 def _dead_letters(facts: Facts) -> dict[str, Counter[str]]:
@@ -449,7 +449,9 @@ class _Queue:
             yield Fault(REDRIVEN_TWICE, f"{where}; {dead} dead letters of it.")
 
 
-    def judge_loosely(self, lives: dict[_Place, str]) -> Iterator[Fault]:
+    def judge_loosely(
+        self, lives: dict[_Place, str], puts: Iterable[str]
+    ) -> Iterator[Fault]:
         """Each record that is still there was handled in some state epoch; and what was settled
         below all cuts has not come again in a later one."""
         handled: set[tuple[int, int, str]] = set()
@@ -467,6 +469,11 @@ class _Queue:
                     f"{self.opened.queue!r}: {value!r} at {partition}@{offset} was never "
                     "acknowledged, and is no dead letter.",
                 )
+        if self.opened.holds:
+            values = {value for _, _, value in handled}
+            for value in puts:
+                if value not in values and not self.dead[value]:
+                    yield Fault(LEFT_OUT, f"{self.opened.queue!r}: {value!r} was never handled.")
         for (partition, offset), found in by_place.items():
             if offset >= self._cuts.get(partition, 0):
                 continue

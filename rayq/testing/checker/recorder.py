@@ -156,10 +156,13 @@ class Recorder:
         ordered_by_key: bool = False,
         is_own: bool = False,
         is_loose: bool = False,
+        holds: bool = False,
     ) -> None:
         """See `QueueOpened`."""
         self._note(
-            QueueOpened(queue, topic, dead_letters, timeout_s, ordered_by_key, is_own, is_loose)
+            QueueOpened(
+                queue, topic, dead_letters, timeout_s, ordered_by_key, is_own, is_loose, holds
+            )
         )
 
     def queue_closed(self, queue: str) -> None:
