@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rayq.config import MESSAGE_BYTES_CEILING, QueueConfig, TopicConfig, only_known, parse
+from rayq.config import (
+    MESSAGE_BYTES_CEILING,
+    QueueConfig,
+    TopicConfig,
+    only_known,
+    parse,
+    parse_stored,
+)
 from rayq.core import topic_changes
 from rayq.core.cluster_state import ClusterState, Topic, find_queue, find_topic
 from rayq.core.metadata_records import MetadataRecord, QueueChanged, QueueDeleted, TopicCreated
@@ -147,7 +154,7 @@ def check_topic_config(state: ClusterState, topic_name: str, changes: Mapping[st
     topic = state.topic_named(topic_name)
     if topic is None:
         return
-    changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **_plain(changes)})
+    changed = parse_stored(TopicConfig, {**topic.options, **_plain(changes)})
     if not changed.is_compacted:
         return
     owner = _owner_of(state, topic_name)

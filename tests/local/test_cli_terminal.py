@@ -121,6 +121,7 @@ def test_ctrl_c_while_it_connects_is_quiet(shell: pexpect.spawn) -> None:
     assert code(shell) == 130
 
 
+@pytest.mark.thorough
 def test_a_bar_moves_on_the_terminal_and_not_in_the_pipe(
     shell: pexpect.spawn, rayq_command: Command, topic: str, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_bar_moves_on_the_terminal_and_not_in_the_pipe(
     assert Path(tmp_path / "err").read_bytes() == b""
 
 
+@pytest.mark.thorough
 def test_tables_have_colors_on_a_terminal_and_none_in_a_pipe(
     shell: pexpect.spawn, topic: str
 ) -> None:

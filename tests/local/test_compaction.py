@@ -105,6 +105,7 @@ def log_sizes(cluster: LocalCluster, topic: str) -> list[int]:
     return [log_size(root / f"broker-{broker}" / f"{topic}-0") for broker in range(3)]
 
 
+@pytest.mark.thorough
 def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) -> None:
     eager.create_topic("state", delete_retention_ms=60_000, **AT_ONCE)
     rng = random.Random(5)
@@ -201,6 +202,7 @@ def test_a_record_without_a_key_is_refused_and_nothing_of_its_batch_is_written(
     assert [record.key for record in read_all(eager, "state")] == [b"a", b""]
 
 
+@pytest.mark.thorough
 def test_a_follower_that_was_away_for_longer_than_tombstones_stay_resurrects_nothing(
     eager: LocalCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -423,6 +425,7 @@ def test_compact_and_delete_forgets_old_keys(eager: LocalCluster) -> None:
         eventually(old_ones_are_gone, "retention deleted the old segments", WAIT_S)
 
 
+@pytest.mark.thorough
 def test_a_log_start_that_moves_during_a_pass_does_not_undo_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

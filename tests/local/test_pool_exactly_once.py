@@ -197,6 +197,7 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
     assert values_of(cluster, out) == sent
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "batch", ["records", pytest.param("arrow", marks=pytest.mark.thorough)]
 )

@@ -80,6 +80,7 @@ class Producing:
                     self.sent += count
 
 
+@pytest.mark.thorough
 def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_nothing_out(
     cluster: Cluster, tmp_path: Path
 ) -> None:

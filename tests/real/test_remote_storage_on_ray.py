@@ -75,6 +75,7 @@ def niceness_of_threads(pid: int) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
 
 
+@pytest.mark.thorough
 def test_old_records_go_to_the_bucket_and_come_from_there_whatever_dies(
     remote: Cluster, s3: S3, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from rayq.batch.task_writer import begin_write
 from rayq.errors import AlreadyCommittedError
 from tests.local.support import partition_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 RECORDS = 240_000
 VALUE_BYTES = 200

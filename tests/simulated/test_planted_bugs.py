@@ -44,10 +44,10 @@ FIRST_SEEDS = {
 EASY = (
     "high_watermark_without_followers",
     "end_acknowledged_instead_of_flushed",
-    "duplicates_not_recognised",
     "nothing_is_synced",
 )
 SAMPLE = (
+    "duplicates_not_recognised",
     "epoch_kept_over_restart",
     "empty_disk_trusted",
     "promise_not_written",

@@ -13,12 +13,10 @@ QUICK_HUNTS = {"deletion_answered_at_once": "23", "retention_where_none_is_set":
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "seeds", ["0", pytest.param("1:6", marks=pytest.mark.thorough)]
-)
-def test_small_selections_lose_nothing_and_recover(seeds: str) -> None:
-    assert " passed" in passing(*SWARM, seeds)
+def test_small_selections_lose_nothing_and_recover() -> None:
+    assert " passed" in passing(*SWARM, "0:6")
 
 
 @pytest.mark.slow
