@@ -143,6 +143,8 @@ def test_who_holds_a_lock_may_settle_it() -> None:
     take(recorder, A, (0, 1), (1, 1), at_s=1)
     settle(recorder, A, (0, 1), at_s=3.5, lost=(0,))
     assert kinds.LOST_EARLY not in kinds_of(recorder)
+    settle(recorder, A, (1, 1), at_s=2, lost=(1,), what="nack")
+    assert kinds.LOST_EARLY not in kinds_of(recorder)  # Its first answer may have been lost.
     settle(recorder, A, (1, 1), at_s=2, lost=(1,))
     assert kinds.LOST_EARLY in kinds_of(recorder)
 

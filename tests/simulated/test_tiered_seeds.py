@@ -11,7 +11,7 @@ WITH_TRANSACTIONS = ("--scenario", "tiered-transactions")
 QUICK_HUNTS = {
     "pages_stored_later": "0",
     "stored_above_the_high_watermark": "0",
-    "dropped_before_the_commit": "0",
+    "dropped_before_the_commit": "1",
     "log_start_at_the_local_start": "0",
     "epochs_cut_at_the_local_start": "0",
     "follower_begins_at_the_high_watermark": "0",

@@ -372,7 +372,10 @@ class _Queue:
             )
             if offset in lost:
                 known.asks -= asked.what == "ack"
-                if is_in_time and not self.opened.ordered_by_key:
+                # A nack that is repeated, as its first answer was lost, may find the record with
+                # the next consumer: it was the nack that freed it.
+                is_freed = asked.what in ("nack", "release") or self.opened.ordered_by_key
+                if is_in_time and not is_freed:
                     yield Fault(
                         LOST_EARLY,
                         f"{self._name(spot)} {known.value!r}: {asked.consumer} holds it with count "
