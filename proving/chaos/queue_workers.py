@@ -6,11 +6,13 @@ settlements of a process that was killed nobody knows.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import signal
 import socket
+import stat
 import threading
 import time
 from types import FrameType
@@ -148,11 +150,15 @@ def _break_connections() -> None:
     """Whoever reads or writes them finds them closed by the other side."""
     for descriptor in os.listdir("/proc/self/fd"):
         try:
-            with socket.socket(fileno=os.dup(int(descriptor))) as held:
-                if held.family == socket.AF_INET and held.type == socket.SOCK_STREAM:
-                    held.shutdown(socket.SHUT_RDWR)
+            copy = os.dup(int(descriptor))
         except OSError:
-            continue  # It is no socket, or is gone.
+            continue  # It is gone.
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as held, contextlib.suppress(OSError):
+            if held.family == socket.AF_INET and held.type == socket.SOCK_STREAM:
+                held.shutdown(socket.SHUT_RDWR)
 
 
 def live(spec: LoadSpec, queue: str, name: str) -> None:
