@@ -51,7 +51,7 @@ def test_an_object_server_that_cannot_start_is_told_of_and_leaves_no_process(
 ) -> None:
     with rayq.start(
         str(tmp_path / "data"),
-        name="remote",
+        name="remote-bad",
         brokers=1,
         port=19592,
         remote_storage_url=s3.url("bad"),
@@ -59,14 +59,16 @@ def test_an_object_server_that_cannot_start_is_told_of_and_leaves_no_process(
     ) as cluster:
         with pytest.raises(RayqError, match=r"/nowhere' cannot be read: No such file"):
             cluster.create_topic("old", replication_factor=1, remote_storage=True, timeout_s=20)
-        eventually(lambda: len(object_server_pids()) <= 1, "the failed ones end", WAIT_S)
+        eventually(
+            lambda: len(object_server_pids("remote-bad")) <= 1, "the failed ones end", WAIT_S
+        )
         cluster.stop()
+    eventually(lambda: object_server_pids("remote-bad") == [], "none outlives its cluster", WAIT_S)
 
 
-def object_server_pids() -> list[int]:
-    return [
-        one["Pid"] for one in actors_of("remote") if one["Name"].startswith("rayq:remote:objects-0:")
-    ]
+def object_server_pids(cluster_name: str = "remote") -> list[int]:
+    prefix = f"rayq:{cluster_name}:objects-0:"
+    return [one["Pid"] for one in actors_of(cluster_name) if one["Name"].startswith(prefix)]
 
 
 def niceness_of_threads(pid: int) -> set[int]:

@@ -714,6 +714,23 @@ def test_a_queue_that_is_altered_to_hold_waits_for_chunks_that_it_has_not_noted(
     staged(work)
 
 
+@pytest.mark.usefixtures("short_doubt")
+def test_a_queue_that_begins_at_the_end_waits_for_values_that_are_being_written() -> None:
+    async def work(stage: QueueStage) -> None:
+        stage.queues.clear()
+        stage.changed()
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        stage.queues.append(stage.queue("late", start="latest", retention="hold"))
+        stage.changed()
+        await asyncio.sleep(1)
+        assert stage.log.held_offset == 0
+        await asyncio.sleep(100)
+        assert stage.log.held_offset == 2
+
+    staged(work)
+
+
 def test_purge_settles_all_that_nobody_has() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(*[b"%d" % number for number in range(20)])

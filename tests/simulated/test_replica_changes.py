@@ -9,9 +9,15 @@ from proving.simulation import World
 from proving.simulation.replica_changes import WATCHED, ReplicaChanges
 
 
-class _Cluster:
-    def __init__(self) -> None:
+class _Played:
+    """Two replica processes of a cluster, and what an observer of events sees of them."""
+
+    def __init__(self, world: World) -> None:
         self.replica_hosts: dict[Any, Any] = {}
+        self.one, self.other = (world.host().process(name) for name in ("one", "other"))
+        self.replica_hosts |= {self.one: "replicas of one", self.other: "replicas of other"}
+        cluster: Any = self
+        self.changes = ReplicaChanges(cluster)
 
 
 def _assign(kind: type) -> None:
@@ -20,29 +26,23 @@ def _assign(kind: type) -> None:
 
 def test_replicas_are_looked_at_after_each_event_that_assigned_something() -> None:
     with World(seed=1) as world:
-        cluster: Any = _Cluster()
-        one = world.host().process("one")
-        other = world.host().process("other")
-        cluster.replica_hosts |= {one: "replicas of one", other: "replicas of other"}
-        changes = ReplicaChanges(cluster)
-        assert changes.host(one) == "replicas of one"
-        assert changes.host(one) is None
+        played = _Played(world)
+        look = played.changes.host
+        assert look(played.one) == "replicas of one"
+        assert look(played.one) is None
         for kind in WATCHED:
             _assign(kind)
-            assert changes.host(one) == "replicas of one", kind
-            assert changes.host(other) is None
+            assert look(played.one) == "replicas of one", kind
+            assert look(played.other) is None
 
 
 def test_what_an_event_of_others_changed_is_looked_at_with_each_process_next_event() -> None:
     with World(seed=1) as world:
-        cluster: Any = _Cluster()
-        one = world.host().process("one")
-        other = world.host().process("other")
-        cluster.replica_hosts |= {one: "replicas of one", other: "replicas of other"}
-        changes = ReplicaChanges(cluster)
-        changes.host(one)
+        played = _Played(world)
+        look = played.changes.host
+        look(played.one)
         _assign(WATCHED[0])
-        assert changes.host(world.loop.root) is None
-        assert changes.host(one) == "replicas of one"
-        assert changes.host(other) == "replicas of other"
-        assert changes.host(one) is changes.host(other) is None
+        assert look(world.loop.root) is None
+        assert look(played.one) == "replicas of one"
+        assert look(played.other) == "replicas of other"
+        assert look(played.one) is look(played.other) is None
