@@ -103,7 +103,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
 
 
 def _simulate(outcome: Outcome) -> None:
-    kind = SCENARIOS[outcome.scenario]
+    kind = SCENARIOS[outcome.scenario].of_seed(outcome.seed)
     with kind.conditions(outcome.seed), World(outcome.seed) as world:
         rng = world.new_random("config")
         options = {

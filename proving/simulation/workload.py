@@ -86,6 +86,11 @@ class Workload:
         }
 
     @classmethod
+    def of_seed(cls, seed: int) -> type[Workload]:
+        """The scenario with what a seed settles before its world exists."""
+        return cls
+
+    @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
         """Further fields of the seed's `ClusterConfig`."""
         return {}

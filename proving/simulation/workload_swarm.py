@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AbstractContextManager
 from typing import Any
 
+from proving.simulation import buggify
+from proving.simulation.buggify import Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
 from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS
@@ -36,6 +39,9 @@ TRIMMERS = 2
 class SwarmWorkload(GroupMovesWorkload):
     """See the module."""
 
+    points: frozenset[str] = frozenset()
+    """The seed's points of `buggify`."""
+
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
         rng = self._swarm_rng = cluster.world.new_random("swarm")
@@ -59,9 +65,18 @@ class SwarmWorkload(GroupMovesWorkload):
         # A run of nothing but clock jumps shows little, so in every run some process dies.
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()
+        self._disturbance = Disturbance(cluster, self.points)
         threads_s = rng.choice((THREAD_S, THREAD_S, SLOW_THREADS_S))
         for host in cluster.hosts:
             host.thread_s = threads_s
+
+    @classmethod
+    def of_seed(cls, seed: int) -> type[SwarmWorkload]:
+        return type(cls.__name__, (cls,), {"points": buggify.drawn(seed)})
+
+    @classmethod
+    def conditions(cls, seed: int) -> AbstractContextManager[None]:
+        return buggify.patched(cls.points)
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
@@ -75,6 +90,7 @@ class SwarmWorkload(GroupMovesWorkload):
             "flush_checkpoint_bytes": rng.choice((500, 5_000, 1 << 26)),
             "replica_lag_time_max_ms": rng.choice((1_000, 4_000, 20_000)),
             "retention_check_interval_ms": rng.choice((200, 2_000)),
+            **buggify.options(cls.points),
         }
 
     async def create_topics(self) -> None:
@@ -98,6 +114,7 @@ class SwarmWorkload(GroupMovesWorkload):
 
     def start(self) -> None:
         super().start()
+        self._disturbance.start()
         if not self._slot_count:
             for number in range(CONSUMERS):
                 self._start(f"consumer-{number}", self._consume)
@@ -106,6 +123,10 @@ class SwarmWorkload(GroupMovesWorkload):
                 self._start(f"trimmer-{number}", self._write_trimmed)
             self._start("trim-operator", self._trim)
             self._start("trimmed-reader", self._read_trimmed)
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        self._disturbance.calm_down()
 
     async def stop_sending(self) -> None:
         await super().stop_sending()
