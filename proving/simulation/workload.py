@@ -86,8 +86,9 @@ class Workload:
         }
 
     @classmethod
-    def of_seed(cls, seed: int) -> type[Workload]:
-        """The scenario with what a seed settles before its world exists."""
+    def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[Workload]:
+        """The scenario with what a seed settles before its world exists. `features` replace those
+        that the seed would draw, in scenarios that draw any."""
         return cls
 
     @classmethod

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from proving.simulation import buggify
-from proving.simulation.buggify import Disturbance
+from proving.simulation.buggify import POINTS, Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
-from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS
+from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS, Injection
 from proving.simulation.process import THREAD_S, Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
@@ -29,6 +29,12 @@ from rayq.client.admin.admin import AsyncAdmin
 from rayq.core.topic_changes import OFFSETS_TOPIC
 
 FAULT_KINDS_MAX = 5
+CLIENTS = ("group", "table", "moves", "trimmed")
+FAULTS: dict[str, Injection] = {
+    fault.__name__: fault for fault in [*ORDINARY, *BETWEEN_STEPS, *WITH_GROUPS]
+}
+FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS])
+"""What a seed draws, by name: clients, kinds of faults, points of `buggify`."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""
@@ -41,11 +47,16 @@ class SwarmWorkload(GroupMovesWorkload):
 
     points: frozenset[str] = frozenset()
     """The seed's points of `buggify`."""
+    features: frozenset[str] | None = None
+    """Which clients, faults and points there are, None: as the seed draws them."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
         rng = self._swarm_rng = cluster.world.new_random("swarm")
         has_group, has_table, has_moves, has_trimmed = (rng.random() < 0.5 for _ in range(4))
+        features = self.features
+        if features is not None:
+            has_group, has_table, has_moves, has_trimmed = (one in features for one in CLIENTS)
         self._slot_count = rng.choice((3, 4)) if has_group else 0
         self._keeper_count = KEEPERS if has_table else 0
         self._operator_count = OPERATORS if has_moves else 0
@@ -62,6 +73,8 @@ class SwarmWorkload(GroupMovesWorkload):
         }
         kinds = [*dict.fromkeys(ORDINARY), *BETWEEN_STEPS, *(WITH_GROUPS if has_group else [])]
         kinds = rng.sample(kinds, rng.randint(1, FAULT_KINDS_MAX))
+        if features is not None:
+            kinds = [FAULTS[one] for one in sorted(features & FAULTS.keys())]
         # A run of nothing but clock jumps shows little, so in every run some process dies.
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()
@@ -71,8 +84,9 @@ class SwarmWorkload(GroupMovesWorkload):
             host.thread_s = threads_s
 
     @classmethod
-    def of_seed(cls, seed: int) -> type[SwarmWorkload]:
-        return type(cls.__name__, (cls,), {"points": buggify.drawn(seed)})
+    def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[SwarmWorkload]:
+        points = buggify.drawn(seed) if features is None else features & POINTS.keys()
+        return type(cls.__name__, (cls,), {"points": points, "features": features})
 
     @classmethod
     def conditions(cls, seed: int) -> AbstractContextManager[None]:
