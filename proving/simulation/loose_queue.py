@@ -75,7 +75,7 @@ class LooseQueue:
             return  # Two at once seldom take anything away.
         self._is_electing = True
         try:
-            await elect_uncleanly(PLACE, faults)
+            await elect_uncleanly(PLACE, faults, kills=True)
         finally:
             self._is_electing = False
 
