@@ -291,10 +291,9 @@ class OpenQueue:
         )
 
     def due_in_ms(self) -> int | None:
-        next_due_ms = self.state.next_due_ms
-        if next_due_ms is None:
-            return None
-        return max(next_due_ms - self._clock_watch.now_ms(), 0)
+        return self.state.due_in_ms(
+            now_ms=self._clock_watch.now_ms(), now_s=self._clock.monotonic()
+        )
 
     # --- settling -------------------------------------------------------------------------------
 
@@ -328,8 +327,8 @@ class OpenQueue:
         if request.acks:
             lost += state.ack(holder, epoch, request.acks)
         if request.nacks:
-            now_ms = self._clock_watch.now_ms()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+            now_ms, now_s = self._clock_watch.now_ms(), self._clock.monotonic()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms, now_s=now_s)
         if request.rejects:
             lost += state.reject(holder, epoch, request.rejects)
         if request.releases:
@@ -365,9 +364,7 @@ class OpenQueue:
         next_expiry_s = state.next_expiry_s
         if can_hear and next_expiry_s is not None and next_expiry_s <= now_s:
             state.expire(now_s)
-        next_due_ms = state.next_due_ms
-        if next_due_ms is not None:
-            state.due(self._clock_watch.now_ms())
+        state.due(now_ms=self._clock_watch.now_ms(), now_s=now_s)
         if state.is_changed:
             self._decided()
         elif self.figures.is_due:
@@ -396,7 +393,7 @@ class OpenQueue:
         if self._ended is not None:
             return
         with self.guard():
-            self.state.due(self._clock_watch.now_ms())
+            self.state.due(now_ms=self._clock_watch.now_ms(), now_s=self._clock.monotonic())
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
@@ -427,6 +424,7 @@ class OpenQueue:
             request.offset,
             request.states,
             request.records_max,
+            now_ms=self._clock_watch.now_ms(),
             now_s=self._clock.monotonic(),
         )
         is_all = state.learned >= self._replica_log.last_stable_offset

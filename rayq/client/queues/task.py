@@ -159,8 +159,10 @@ class QueueTask:
         self._settle(REJECT, reason)
 
     def extend(self, seconds: float) -> None:
-        """Keeps it for `seconds` from now, where that is longer than the client does by itself.
-        Raises InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack`."""
+        """Keeps it for `seconds` from now, where that is longer than the client does by itself. A
+        leader that takes over meanwhile knows nothing of it: it keeps the task as long as this
+        process goes on to extend it, and for `visibility_timeout_s` after that. Raises
+        InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack`."""
         wanted_s = seconds_between("An extension", seconds, DELAY_S_MAX)
         taken = self._lease.taken
         left_s = taken.lane.handling_left_s(taken)
