@@ -120,8 +120,8 @@ async def elect_uncleanly(
         ]
         faults._disk_faults += rest
         if kills:
-            for one in others:
-                _kill_replica(place, cluster, one)
+            for broker in others:
+                _kill_replica(place, cluster, broker)
         # It leads at once where another fault has started it again meanwhile.
         led_by = (None, behind) if kills else (None,)
         await _until(faults, place, lambda now: now.leader in led_by)
@@ -149,12 +149,13 @@ def _kill_replica(place: TopicPartition, cluster: SimulatedCluster, broker: int)
 
 
 def value_of(cluster: SimulatedCluster, place: TopicPartition) -> PartitionValue | None:
-    """The newest metadata of a partition that any broker has."""
+    """The newest metadata of a partition that any broker has. None where there is none."""
     newest = max(cluster.brokers.values(), key=lambda broker: broker.metadata.version)
     state = newest.metadata.state
     if place.topic not in state.topic_ids:
         return None
-    return state.topics[state.topic_ids[place.topic]].partitions[place.partition].value
+    found = state.topics[state.topic_ids[place.topic]].partitions.get(place.partition)
+    return None if found is None else found.value
 
 
 async def _until(
