@@ -96,15 +96,15 @@ class QueueInvariants:
         if any(block.claimed for block in state._blocks.values()):
             return  # An operator moves records: what they were is kept until they are moved.
         records = list(self._read(state_key))
-        replayed = QueueState.replay(leader.config, records, now_s=0.0)
+        replayed = QueueState.replay(leader.config, records, now_ms=0, now_s=0.0)
         assert replayed is not None
         self.replays += 1
         # What was only learned of the log above is learned again, and delays may be over.
         mine, kept = _summary(state, replayed.learned), _summary(replayed, replayed.learned)
         delays, kept_delays = _delays(state), _delays(replayed)
         if mine != kept or any(
-            kept_delays.get(offset) != due_ms
-            for offset, due_ms in delays.items()
+            kept_delays.get(offset) != delay
+            for offset, delay in delays.items()
             if offset < replayed.learned
         ):
             raise InvariantError(
@@ -266,7 +266,7 @@ def _told(block: Block, offset: int) -> str:
 def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
     """What has to outlive the leader. A record that is ready for the first time may not be kept."""
     found: set[tuple[object, ...]] = {("start", state.start_offset, state.state_epoch)}
-    records, _ = state.unsettled(0, (), RECORDS_MAX, now_s=0.0)
+    records, _ = state.unsettled(0, (), RECORDS_MAX, now_ms=0, now_s=0.0)
     for one in records:
         kind = READY if one.state == DELAYED else one.state
         if one.offset < end_offset and (kind != READY or one.count):
@@ -279,11 +279,11 @@ def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
     return found
 
 
-def _delays(state: QueueState) -> dict[int, int]:
-    """The due time of each delayed offset."""
+def _delays(state: QueueState) -> dict[int, tuple[int, int | None]]:
+    """The due time of each delayed offset, and how long it waits."""
     return {
-        number * BLOCK_OFFSETS + index: due_ms
+        number * BLOCK_OFFSETS + index: (delay.due_ms, delay.length_ms)
         for number, block in state._blocks.items()
-        for index, due_ms in block.due.items()
+        for index, delay in block.due.items()
         if block.delayed >> index & 1
     }

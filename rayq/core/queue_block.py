@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayq.core.queue_delays import Delay
+
 BLOCK_BITS = 8
 BLOCK_OFFSETS = 1 << BLOCK_BITS
 LAST_INDEX = BLOCK_OFFSETS - 1
@@ -118,8 +120,8 @@ class Block:
         """`(tick of the end, tick when taken)` -> bits; those that are not locked any more stay."""
         self.timed = 0
         """All bits that are in `timers`."""
-        self.due: dict[int, int] = {}
-        """Index -> due time, in ms."""
+        self.due: dict[int, Delay] = {}
+        """By index."""
         self.is_listed = False
         """Whether the ledger has it in its list of blocks with ready offsets."""
 

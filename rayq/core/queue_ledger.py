@@ -6,7 +6,6 @@ changed since it was kept last.
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ from rayq.core.queue_block import (
     mask_of,
     runs_of,
 )
+from rayq.core.queue_delays import Delay, DelayTimes
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_records import (
     HEAD,
@@ -93,8 +93,7 @@ class QueueLedger:
         self._keys_wanted = NumberRuns()
         self._times = LockTimes()
         self._timer_of_tick: tuple[int, int] | None = None
-        self._delays: list[tuple[int, int]] = []
-        """A heap of `(due time, offset)`; some are not delayed any more."""
+        self._delays = DelayTimes()
         self._dying: dict[int, Dying] = {}
         self._moves: dict[int, Move] = {}
         self._kept: set[int] = set()
@@ -107,7 +106,7 @@ class QueueLedger:
 
     # --- opening ---------------------------------------------------------------------------------
 
-    def _restore(self, records: Iterable[KeptRecord], *, now_s: float) -> bool:
+    def _restore(self, records: Iterable[KeptRecord], *, now_ms: int, now_s: float) -> bool:
         records = list(records)
         kept = decode(records)
         if kept is None:
@@ -145,7 +144,11 @@ class QueueLedger:
                 at.moving |= 1 << (offset & LAST_INDEX)
         timer = self._timer(now_s)
         for number in sorted(self._blocks):
-            self._restore_block(number, self._blocks[number], timer)
+            block = self._blocks[number]
+            self._restore_block(number, block, timer)
+            for index, delay in block.due.items():
+                taken_up = block.due[index] = delay.taken_up(now_ms=now_ms, now_s=now_s)
+                self._delays.add((number << BLOCK_BITS) + index, taken_up)
         self._kept_head = next(value or b"" for key, value in records if key == HEAD)
         self._advance()
         return True
@@ -177,8 +180,6 @@ class QueueLedger:
         if block.locked:
             block.set_timer(block.locked, timer)
             self._times.watch(timer[0], number)
-        for index, due_ms in block.due.items():
-            heapq.heappush(self._delays, (due_ms, base + index))
         if self._keys is not None:
             # Which of these are ready is known once their keys are.
             for first, last in runs_of(known & ~block.done):
@@ -229,11 +230,11 @@ class QueueLedger:
         self._ready += mask.bit_count()
         self._list(number, block)
 
-    def _delay(self, number: int, block: Block, index: int, due_ms: int) -> None:
+    def _delay(self, number: int, block: Block, index: int, delay: Delay) -> None:
         block.delayed |= 1 << index
-        block.due[index] = due_ms
+        block.due[index] = delay
         self._delayed += 1
-        heapq.heappush(self._delays, (due_ms, (number << BLOCK_BITS) + index))
+        self._delays.add((number << BLOCK_BITS) + index, delay)
 
     def _finish(self, number: int, block: Block, mask: int) -> None:
         """They are done. The block may be forgotten by that."""

@@ -56,10 +56,10 @@ class QueueMover(QueueLedger):
             elif (block.moving | block.claimed) & bit:
                 refused.append((offset, "it is being moved already"))
             else:
-                due_ms = block.due.get(offset & LAST_INDEX)
+                delay = block.due.get(offset & LAST_INDEX)
                 self._take_out(block, bit)
-                if due_ms is not None:
-                    block.due[offset & LAST_INDEX] = due_ms
+                if delay is not None:
+                    block.due[offset & LAST_INDEX] = delay
                 block.claimed |= bit
                 claimed.append(offset)
         return claimed, settled, refused
@@ -72,11 +72,11 @@ class QueueMover(QueueLedger):
 
     def _come_back(self, number: int, block: Block, bit: int) -> None:
         index = bit.bit_length() - 1
-        due_ms = block.due.pop(index, None)
-        if due_ms is None:
+        delay = block.due.pop(index, None)
+        if delay is None:
             self._free_bits(number, block, bit)
         else:
-            self._delay(number, block, index, due_ms)
+            self._delay(number, block, index, delay)
 
     def _claimed(self, offsets: Iterable[int]) -> Iterable[tuple[int, Block, int]]:
         for offset in offsets:
@@ -213,7 +213,7 @@ class QueueMover(QueueLedger):
         return None
 
     def unsettled(
-        self, from_offset: int, states: Iterable[str], count_max: int, *, now_s: float
+        self, from_offset: int, states: Iterable[str], count_max: int, *, now_ms: int, now_s: float
     ) -> tuple[list[Unsettled], int | None]:
         """One page of what is unsettled in [from_offset, learned), and where the next one begins.
         No `states`: all."""
@@ -232,10 +232,12 @@ class QueueMover(QueueLedger):
             for index in bits_of(mask):
                 if len(found) == count_max:
                     return found, base + index
-                found.append(self._unsettled(block, base, index, now_s))
+                found.append(self._unsettled(block, base, index, now_ms, now_s))
         return found, None
 
-    def _unsettled(self, block: Block, base: int, index: int, now_s: float) -> Unsettled:
+    def _unsettled(
+        self, block: Block, base: int, index: int, now_ms: int, now_s: float
+    ) -> Unsettled:
         bit = 1 << index
         count = count_of(block.counts, bit)
         if block.locked & bit:
@@ -243,6 +245,7 @@ class QueueMover(QueueLedger):
             left_ms = None if end is None else self._times.left_ms(end, now_s)
             return Unsettled(base + index, LOCKED, count, block.holder_of(bit), left_ms)
         if block.delayed & bit:
-            return Unsettled(base + index, DELAYED, count, None, block.due[index])
+            due_ms = block.due[index].due_at_ms(now_ms=now_ms, now_s=now_s)
+            return Unsettled(base + index, DELAYED, count, None, due_ms)
         is_ready = (block.ready | block.blocked) & bit
         return Unsettled(base + index, READY if is_ready else MOVING, count, None, None)

@@ -20,6 +20,7 @@ import msgspec
 from rayq.core.kept_queues import KeptRecord
 from rayq.core.large_holds import Hold
 from rayq.core.queue_block import BLOCK_OFFSETS, Block
+from rayq.core.queue_delays import Delay
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.record_version import check_version
 from rayq.errors import CorruptBatchError
@@ -48,14 +49,15 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 
 class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     """Sets of offsets are bytes, little-endian, without zeros at the end. What is in none of them,
-    and learned, is ready (or dying, or in a move, by records of their own)."""
+    and learned, is ready (or dying, or in a move, by records of their own). `due`: `(index, due_ms,
+    length_ms)`, see `Delay`."""
 
     version: int
     done: bytes
     holders: list[tuple[str, bytes]]
     counts: list[tuple[int, bytes]]
     excused: list[tuple[int, bytes]]
-    due: list[tuple[int, int]]
+    due: list[tuple[int, int, int | None]]
 
 
 class _StoredDying(msgspec.Struct, array_like=True, frozen=True):
@@ -107,7 +109,7 @@ def block_record(number: int, block: Block | None) -> KeptRecord:
         [(holder, _bytes(bits)) for holder, bits in block.holders.items()],
         [(one, _bytes(bits & undone)) for one, bits in block.counts.items() if bits & undone],
         [(one, _bytes(bits & undone)) for one, bits in block.excused.items() if bits & undone],
-        list(block.due.items()),
+        [(index, delay.due_ms, delay.length_ms) for index, delay in block.due.items()],
     )
     return key, _encoder.encode(stored)
 
@@ -176,10 +178,10 @@ def _block(stored: _StoredBlock) -> Block:
         block.locked |= mask
     block.counts = {one: _mask(bits) for one, bits in stored.counts}
     block.excused = {one: _mask(bits) for one, bits in stored.excused}
-    for index, due_ms in stored.due:
+    for index, due_ms, length_ms in stored.due:
         bit = 1 << index
         if not 0 <= index < BLOCK_OFFSETS or bit & taken:
             raise ValueError("an offset is in two states")
-        block.due[index] = due_ms
+        block.due[index] = Delay(due_ms, length_ms)
         block.delayed |= bit
     return block

@@ -6,12 +6,12 @@ be answered only once the records of a later `changes` are kept.
 
 Each offset is in one state: *ready*, *blocked* (an earlier record of its key is unsettled),
 *locked*, *delayed*, *moving* (to the dead letters, or where an operator sends it) or *done*.
-Times: `now_s` is the leader's monotonic clock, for locks; `now_ms` the wall clock, for delays.
+Times: `now_s` is the leader's monotonic clock, for locks and for how long records wait that were
+given back; `now_ms` the wall clock, for those that wait for a time of day.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 
@@ -29,6 +29,7 @@ from rayq.core.queue_block import (
     raise_counts,
     runs_of,
 )
+from rayq.core.queue_delays import Delay
 from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
 from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
@@ -62,12 +63,13 @@ class QueueState(QueueTaker, QueueMover):
 
     @classmethod
     def replay(
-        cls, config: QueueConfig, records: Iterable[KeptRecord], *, now_s: float
+        cls, config: QueueConfig, records: Iterable[KeptRecord], *, now_ms: int, now_s: float
     ) -> QueueState | None:
         """The state that these records were kept of; None where there is no head among them. Each
-        lock has a full timeout again. Raises CorruptBatchError, UnsupportedFormatError."""
+        lock has a full timeout again, and no record that was given back waits for longer than
+        after that. Raises CorruptBatchError, UnsupportedFormatError."""
         state = cls(config, 0, 0)
-        return state if state._restore(records, now_s=now_s) else None
+        return state if state._restore(records, now_ms=now_ms, now_s=now_s) else None
 
     def cut(self, offset: int, state_epoch: int) -> None:
         """The log lost what was at `offset` and above (an unclean election), and has other records
@@ -155,7 +157,7 @@ class QueueState(QueueTaker, QueueMover):
         for number, block, bit in self._parts(offset, offset):
             if bit & (block.ready | block.blocked):
                 self._take_out(block, bit)
-                self._delay(number, block, offset & LAST_INDEX, due_ms)
+                self._delay(number, block, offset & LAST_INDEX, Delay(due_ms))
                 self._changed.add(number)
 
     # --- settling --------------------------------------------------------------------------------
@@ -187,6 +189,7 @@ class QueueState(QueueTaker, QueueMover):
         locks: Iterable[tuple[int, int, int, int | None]],
         *,
         now_ms: int,
+        now_s: float,
     ) -> list[Lost]:
         """The records failed: `(first, last, count, delay_ms)`. They are due again after
         `delay_ms`, or the back-off where it is None; or become dead letters, after the most
@@ -198,10 +201,10 @@ class QueueState(QueueTaker, QueueMover):
                 named = block.counts.get(count, 0) & mask if is_ours else 0
                 live = block.locked & named
                 if live:
-                    self._fail(number, block, live, holder, count, delay_ms, now_ms)
+                    self._fail(number, block, live, holder, count, delay_ms, now_ms, now_s)
                 free = named & (block.ready | block.blocked)
                 if free:
-                    self._delay_free(number, block, free, count, delay_ms, now_ms)
+                    self._delay_free(number, block, free, count, delay_ms, now_ms, now_s)
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
                 if gone:
                     self._tell_lost(number, block, gone, lost)
@@ -228,7 +231,12 @@ class QueueState(QueueTaker, QueueMover):
         return lost
 
     def reject(
-        self, holder: str, state_epoch: int, locks: Iterable[tuple[int, int, str]]
+        self,
+        holder: str,
+        state_epoch: int,
+        locks: Iterable[tuple[int, int, str]],
+        *,
+        reason: str = REJECTED,
     ) -> list[Lost]:
         """`(offset, count, error)`: the records become dead letters at once."""
         lost: list[Lost] = []
@@ -238,7 +246,7 @@ class QueueState(QueueTaker, QueueMover):
                 named = block.counts.get(count, 0) & bit if is_ours else 0
                 if block.locked & named:
                     self._unlock(block, bit, holder)
-                    self._die(number, block, offset & LAST_INDEX, count, REJECTED, error)
+                    self._die(number, block, offset & LAST_INDEX, count, reason, error)
                 elif not bit & (block.done | (block.moving & named)):
                     self._tell_lost(number, block, bit, lost)
             if offset >= self.learned:
@@ -300,6 +308,7 @@ class QueueState(QueueTaker, QueueMover):
         count: int,
         delay_ms: int | None,
         now_ms: int,
+        now_s: float,
     ) -> None:
         """A consumer failed with these."""
         self._changed.add(number)
@@ -315,24 +324,31 @@ class QueueState(QueueTaker, QueueMover):
                 error = f"It was given back after delivery {count}, the last one it has."
                 self._die(number, block, index, count, DELIVERIES, error)
                 continue
-            delay = self._backoff_ms(base + index, failures) if delay_ms is None else delay_ms
-            if delay > 0:
-                self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
+            wait_ms = self._backoff_ms(base + index, failures) if delay_ms is None else delay_ms
+            if wait_ms > 0:
+                self._delay(number, block, index, _delay_of(wait_ms, now_ms, now_s))
             else:
                 self._free_bits(number, block, bit)
 
     def _delay_free(
-        self, number: int, block: Block, mask: int, count: int, delay_ms: int | None, now_ms: int
+        self,
+        number: int,
+        block: Block,
+        mask: int,
+        count: int,
+        delay_ms: int | None,
+        now_ms: int,
+        now_s: float,
     ) -> None:
         """A consumer failed with these after they were freed."""
         for index in bits_of(mask):
-            delay = delay_ms
-            if delay is None:
+            wait_ms = delay_ms
+            if wait_ms is None:
                 failures = count - count_of(block.excused, 1 << index)
-                delay = self._backoff_ms((number << BLOCK_BITS) + index, failures)
-            if delay > 0:
+                wait_ms = self._backoff_ms((number << BLOCK_BITS) + index, failures)
+            if wait_ms > 0:
                 self._take_out(block, 1 << index)
-                self._delay(number, block, index, now_ms + min(delay, DELAY_MS_MAX))
+                self._delay(number, block, index, _delay_of(wait_ms, now_ms, now_s))
                 self._changed.add(number)
                 self._is_decided = True
 
@@ -446,14 +462,13 @@ class QueueState(QueueTaker, QueueMover):
         """Time in which nobody could be heard counts for no lock."""
         self._times.prolong(by_s)
 
-    def due(self, now_ms: int) -> int:
+    def due(self, *, now_ms: int, now_s: float) -> int:
         """Makes the delayed records ready whose time has come. How many they were."""
         before = self._delayed
-        while self._delays and self._delays[0][0] <= now_ms:
-            due_ms, offset = heapq.heappop(self._delays)
+        for offset, delay in self._delays.ended(now_ms=now_ms, now_s=now_s):
             number, index = offset >> BLOCK_BITS, offset & LAST_INDEX
             block = self._blocks.get(number)
-            if block is None or block.due.get(index) != due_ms or not block.delayed >> index & 1:
+            if block is None or block.due.get(index) != delay or not block.delayed >> index & 1:
                 continue
             self._take_out(block, 1 << index)
             self._free_bits(number, block, 1 << index)
@@ -465,10 +480,9 @@ class QueueState(QueueTaker, QueueMover):
         """When `expire` may have something to do. None: nothing is locked."""
         return self._times.next_s if self._locked else None
 
-    @property
-    def next_due_ms(self) -> int | None:
-        """When the next delayed record is due. None: none is delayed."""
-        return self._delays[0][0] if self._delayed else None
+    def due_in_ms(self, *, now_ms: int, now_s: float) -> int | None:
+        """How long until the next delayed record is due. None: none is delayed."""
+        return self._delays.next_in_ms(now_ms=now_ms, now_s=now_s) if self._delayed else None
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -505,3 +519,6 @@ class QueueState(QueueTaker, QueueMover):
             )
         return None
 
+
+def _delay_of(length_ms: int, now_ms: int, now_s: float) -> Delay:
+    return Delay.of_length(min(length_ms, DELAY_MS_MAX), now_ms=now_ms, now_s=now_s)

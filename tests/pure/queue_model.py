@@ -19,6 +19,8 @@ class Record:
     end_tick: int = 0
     taken_tick: int = 0
     due_ms: int | None = None
+    wait: tuple[int, float] | None = None
+    """`(how long in ms, its end by the monotonic clock)`, where it was given back."""
 
 
 @dataclass
@@ -65,9 +67,10 @@ class QueueModel:
             self.records[offset] = Record(None, "done")
         self.learned = max(self.learned, last + 1)
 
-    def delay(self, offset: int, due_ms: int) -> None:
+    def delay(self, offset: int, due_ms: int, wait: tuple[int, float] | None = None) -> None:
         self.records[offset].state = "delayed"
         self.records[offset].due_ms = due_ms
+        self.records[offset].wait = wait
 
     # --- taking and settling ---
 
@@ -108,16 +111,22 @@ class QueueModel:
         return False
 
     def nack(
-        self, state_epoch: int, offset: int, count: int, delay_ms: int, now_ms: int
+        self,
+        state_epoch: int,
+        offset: int,
+        count: int,
+        delay_ms: int,
+        now_ms: int,
+        now_s: float,
     ) -> bool:
         if self.is_settled(offset):
             return True
         if not self._named(offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
-            self.fail(offset, "deliveries", now_ms + delay_ms if delay_ms else None)
-        elif self.records[offset].state == "free" and delay_ms:
-            self.delay(offset, now_ms + delay_ms)
+            self.fail(offset, "deliveries")
+        if self.records[offset].state == "free" and delay_ms:
+            self.delay(offset, now_ms + delay_ms, (delay_ms, now_s + delay_ms / 1000))
         return True
 
     def release(self, state_epoch: int, offset: int, count: int) -> bool:
@@ -127,7 +136,7 @@ class QueueModel:
             return False
         if self.records[offset].state == "locked":
             self.records[offset].excused += 1
-            self.free(offset, None)
+            self.free(offset)
         return True
 
     def reject(self, state_epoch: int, offset: int, count: int) -> bool:
@@ -155,15 +164,15 @@ class QueueModel:
     def free_all(self, offsets: Iterable[int]) -> None:
         for offset in sorted(offsets):
             if self.records[offset].state == "locked":
-                self.fail(offset, "deliveries", None)
+                self.fail(offset, "deliveries")
 
-    def fail(self, offset: int, reason: str, due_ms: int | None) -> None:
+    def fail(self, offset: int, reason: str) -> None:
         record = self.records[offset]
         if record.count - record.excused >= self.config.max_deliveries:
             self.die(offset, reason)
             self.free_later(offset)
         else:
-            self.free(offset, due_ms)
+            self.free(offset)
 
     def die(self, offset: int, reason: str) -> None:
         record = self.records[offset]
@@ -174,11 +183,9 @@ class QueueModel:
             record.state = "moving"
             self.dying[offset] = (record.count, reason)
 
-    def free(self, offset: int, due_ms: int | None) -> None:
+    def free(self, offset: int) -> None:
         record = self.records[offset]
         record.state, record.holder = "free", None
-        if due_ms is not None:
-            self.delay(offset, due_ms)
         self.free_later(offset)
 
     def free_later(self, offset: int) -> None:
@@ -201,15 +208,21 @@ class QueueModel:
             if record.state == "locked" and record.end_tick <= math.floor(now_s * 10)
         )
 
-    def due(self, now_ms: int) -> None:
+    def due(self, now_ms: int, now_s: float) -> None:
         for _offset, record in self.unsettled():
-            if record.state == "delayed" and record.due_ms is not None and record.due_ms <= now_ms:
-                record.state, record.due_ms = "free", None
+            if record.state == "delayed" and record.due_ms is not None:
+                is_over = record.due_ms <= now_ms if record.wait is None else record.wait[1] <= now_s
+                if is_over:
+                    record.state, record.due_ms, record.wait = "free", None, None
 
     # --- opening ---
 
-    def reopen(self, now_s: float) -> None:
+    def reopen(self, now_ms: int, now_s: float) -> None:
         for offset, record in self.unsettled():
+            if record.due_ms is not None and record.wait is not None:
+                length_ms = record.wait[0]
+                left_ms = min(length_ms, max(0, record.due_ms - now_ms))
+                record.wait = length_ms, now_s + left_ms / 1000
             if record.state == "claimed":
                 self.unclaim(offset)
             if record.state == "locked":

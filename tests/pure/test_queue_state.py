@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -140,9 +141,11 @@ class Pair:
     def nack(self) -> None:
         holder, epoch, first, last, count = self._lock()
         delay_ms = self.chosen.choice([0, 0, 5_000])
-        lost = self.state.nack(holder, epoch, [(first, last, count, delay_ms)], now_ms=self.now_ms)
+        lost = self.state.nack(
+            holder, epoch, [(first, last, count, delay_ms)], now_ms=self.now_ms, now_s=self.now_s
+        )
         settled = {
-            one: self.model.nack(epoch, one, count, delay_ms, self.now_ms)
+            one: self.model.nack(epoch, one, count, delay_ms, self.now_ms, self.now_s)
             for one in range(first, last + 1)
         }
         self._compare_lost(lost, settled)
@@ -179,8 +182,8 @@ class Pair:
         self.now_ms += self.chosen.choice([500, 4_000])
         self.state.expire(self.now_s)
         self.model.expire(self.now_s)
-        self.state.due(self.now_ms)
-        self.model.due(self.now_ms)
+        self.state.due(now_ms=self.now_ms, now_s=self.now_s)
+        self.model.due(self.now_ms, self.now_s)
 
     def free_holder(self) -> None:
         holder = self.chosen.choice(HOLDERS)
@@ -279,13 +282,14 @@ class Pair:
         self.keep()
         if self.chosen.random() < 0.5:
             self.now_s = self.chosen.choice([0.0, 2000.0])
+            self.now_ms += self.chosen.choice([-60_000, 0, 60_000])
         kept = list(self.keeper.records.items())
-        replayed = QueueState.replay(self.config, kept, now_s=self.now_s)
+        replayed = QueueState.replay(self.config, kept, now_ms=self.now_ms, now_s=self.now_s)
         assert replayed is not None and replayed.epochs == self.state.epochs
         assert sorted(map(str, replayed.moves())) == sorted(map(str, self.state.moves()))
         self.state, model = replayed, self.model
         self.claimed = []
-        model.reopen(self.now_s)
+        model.reopen(self.now_ms, self.now_s)
         if self.chosen.random() < 0.2 and model.start < model.learned:
             offset = self.chosen.randint(model.start, model.learned - 1)
             before = {move.move_id: move for move in replayed.moves()}
@@ -308,7 +312,7 @@ class Pair:
     def compare(self) -> None:
         state, model = self.state, self.model
         records = list(model.unsettled())
-        page, following = state.unsettled(0, [], 100_000, now_s=self.now_s)
+        page, following = state.unsettled(0, [], 100_000, now_ms=self.now_ms, now_s=self.now_s)
         assert following is None
         assert [(one.offset, one.state, one.count) for one in page] == [
             (offset, NAMES.get(record.state, record.state), record.count)
@@ -319,8 +323,11 @@ class Pair:
                 assert one.holder == record.holder
                 left_ms = max(0, round((record.end_tick / 10 - self.now_s) * 1000))
                 assert one.due_ms == left_ms
-            elif record.state == "delayed":
+            elif record.state == "delayed" and record.wait is None:
                 assert one.due_ms == record.due_ms
+            elif record.state == "delayed" and record.wait is not None:
+                left_ms = math.ceil((record.wait[1] - self.now_s) * 1000)
+                assert one.due_ms == self.now_ms + left_ms
         assert state.start_offset == max(model.start, model.first)
         assert state.learned == model.learned
         dying = {one.offset: (one.count, one.reason) for one in state.to_move(100_000)}
@@ -341,9 +348,12 @@ class Pair:
         assert state.first_ready() == (ready[0] if ready else None)
         if state.next_expiry_s is None:
             assert not counts.locked
+        due_in_ms = state.due_in_ms(now_ms=self.now_ms, now_s=self.now_s)
         first_due_ms = min((one.due_ms or 0 for one in page if one.state == "delayed"), default=None)
-        if first_due_ms is not None:
-            assert state.next_due_ms is not None and state.next_due_ms <= first_due_ms
+        if first_due_ms is None:
+            assert due_in_ms is None
+        else:
+            assert due_in_ms is not None and due_in_ms <= max(0, first_due_ms - self.now_ms)
 
 
 @settings(max_examples=25)
@@ -366,7 +376,15 @@ def opened(*, ready: int, **config: Any) -> tuple[QueueState, Keeper]:
 
 def again(state: QueueState, keeper: Keeper) -> QueueState:
     keeper.write(state.changes())
-    replayed = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
+    return opened_at(state, keeper)
+
+
+def opened_at(
+    state: QueueState, keeper: Keeper, *, now_ms: int = 0, now_s: float = 0
+) -> QueueState:
+    """The next leader's, by its clocks, of what is kept."""
+    kept = list(keeper.records.items())
+    replayed = QueueState.replay(state.config, kept, now_ms=now_ms, now_s=now_s)
     assert replayed is not None
     return replayed
 
@@ -440,10 +458,10 @@ def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
         assert not state.release("a", 0, [(0, 0, count)])
         state = again(state, keeper)
     assert state.excused(state.take("a", 1, now_s=0)) == [(0, 0, 7)]
-    state.nack("a", 0, [(0, 0, 8, 0)], now_ms=0)
+    state.nack("a", 0, [(0, 0, 8, 0)], now_ms=0, now_s=0)
     assert state.counts().ready == 1
     state.take("a", 1, now_s=0)
-    state.nack("a", 0, [(0, 0, 9, 0)], now_ms=0)
+    state.nack("a", 0, [(0, 0, 9, 0)], now_ms=0, now_s=0)
     assert [one.offset for one in state.to_move(2)] == [0]
 
 
@@ -452,7 +470,7 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
     state.reject("a", 0, [(1, 1, "bad")])
     assert state.counts().locked == 2
-    state.nack("a", 0, [(0, 0, 1, 0)], now_ms=0)
+    state.nack("a", 0, [(0, 0, 1, 0)], now_ms=0, now_s=0)
     assert state.counts().locked == 0, "the third would be handled before the first"
     assert state.take("b", 4, now_s=0) == [(0, 0, 2)], "the second is not dead yet"
     state.ack("b", 0, [(0, 0, 2)])
@@ -471,7 +489,7 @@ def test_a_record_that_fails_for_good_frees_the_later_ones_of_its_key(
     )
     assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
     if fails == "nack":
-        state.nack("a", 0, [(0, 0, 1, None)], now_ms=0)
+        state.nack("a", 0, [(0, 0, 1, None)], now_ms=0, now_s=0)
     else:
         state.expire(1000)
     counts = state.counts()
@@ -503,7 +521,7 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head() -> None:
     state.ack("a", 0, [(0, 279, 1)])
     state.reject("a", 0, [(290, 1, "bad")])
     keeper.write(state.changes())
-    head = QueueState.replay(state.config, list(keeper.records.items()), now_s=0)
+    head = opened_at(state, keeper)
     assert head is not None
     head.cut(270, 1)
     keeper.write(head.changes()[:1])
@@ -548,12 +566,12 @@ def test_a_move_keeps_its_records_below_a_cut() -> None:
 def test_a_claimed_record_waits_beyond_its_due_time() -> None:
     state, _keeper = opened(ready=2)
     state.take("a", 1, now_s=0)
-    state.nack("a", 0, [(0, 0, 1, 5000)], now_ms=0)
+    state.nack("a", 0, [(0, 0, 1, 5000)], now_ms=0, now_s=0)
     assert state.claim([0, 1]) == ([0, 1], [], [])
-    assert not state.due(6000) and state.first_ready() is None
+    assert not state.due(now_ms=6000, now_s=6) and state.first_ready() is None
     state.unclaim([0, 1])
     assert state.first_ready() == 1
-    assert state.due(6000) == 1 and state.first_ready() == 0
+    assert state.due(now_ms=6000, now_s=6) == 1 and state.first_ready() == 0
 
 
 def test_takes_wait_at_the_bounds_and_settling_does_not() -> None:
@@ -563,7 +581,7 @@ def test_takes_wait_at_the_bounds_and_settling_does_not() -> None:
     assert state.room() == 10_000
     assert not state.take("b", 1, now_s=0) and state.first_ready() is None
     assert "locked" in (state.trouble or "")
-    state.nack("a", 0, [(0, 9999, 1, None)], now_ms=0)
+    state.nack("a", 0, [(0, 9999, 1, None)], now_ms=0, now_s=0)
     assert state.counts().delayed == 10_000
     assert state.take("b", 1, now_s=0) == [(10_000, 10_000, 1)]
 
@@ -581,17 +599,46 @@ def test_time_in_which_nobody_is_heard_counts_for_no_lock() -> None:
 
 def test_the_back_off_doubles_up_to_the_longest_and_never_comes_early() -> None:
     state, _keeper = opened(ready=1, max_deliveries=100, backoff_s=2, backoff_max_s=60)
-    now_ms, waits = 0, []
+    now_s, waits = 0.0, []
     for count in range(1, 9):
         state.take("a", 1, now_s=0)
-        state.nack("a", 0, [(0, 0, count, None)], now_ms=now_ms)
-        due_ms = state.next_due_ms
-        assert due_ms is not None
-        waits.append((due_ms - now_ms) / 1000)
-        assert not state.due(due_ms - 1) and state.due(due_ms) == 1
-        now_ms = due_ms
+        state.nack("a", 0, [(0, 0, count, None)], now_ms=0, now_s=now_s)
+        wait_ms = state.due_in_ms(now_ms=0, now_s=now_s)
+        assert wait_ms is not None
+        waits.append(wait_ms / 1000)
+        assert not state.due(now_ms=0, now_s=now_s + (wait_ms - 2) / 1000)
+        now_s += wait_ms / 1000
+        assert state.due(now_ms=0, now_s=now_s) == 1
     for wait, expected in zip(waits, [2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert expected * 0.8 <= wait <= min(60, expected * 1.2)
+
+
+@pytest.mark.parametrize("wrong_ms", [1_200_000, -1_200_000], ids=["ahead", "behind"])
+def test_a_wrong_clock_makes_no_record_that_was_given_back_wait_for_longer(wrong_ms: int) -> None:
+    state, keeper = opened(ready=1)
+    state.take("a", 1, now_s=0)
+    state.nack("a", 0, [(0, 0, 1, 60_000)], now_ms=wrong_ms, now_s=0)
+    keeper.write(state.changes())
+    # Under the same leader it waits for as long as was asked, also once its clock is right again.
+    assert state.due_in_ms(now_ms=30_000, now_s=30) == 30_000
+    assert not state.due(now_ms=59_000, now_s=59) and state.due(now_ms=59_000, now_s=60) == 1
+    # The next leaders have it wait no longer than was asked, and not beyond what the first one said.
+    for _ in range(2):
+        state = opened_at(state, keeper, now_ms=30_000, now_s=7)
+        assert state.due_in_ms(now_ms=30_000, now_s=7) == (60_000 if wrong_ms > 0 else 0)
+        assert [key for key, _ in state.changes()] == [], "a later leader's clock may be right"
+    state = opened_at(state, keeper, now_ms=wrong_ms + 59_000, now_s=7)
+    assert state.due_in_ms(now_ms=wrong_ms + 59_000, now_s=7) == 1_000
+
+
+def test_a_record_that_waits_for_a_time_of_day_does_so_under_every_leader() -> None:
+    state, keeper = opened(ready=1)
+    state.learn_due(0, 90_000)
+    keeper.write(state.changes())
+    for now_ms in (1_000, 60_000):
+        state = opened_at(state, keeper, now_ms=now_ms, now_s=7)
+        assert state.due_in_ms(now_ms=now_ms, now_s=1e6) == 90_000 - now_ms
+    assert not state.due(now_ms=89_999, now_s=1e6) and state.due(now_ms=90_000, now_s=7) == 1
 
 
 def test_bytes_of_others_are_refused() -> None:
@@ -602,8 +649,8 @@ def test_bytes_of_others_are_refused() -> None:
         for value in (b"", b"x", b"\x91\x01", keeper.records[key][:-1]):
             broken = {**keeper.records, key: value}
             with pytest.raises(CorruptBatchError):
-                QueueState.replay(state.config, list(broken.items()), now_s=0)
+                QueueState.replay(state.config, list(broken.items()), now_ms=0, now_s=0)
         newer = {**keeper.records, key: b"\x91\x02"}
         with pytest.raises(UnsupportedFormatError):
-            QueueState.replay(state.config, list(newer.items()), now_s=0)
-    assert QueueState.replay(state.config, [], now_s=0) is None
+            QueueState.replay(state.config, list(newer.items()), now_ms=0, now_s=0)
+    assert QueueState.replay(state.config, [], now_ms=0, now_s=0) is None

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues import holders, learning, reads
 from rayq.core import large_holds
 from rayq.core.large_values import manifest_of_chunks, pinned
@@ -281,6 +282,24 @@ def test_what_is_due_is_given_at_once_and_never_before() -> None:
         began_s = stage.clock.monotonic()
         assert (await stage.take(wait_ms=10_000)).locks == [(0, 0, 2)]
         assert 0.69 <= stage.clock.monotonic() - began_s < 0.8
+
+    staged(work)
+
+
+def test_what_a_leader_with_a_clock_that_was_ahead_delays_is_not_late() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"v")
+        stage.host.jump_clock(1_200_000)
+        stage.clock_watch = DelayClock(stage.clock)
+        await stage.lead()
+        taken = await stage.take()
+        await stage.settle(taken, nacks=[(0, 0, 1, 700)])
+        stage.host.jump_clock(-1_200_000)
+        stage.clock_watch = DelayClock(stage.clock)
+        await stage.lead()
+        began_s = stage.clock.monotonic()
+        assert (await stage.take(wait_ms=10_000)).locks == [(0, 0, 2)]
+        assert stage.clock.monotonic() - began_s < 0.8
 
     staged(work)
 

@@ -183,7 +183,7 @@ class Leader:
     def __init__(self, cluster: Cluster, life: int) -> None:
         self._cluster = cluster
         self._life = life
-        state = QueueState.replay(CONFIG, cluster.kept.items(), now_s=0.0)
+        state = QueueState.replay(CONFIG, cluster.kept.items(), now_ms=0, now_s=0.0)
         if state is None:
             state = QueueState.begin(CONFIG, 0, state_epoch=0)
             state.learn(RECORDS - 1)

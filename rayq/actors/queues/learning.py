@@ -80,7 +80,8 @@ class Learner:
         Its first changes are to be kept before anything else."""
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
-        state = QueueState.replay(config, records, now_s=now_s)
+        now_ms = clock_watch.now_ms()
+        state = QueueState.replay(config, records, now_ms=now_ms, now_s=now_s)
         was_kept = state is not None
         if state is None:
             is_latest = config.start == "latest" and partition < queue.partitions

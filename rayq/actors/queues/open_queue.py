@@ -25,6 +25,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig
+from rayq.core.queue_moves import DELIVERIES
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import InvalidRequestError, RayqError
@@ -291,10 +292,9 @@ class OpenQueue:
         )
 
     def due_in_ms(self) -> int | None:
-        next_due_ms = self.state.next_due_ms
-        if next_due_ms is None:
-            return None
-        return max(next_due_ms - self._clock_watch.now_ms(), 0)
+        return self.state.due_in_ms(
+            now_ms=self._clock_watch.now_ms(), now_s=self._clock.monotonic()
+        )
 
     # --- settling -------------------------------------------------------------------------------
 
@@ -306,12 +306,13 @@ class OpenQueue:
         except Exception as error:
             self.failed(error)
             raise
-        if request.nacks or request.rejects or request.releases:
+        dying = request.rejects or request.failures
+        if request.nacks or dying or request.releases:
             self.moves.wake()
             self.wake()
         elif len(self.takes):
             self.wake()
-        is_urgent = not request.may_linger or request.nacks or request.rejects
+        is_urgent = not request.may_linger or request.nacks or dying
         kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost)
@@ -328,10 +329,12 @@ class OpenQueue:
         if request.acks:
             lost += state.ack(holder, epoch, request.acks)
         if request.nacks:
-            now_ms = self._clock_watch.now_ms()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms)
+            now_ms, now_s = self._clock_watch.now_ms(), self._clock.monotonic()
+            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms, now_s=now_s)
         if request.rejects:
             lost += state.reject(holder, epoch, request.rejects)
+        if request.failures:
+            lost += state.reject(holder, epoch, request.failures, reason=DELIVERIES)
         if request.releases:
             lost += state.release(holder, epoch, request.releases)
         if request.extends:
@@ -365,9 +368,7 @@ class OpenQueue:
         next_expiry_s = state.next_expiry_s
         if can_hear and next_expiry_s is not None and next_expiry_s <= now_s:
             state.expire(now_s)
-        next_due_ms = state.next_due_ms
-        if next_due_ms is not None:
-            state.due(self._clock_watch.now_ms())
+        state.due(now_ms=self._clock_watch.now_ms(), now_s=now_s)
         if state.is_changed:
             self._decided()
         elif self.figures.is_due:
@@ -396,7 +397,7 @@ class OpenQueue:
         if self._ended is not None:
             return
         with self.guard():
-            self.state.due(self._clock_watch.now_ms())
+            self.state.due(now_ms=self._clock_watch.now_ms(), now_s=self._clock.monotonic())
             self._decided()
 
     # --- for operators --------------------------------------------------------------------------
@@ -427,6 +428,7 @@ class OpenQueue:
             request.offset,
             request.states,
             request.records_max,
+            now_ms=self._clock_watch.now_ms(),
             now_s=self._clock.monotonic(),
         )
         is_all = state.learned >= self._replica_log.last_stable_offset
@@ -490,7 +492,7 @@ class OpenQueue:
 
 def _check_size(request: messages.Settle) -> None:
     """Nobody has so many locks; to go through them would keep others waiting."""
-    ranges, named = len(request.rejects), 0
+    ranges, named = len(request.rejects) + len(request.failures), 0
     for kind in (request.acks, request.nacks, request.releases, request.extends):
         ranges += len(kind)
         for first, last, *_ in kind:

@@ -330,11 +330,14 @@ class Lane:
             outgoing.extends.pop(offset, None)
             self._lose_later(taken, offset)
 
-    def reject(self, taken: Taken, offset: int, reason: str) -> None:
+    def reject(
+        self, taken: Taken, offset: int, reason: str, *, is_failure: bool = False
+    ) -> None:
+        """`is_failure`: it failed its last delivery."""
         count = taken.open.pop(offset, None)
         if count is not None:
             outgoing = self._outgoing(taken)
-            outgoing.rejects[offset] = count, reason, taken
+            outgoing.rejects[offset] = count, reason, is_failure, taken
             outgoing.extends.pop(offset, None)
 
     def release(self, taken: Taken, offsets: list[int]) -> None:
@@ -345,20 +348,23 @@ class Lane:
                 self._outgoing(taken).releases[offset] = count, taken
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
-        count, until_s = taken.open.get(offset), self._owner.now_s + timeout_s
-        if count is not None and until_s > taken.extended.get(offset, 0.0):
-            self._outgoing(taken).extends[offset] = count, timeout_s, taken
+        """By so much from now at least."""
+        count = taken.open.get(offset)
+        if count is not None:
+            extends = self._outgoing(taken).extends
+            asked_s = extends[offset][1] if offset in extends else 0.0
+            extends[offset] = count, max(timeout_s, asked_s), taken
 
     def extend_out(self, taken: Taken) -> None:
-        """Extends what users have of it, by the queue's timeout."""
+        """Extends what users have of it, by the queue's timeout; also what they extended for
+        longer, of which a leader that is new knows nothing."""
         now_s, timeout_s = self._owner.now_s, self.source.config.visibility_timeout_s
         timeout_s = min(timeout_s, max(self.handling_left_s(taken), 0.001))
         taken.renew_at_s = now_s + self.source.config.visibility_timeout_s / 3
         waiting = set(taken.waiting_offsets())
-        for offset, count in taken.open.items():
-            if offset in waiting or taken.extended.get(offset, 0.0) > now_s + timeout_s:
-                continue
-            self._outgoing(taken).extends[offset] = count, timeout_s, taken
+        for offset in taken.open:
+            if offset not in waiting:
+                self.extend(taken, offset, timeout_s)
 
     def renew(self) -> None:
         """Extends what is due for it, and gives back what nobody came for meanwhile. What is
@@ -422,11 +428,8 @@ class Lane:
             self._lost(settlement, first, last, who)
 
     def _extended(self, settlement: Settlement, sent_at_s: float) -> None:
-        for offset, (_, timeout_s, taken) in settlement.extends.items():
-            until_s = sent_at_s + timeout_s
-            if timeout_s > self.source.config.visibility_timeout_s:
-                taken.extended[offset] = until_s
-            taken.until_s = max(taken.until_s, until_s)
+        for _, timeout_s, taken in settlement.extends.values():
+            taken.until_s = max(taken.until_s, sent_at_s + timeout_s)
 
     def _lost(self, settlement: Settlement, first: int, last: int, who: str) -> None:
         for offset, taken in settlement.decided_in(first, last):

@@ -55,7 +55,9 @@ class Settles(Protocol):
 
     def nack(self, taken: Taken, offset: int, delay_ms: int | None) -> None: ...
 
-    def reject(self, taken: Taken, offset: int, reason: str) -> None: ...
+    def reject(
+        self, taken: Taken, offset: int, reason: str, *, is_failure: bool = False
+    ) -> None: ...
 
     def release(self, taken: Taken, offsets: list[int]) -> None: ...
 
@@ -76,7 +78,6 @@ class Taken:
         "next_row",
         "open",
         "keys",
-        "extended",
         "excused",
         "lost",
     )
@@ -101,8 +102,6 @@ class Taken:
         if lane.source.config.ordered_by_key:
             self.keys = {row.offset: row.key for row in rows}
         self.open = {row.offset: row.delivery_count for row in rows}
-        self.extended: dict[int, float] = {}
-        """Until when the user has extended single ones."""
         self.excused: dict[int, int] = {}
         """By offset: how many of its deliveries were no failures."""
         self.lost: dict[int, LockLostError] = {}

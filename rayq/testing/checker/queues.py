@@ -391,8 +391,10 @@ class _Queue:
                     known.acked, known.acked_s = (asked.state_epoch, count), event.at_s
                 yield from self._judge_handled(asked, offset, known)
             elif asked.what == "extend":
+                # Of an extension beyond the queue's timeout another leader knows nothing.
                 if asked.seconds is not None and is_in_time:
-                    known.ends_s = max(known.ends_s, asked.at_s + asked.seconds)
+                    sure_s = min(asked.seconds, self.opened.timeout_s)
+                    known.ends_s = max(known.ends_s, asked.at_s + sure_s)
             else:
                 known.nacked.add(asked.consumer)
                 is_delayed = asked.what == "nack" and asked.seconds is not None

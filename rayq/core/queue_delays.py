@@ -1,0 +1,71 @@
+"""When delayed records are due: at a time, or once so long has passed.
+
+How long a record waits that a consumer gave back runs by the leader's monotonic clock. Kept is when
+that ends by the wall clock, and how long it is: a leader that opens has it wait no longer than
+either says, so that a clock that was wrong holds back nothing for long.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Delay(NamedTuple):
+    """Of one record."""
+
+    due_ms: int
+    """By the wall clock."""
+    length_ms: int | None = None
+    """None: it ends at `due_ms`, whatever passes until then."""
+    end_s: float | None = None
+    """Where it has a length: when it ends, by the monotonic clock of this leader. Not kept."""
+
+    @classmethod
+    def of_length(cls, length_ms: int, *, now_ms: int, now_s: float) -> Delay:
+        return cls(now_ms + length_ms, length_ms, now_s + length_ms / 1000)
+
+    def taken_up(self, *, now_ms: int, now_s: float) -> Delay:
+        """What it is under a leader that opens now. That is never too short by its length: the
+        length began before now."""
+        if self.length_ms is None:
+            return self
+        left_ms = min(max(self.due_ms - now_ms, 0), self.length_ms)
+        return self._replace(end_s=now_s + left_ms / 1000)
+
+    def due_at_ms(self, *, now_ms: int, now_s: float) -> int:
+        """When it ends, by a wall clock that says `now_ms`."""
+        if self.end_s is None:
+            return self.due_ms
+        return now_ms + math.ceil((self.end_s - now_s) * 1000)
+
+
+class DelayTimes:
+    """The delays of all offsets, by when they end. Some may be over already."""
+
+    __slots__ = ("_by_due", "_by_end")
+
+    def __init__(self) -> None:
+        self._by_due: list[tuple[int, int, Delay]] = []
+        self._by_end: list[tuple[float, int, Delay]] = []
+
+    def add(self, offset: int, delay: Delay) -> None:
+        if delay.end_s is None:
+            heapq.heappush(self._by_due, (delay.due_ms, offset, delay))
+        else:
+            heapq.heappush(self._by_end, (delay.end_s, offset, delay))
+
+    def ended(self, *, now_ms: int, now_s: float) -> Iterator[tuple[int, Delay]]:
+        """Takes out what is over now."""
+        while self._by_due and self._by_due[0][0] <= now_ms:
+            yield heapq.heappop(self._by_due)[1:]
+        while self._by_end and self._by_end[0][0] <= now_s:
+            yield heapq.heappop(self._by_end)[1:]
+
+    def next_in_ms(self, *, now_ms: int, now_s: float) -> int | None:
+        """How long until the next one is over. None: there is none."""
+        firsts = [heap[0][2] for heap in (self._by_due, self._by_end) if heap]
+        left_ms = [one.due_at_ms(now_ms=now_ms, now_s=now_s) - now_ms for one in firsts]
+        return max(min(left_ms), 0) if left_ms else None
