@@ -6,7 +6,7 @@ Runs in the user's thread: checks, the choice of a partition, the division of ma
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
