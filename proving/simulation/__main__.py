@@ -18,9 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from proving.simulation import steering
 from proving.simulation.mutations import MUTATIONS, plant
 from proving.simulation.run import SCENARIOS, Outcome, quiet, run_seed, run_watched
 from proving.simulation.situations import SITUATIONS
+from proving.simulation.workload_swarm import FEATURES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--situations", action="store_true", help="print how many seeds met which situation"
     )
+    parser.add_argument(
+        "--steer", action="store_true", help="prefer what few seeds of swarm have met (watches)"
+    )
+    parser.add_argument(
+        "--with", dest="features", help="clients, faults and points of swarm, with commas"
+    )
     parser.add_argument("--verbose", action="store_true", help="print rayq's log too")
     options = parser.parse_args(arguments)
     seeds = _seeds(options.seeds)
@@ -45,15 +53,25 @@ def main(arguments: list[str] | None = None) -> int:
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.mutation is not None:
         return _hunt(options.mutation, seeds, options.processes)
+    features = None
+    if options.features is not None:
+        features = frozenset(options.features.split(","))
+        if features - FEATURES:
+            parser.error(f"{sorted(features - FEATURES)} are none of {sorted(FEATURES)}.")
+    if (options.steer or features) and options.scenario != "swarm":
+        parser.error("--steer and --with are for --scenario swarm.")
     run = partial(
-        run_watched if options.situations else run_seed, scenario=options.scenario
+        run_watched if options.situations else run_seed,
+        scenario=options.scenario,
+        features=features,
     )
     met: Counter[str] = Counter()
     started_s = time.monotonic()
     failed: list[int] = []
     records = faults = events = 0
     cpu_s = 0.0
-    for outcome in _outcomes(run, seeds, options.processes, options.verbose):
+    runs = _runs(len(seeds), options.processes, options.verbose)
+    for outcome in steering.outcomes(seeds, runs) if options.steer else runs(run, seeds):
         records += outcome.acknowledged
         faults += len(outcome.faults)
         events += outcome.events
@@ -65,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif len(seeds) <= 20:
             print(_line(outcome), flush=True)
     taken_s = time.monotonic() - started_s
-    if options.situations:
+    if options.situations or options.steer:
         _print_situations(met)
     result = f"FAILED {sorted(failed)}" if failed else "all passed"
     print(
@@ -112,18 +130,17 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _outcomes(
-    run: Callable[[int], Outcome], seeds: list[int], processes: int, verbose: bool
-) -> Iterable[Outcome]:
-    if len(seeds) == 1 or processes == 1:
+def _runs(count: int, processes: int, verbose: bool) -> Callable[..., Iterable[Outcome]]:
+    """`map`, here or on all cores."""
+    if count == 1 or processes == 1:
         if verbose:
             logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         else:
             quiet()
-        return map(run, seeds)
+        return map
     context = multiprocessing.get_context("forkserver")
     pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=quiet)
-    return pool.map(run, seeds)
+    return pool.map
 
 
 def _print_situations(met: Counter[str]) -> None:
@@ -151,6 +168,8 @@ def _print_failure(outcome: Outcome) -> None:
     for problem in outcome.problems:
         print(problem)
     option = "" if outcome.scenario == "ordinary" else f"--scenario {outcome.scenario} "
+    if outcome.features is not None:
+        option += f"--with {','.join(sorted(outcome.features))} "
     print(f"Replay: python -m proving.simulation {option}{outcome.seed}\n", flush=True)
 
 

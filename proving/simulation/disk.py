@@ -34,9 +34,10 @@ SYNC_S = (0.00005, 0.002)
 class DiskUser(Protocol):
     """The interface of the process that uses the disk."""
 
-    def enter_disk(self, *, changes: bool) -> bool:
-        """Called before each operation. Raises `ProcessDied` where the process is dead. Returns
-        True where the process dies in this operation."""
+    def enter_disk(self, *, changes: bool, of_names: bool = False) -> bool:
+        """Called before each operation: `changes` for those that change the disk, `of_names` for
+        those of them that change names or lengths, or make that durable. Raises `ProcessDied` where
+        the process is dead. Returns True where the process dies in this operation."""
         ...
 
     def die_on_disk(self) -> None:
@@ -269,7 +270,10 @@ class ProcessDisk:
     def operate(self, operation: str, path: str, action: Callable[[], T]) -> T:
         """Does `action` unless a fault is set. The process dies before or after it when its time
         has come."""
-        dies = self._user.enter_disk(changes=operation not in ("read", "open"))
+        dies = self._user.enter_disk(
+            changes=operation not in ("read", "open"),
+            of_names=operation not in ("read", "open", "sync"),
+        )
         if dies and self.disk.rng.random() < 0.5:
             self._user.die_on_disk()
         self.disk.check_fault(operation, path)

@@ -227,14 +227,27 @@ class Faults:
 
     async def crash_at_a_disk_operation(self) -> None:
         """Ends a process, or its whole host, in the middle of one of its next writes or syncs."""
+        await self._crash_at_an_operation(only_names=False)
+
+    async def crash_at_a_change_of_names(self) -> None:
+        """As that, but where names and lengths of files change: snapshots, checkpoints, new and
+        removed segments, swaps, truncations."""
+        await self._crash_at_an_operation(only_names=True)
+
+    async def _crash_at_an_operation(self, *, only_names: bool) -> None:
         processes = self._servers()
         if not processes:
             return
         victim = self._rng.choice(processes)
         power_loss = self._rng.random() < 0.5
         how = "power loss" if power_loss else "crash"
-        self._begin(f"{how} of {victim.name} in a disk operation to come")
-        victim.kill_at_disk_operation(self._rng.randint(1, 30), power_loss=power_loss)
+        where = "a change of names" if only_names else "a disk operation"
+        self._begin(f"{how} of {victim.name} in {where} to come")
+        victim.kill_at_disk_operation(
+            self._rng.randint(1, 6 if only_names else 30),
+            power_loss=power_loss,
+            only_names=only_names,
+        )
         await self._last(1.0, 8.0)
         victim._operations_left = None
         for number in range(len(self._cluster.hosts)):
@@ -576,6 +589,7 @@ WITH_GROUPS: list[Injection] = [
 
 BETWEEN_STEPS: list[Injection] = [
     Faults.pause_at_a_disk_operation,
+    Faults.crash_at_a_change_of_names,
     Faults.leave_a_broker_behind,
 ]
 """The faults beside the ordinary ones, where few kinds of faults meet in a run."""

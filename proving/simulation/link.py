@@ -16,9 +16,15 @@ class NetworkHost(Protocol):
     up: bool
 
 
+CHUNKING = 0.1
+LATE_SHARE = 0.005
+LATE_TIMES = 20.0
+
+
 class Link:
-    """The way from one host to another. `chunking` is the probability that a receiver gets the
-    arrived bytes in parts."""
+    """The way from one host to another. Knobs: `chunking` is the probability that a receiver gets
+    the arrived bytes in parts; `late_share` of what is sent takes up to `late_times` as long;
+    `break_share` of the arrivals end their connection instead."""
 
     def __init__(
         self,
@@ -33,7 +39,10 @@ class Link:
         self.cut = False
         self.delay_s = delay_s
         self.bytes_per_s: float | None = None
-        self.chunking = 0.1
+        self.chunking = CHUNKING
+        self.late_share = LATE_SHARE
+        self.late_times = LATE_TIMES
+        self.break_share = 0.0
         self._loop = loop
         self._rng = rng
         self._busy_until = 0.0
@@ -45,8 +54,8 @@ class Link:
         """The time when this many bytes arrive that are sent now."""
         least, usual = self.delay_s
         delay = least + (usual - least) * self._rng.random() ** 2
-        if self._rng.random() < 0.005:
-            delay *= self._rng.uniform(1, 20)
+        if self._rng.random() < self.late_share:
+            delay *= self._rng.uniform(1, self.late_times)
         start = now = self._loop.time()
         if self.bytes_per_s is not None:
             start = max(now, self._busy_until)

@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Callable, Iterable
 
-from proving.simulation.link import Link, NetworkHost
+from proving.simulation.link import CHUNKING, LATE_SHARE, LATE_TIMES, Link, NetworkHost
 from proving.simulation.loop import SimulationLoop
 from proving.simulation.owner import Owner
 from proving.simulation.streams import SimulatedTransport, Stream
@@ -71,6 +71,8 @@ class SimulatedNetwork:
         self._rng = rng
         self._hosts: dict[str, NetworkHost] = {}
         self._links: dict[tuple[str, str], Link] = {}
+        self._knobs: dict[str, float] = {}
+        """What `disturb` changed, for links to come."""
         self._listeners: dict[tuple[str, int], SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, NetworkHost] = {}
         self._ports: dict[str, int] = {}
@@ -87,8 +89,22 @@ class SimulatedNetwork:
         key = source.name, target.name
         if key not in self._links:
             delay_s = SAME_HOST_S if source is target else self.delay_s
-            self._links[key] = Link(source, target, delay_s, self.loop, self._rng)
+            self._links[key] = link = Link(source, target, delay_s, self.loop, self._rng)
+            vars(link).update(self._knobs)
         return self._links[key]
+
+    def disturb(self, **knobs: float) -> None:
+        """Sets knobs of all links, also of those to come; without any, ends all of that."""
+        calm = {
+            "chunking": CHUNKING,
+            "late_share": LATE_SHARE,
+            "late_times": LATE_TIMES,
+            "break_share": 0.0,
+        }
+        assert knobs.keys() <= calm.keys(), knobs
+        self._knobs = {**self._knobs, **knobs} if knobs else calm
+        for link in self._links.values():
+            vars(link).update(self._knobs)
 
     def cut(
         self,
@@ -142,9 +158,7 @@ class SimulatedNetwork:
         for transport, host in list(self._transports.items()):
             peer = transport.out.link.target
             if host.name in ends[0] and peer.name in ends[1] and not transport.gone:
-                transport.out.break_off()
-                transport.send_reset()
-                transport.lose(ConnectionResetError(errno.ECONNRESET, "reset by the test"))
+                transport.reset()
                 count += 1
         self.loop.trace.note(f"{count} connections reset")
         return count

@@ -63,6 +63,7 @@ class Process(Owner):
         self._job_s: float | None = None
         self._operations_left: int | None = None
         self._operations_to_pause: int | None = None
+        self._only_names = False
         self._power_loss_too = False
         self.environment = Environment(
             clock=ProcessClock(self, host),
@@ -103,11 +104,15 @@ class Process(Owner):
         connections."""
         self._end("killed", power_loss=False)
 
-    def kill_at_disk_operation(self, count: int, *, power_loss: bool = False) -> None:
+    def kill_at_disk_operation(
+        self, count: int, *, power_loss: bool = False, only_names: bool = False
+    ) -> None:
         """Kills the process in its `count`-th change of the disk from now (1 is the next): before
         or after it, or with a part of a write done. With `power_loss` the whole host loses its
-        power."""
+        power. With `only_names` writes and their syncs do not count, but what changes names and
+        lengths does: it is seldom, and a file is renamed where a file must be there as a whole."""
         self._operations_left = count
+        self._only_names = only_names
         self._power_loss_too = power_loss
 
     def pause_at_disk_operation(self, count: int) -> None:
@@ -143,13 +148,13 @@ class Process(Owner):
 
     # --- for the disk -----------------------------------------------------------------------------
 
-    def enter_disk(self, *, changes: bool) -> bool:
+    def enter_disk(self, *, changes: bool, of_names: bool = False) -> bool:
         self.check_alive()
         if changes and self._operations_to_pause is not None:
             self._operations_to_pause -= 1
             if self._operations_to_pause == 0:
                 self.pause()
-        if not changes or self._operations_left is None:
+        if not changes or self._operations_left is None or (self._only_names and not of_names):
             return False
         self._operations_left -= 1
         return self._operations_left == 0

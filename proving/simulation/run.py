@@ -22,7 +22,7 @@ from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
-from proving.simulation.workload_queues import QueueWorkload
+from proving.simulation.workload_queue_moves import QueueMovesWorkload
 from proving.simulation.workload_swarm import SwarmWorkload
 from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
 from proving.simulation.workload_transactions import TransactionWorkload
@@ -43,6 +43,8 @@ class Outcome:
 
     seed: int
     scenario: str = "ordinary"
+    features: frozenset[str] | None = None
+    """What the run was told to have instead of what the seed draws, None: nothing."""
     problems: list[str] = field(default_factory=list)
     acknowledged: int = 0
     unknown: int = 0
@@ -68,24 +70,28 @@ SCENARIOS: dict[str, type[Workload]] = {
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
     "transactions": TransactionWorkload,
-    "queues": QueueWorkload,
+    "queues": QueueMovesWorkload,
     "tiered": TieredWorkload,
     "tiered-transactions": TieredTransactionWorkload,
 }
 
 
-def run_watched(seed: int, scenario: str = "ordinary") -> Outcome:
+def run_watched(
+    seed: int, scenario: str = "ordinary", features: frozenset[str] | None = None
+) -> Outcome:
     """As `run_seed`, and also notes which situations of the protocol the run meets. The probes only
     look on, so the run is the same."""
     with watched() as reached:
-        outcome = run_seed(seed, scenario)
+        outcome = run_seed(seed, scenario, features)
         outcome.situations = dict(reached)
     return outcome
 
 
-def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
+def run_seed(
+    seed: int, scenario: str = "ordinary", features: frozenset[str] | None = None
+) -> Outcome:
     """Runs one seed of a scenario. Errors of the cluster are results, and are not raised."""
-    outcome = Outcome(seed, scenario)
+    outcome = Outcome(seed, scenario, features)
     sys.unraisablehook = _hear_unraisable
     began_s = time.process_time()
     collecting = gc.isenabled()
@@ -103,7 +109,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
 
 
 def _simulate(outcome: Outcome) -> None:
-    kind = SCENARIOS[outcome.scenario]
+    kind = SCENARIOS[outcome.scenario].of_seed(outcome.seed, outcome.features)
     with kind.conditions(outcome.seed), World(outcome.seed) as world:
         rng = world.new_random("config")
         options = {

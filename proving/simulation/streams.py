@@ -102,6 +102,11 @@ class Stream:
             self._set_timer(self._under_way[0][0])
         self.sender.pump()
 
+    def _breaks(self) -> bool:
+        """Whether the connection ends instead of what arrives."""
+        share = self.link.break_share
+        return share > 0 and not self.receiver.gone and self._rng.random() < share
+
     def _set_timer(self, when: float) -> None:
         self._timer = self._loop.call_at(when, self._arrive, context=self._loop.root.context)
 
@@ -109,6 +114,10 @@ class Stream:
         self._timer = None
         if self.link.is_cut():
             return  # The bytes are lost. `link_is_back` sends them again.
+        if self._breaks():
+            self.drop()
+            self.receiver.reset()
+            return
         now = self._loop.time()
         size = 0
         while self._under_way and self._under_way[0][0] <= now:
@@ -258,6 +267,13 @@ class SimulatedTransport(asyncio.Transport):
         self._unsent.clear()
         self.into.received.clear()
         self.loop.call_soon(self._tell_lost, error, context=self._context)
+
+    def reset(self) -> None:
+        """Something between the hosts ends the connection, on both sides."""
+        if not self.gone:
+            self.out.break_off()
+            self.send_reset()
+            self.lose(ConnectionResetError(errno.ECONNRESET, "reset by the test"))
 
     def vanish(self) -> None:
         """The host lost its power: this end sends nothing, and its peer is not told."""

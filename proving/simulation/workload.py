@@ -86,6 +86,12 @@ class Workload:
         }
 
     @classmethod
+    def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[Workload]:
+        """The scenario with what a seed settles before its world exists. `features` replace those
+        that the seed would draw, in scenarios that draw any."""
+        return cls
+
+    @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
         """Further fields of the seed's `ClusterConfig`."""
         return {}

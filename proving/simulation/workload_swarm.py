@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AbstractContextManager
 from typing import Any
 
+from proving.simulation import buggify
+from proving.simulation.buggify import POINTS, Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
-from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS
+from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS, Injection
 from proving.simulation.process import THREAD_S, Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
@@ -26,6 +29,12 @@ from rayq.client.admin.admin import AsyncAdmin
 from rayq.core.topic_changes import OFFSETS_TOPIC
 
 FAULT_KINDS_MAX = 5
+CLIENTS = ("group", "table", "moves", "trimmed")
+FAULTS: dict[str, Injection] = {
+    fault.__name__: fault for fault in [*ORDINARY, *BETWEEN_STEPS, *WITH_GROUPS]
+}
+FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS])
+"""What a seed draws, by name: clients, kinds of faults, points of `buggify`."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""
@@ -36,10 +45,18 @@ TRIMMERS = 2
 class SwarmWorkload(GroupMovesWorkload):
     """See the module."""
 
+    points: frozenset[str] = frozenset()
+    """The seed's points of `buggify`."""
+    features: frozenset[str] | None = None
+    """Which clients, faults and points there are, None: as the seed draws them."""
+
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
         rng = self._swarm_rng = cluster.world.new_random("swarm")
         has_group, has_table, has_moves, has_trimmed = (rng.random() < 0.5 for _ in range(4))
+        features = self.features
+        if features is not None:
+            has_group, has_table, has_moves, has_trimmed = (one in features for one in CLIENTS)
         self._slot_count = rng.choice((3, 4)) if has_group else 0
         self._keeper_count = KEEPERS if has_table else 0
         self._operator_count = OPERATORS if has_moves else 0
@@ -56,12 +73,24 @@ class SwarmWorkload(GroupMovesWorkload):
         }
         kinds = [*dict.fromkeys(ORDINARY), *BETWEEN_STEPS, *(WITH_GROUPS if has_group else [])]
         kinds = rng.sample(kinds, rng.randint(1, FAULT_KINDS_MAX))
+        if features is not None:
+            kinds = [FAULTS[one] for one in sorted(features & FAULTS.keys())]
         # A run of nothing but clock jumps shows little, so in every run some process dies.
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()
+        self._disturbance = Disturbance(cluster, self.points)
         threads_s = rng.choice((THREAD_S, THREAD_S, SLOW_THREADS_S))
         for host in cluster.hosts:
             host.thread_s = threads_s
+
+    @classmethod
+    def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[SwarmWorkload]:
+        points = buggify.drawn(seed) if features is None else features & POINTS.keys()
+        return type(cls.__name__, (cls,), {"points": points, "features": features})
+
+    @classmethod
+    def conditions(cls, seed: int) -> AbstractContextManager[None]:
+        return buggify.patched(cls.points)
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
@@ -75,6 +104,7 @@ class SwarmWorkload(GroupMovesWorkload):
             "flush_checkpoint_bytes": rng.choice((500, 5_000, 1 << 26)),
             "replica_lag_time_max_ms": rng.choice((1_000, 4_000, 20_000)),
             "retention_check_interval_ms": rng.choice((200, 2_000)),
+            **buggify.options(cls.points),
         }
 
     async def create_topics(self) -> None:
@@ -98,6 +128,7 @@ class SwarmWorkload(GroupMovesWorkload):
 
     def start(self) -> None:
         super().start()
+        self._disturbance.start()
         if not self._slot_count:
             for number in range(CONSUMERS):
                 self._start(f"consumer-{number}", self._consume)
@@ -106,6 +137,10 @@ class SwarmWorkload(GroupMovesWorkload):
                 self._start(f"trimmer-{number}", self._write_trimmed)
             self._start("trim-operator", self._trim)
             self._start("trimmed-reader", self._read_trimmed)
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        self._disturbance.calm_down()
 
     async def stop_sending(self) -> None:
         await super().stop_sending()

@@ -185,7 +185,7 @@ def show(
         output.say("key: " + ("null" if record.key is None else _text(record.key)), hang=2)
         for name, value in record.headers:
             output.say(f"header {name}: {_text(value)}", hang=2)
-        output.say("value: " + ("null" if record.value is None else _text(record.value)), hang=2)
+        output.say(f"value: {_value(one)}", hang=2)
 
 
 @app.command()
@@ -323,6 +323,8 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
         "reason": _header(letter, REASON_HEADER),
         "count": int(count) if count is not None and is_number(count) else None,
         "error": letter.error,
+        "is_large": letter.is_large,
+        "unread": letter.unread,
     }
 
 
@@ -334,6 +336,13 @@ def _header(letter: DeadLetter, name: str) -> str | None:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= ERROR_WIDTH else line[: ERROR_WIDTH - 3] + "..."
+
+
+def _value(letter: DeadLetter) -> str:
+    if letter.unread is not None:
+        return f"not read: {letter.unread}"
+    value = letter.record.value
+    return "null" if value is None else _text(value)
 
 
 def _text(data: bytes) -> str:

@@ -231,7 +231,12 @@ class QueueState(QueueTaker, QueueMover):
         return lost
 
     def reject(
-        self, holder: str, state_epoch: int, locks: Iterable[tuple[int, int, str]]
+        self,
+        holder: str,
+        state_epoch: int,
+        locks: Iterable[tuple[int, int, str]],
+        *,
+        reason: str = REJECTED,
     ) -> list[Lost]:
         """`(offset, count, error)`: the records become dead letters at once."""
         lost: list[Lost] = []
@@ -241,7 +246,7 @@ class QueueState(QueueTaker, QueueMover):
                 named = block.counts.get(count, 0) & bit if is_ours else 0
                 if block.locked & named:
                     self._unlock(block, bit, holder)
-                    self._die(number, block, offset & LAST_INDEX, count, REJECTED, error)
+                    self._die(number, block, offset & LAST_INDEX, count, reason, error)
                 elif not bit & (block.done | (block.moving & named)):
                     self._tell_lost(number, block, bit, lost)
             if offset >= self.learned:

@@ -147,7 +147,7 @@ class FakeQueues:
         for run in request.releases:
             for place in named(*run):
                 del queue.locks[place]
-        for offset, count, reason in request.rejects:
+        for offset, count, reason in [*request.rejects, *request.failures]:
             for place in named(offset, offset, count):
                 del queue.locks[place]
                 queue.done.add(place)

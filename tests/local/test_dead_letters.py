@@ -112,11 +112,13 @@ def test_a_record_that_dies_again_has_the_headers_of_its_last_death_only(
         with cluster.queue(queue) as opened:
             (task,) = opened.take(1, timeout_s=10.0)
             assert task.headers == [] and task.delivery_count == 1
-            task.reject("broken")
+            task.fail(ValueError("broken"), retries=0)
             opened.flush()
     assert {tuple(name for name, _ in one) for one in headers} == {
         ("rayq.source", "rayq.reason", "rayq.count", "rayq.error")
     }
+    reasons = [dict(one)["rayq.reason"] for one in headers]
+    assert reasons == [b"rejected", b"deliveries", b"deliveries"]
     assert [dict(one)["rayq.source"] for one in headers] == [
         b"%s/0/%d" % (queue.encode(), offset) for offset in range(3)
     ]

@@ -136,7 +136,7 @@ def take_one(queue: rayq.Queue) -> rayq.QueueTask:
 
 
 def test_a_queue_gives_out_whole_values_also_as_dead_letters_and_redriven(
-    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path
+    cluster: LocalCluster, rayq_command: Command, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic(max_message_bytes=16_384)
     name = f"q.{topic}"
@@ -155,6 +155,8 @@ def test_a_queue_gives_out_whole_values_also_as_dead_letters_and_redriven(
             task = take_one(dead)
             assert task.value == large and dict(task.headers)["rayq.error"] == b"too large for me"
             task.nack(delay_s=0)
+        shown = rayq_command.well("dead-letters", "show", name, f"0/{task.offset}", "--json").json
+        assert shown["is_large"] and base64.b64decode(shown["value"]["base64"]) == large
         place = rayq.TopicPartition(f"{name}.dead", 0)
         cluster.admin.move_queue_records(f"{name}.dead", {place: [task.offset]})
         task = take_one(queue)
@@ -168,8 +170,12 @@ def test_a_queue_gives_out_whole_values_also_as_dead_letters_and_redriven(
                 take_one(queue)
             task = take_one(other)
             assert task.value == stored
-            task.ack()
+            task.reject("no")
             other.flush()
+        with cluster.queue(f"{name}.dead", large_values=url) as dead:
+            offset = take_one(dead).offset
+        shown = rayq_command.well("dead-letters", "show", name, f"0/{offset}").out
+        assert "value: not read:" in shown and "reads no objects" in " ".join(shown.split())
 
 
 def test_the_command_sends_reads_and_collects_values_in_objects(

@@ -25,6 +25,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig
+from rayq.core.queue_moves import DELIVERIES
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import InvalidRequestError, RayqError
@@ -305,12 +306,13 @@ class OpenQueue:
         except Exception as error:
             self.failed(error)
             raise
-        if request.nacks or request.rejects or request.releases:
+        dying = request.rejects or request.failures
+        if request.nacks or dying or request.releases:
             self.moves.wake()
             self.wake()
         elif len(self.takes):
             self.wake()
-        is_urgent = not request.may_linger or request.nacks or request.rejects
+        is_urgent = not request.may_linger or request.nacks or dying
         kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost)
@@ -331,6 +333,8 @@ class OpenQueue:
             lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms, now_s=now_s)
         if request.rejects:
             lost += state.reject(holder, epoch, request.rejects)
+        if request.failures:
+            lost += state.reject(holder, epoch, request.failures, reason=DELIVERIES)
         if request.releases:
             lost += state.release(holder, epoch, request.releases)
         if request.extends:
@@ -488,7 +492,7 @@ class OpenQueue:
 
 def _check_size(request: messages.Settle) -> None:
     """Nobody has so many locks; to go through them would keep others waiting."""
-    ranges, named = len(request.rejects), 0
+    ranges, named = len(request.rejects) + len(request.failures), 0
     for kind in (request.acks, request.nacks, request.releases, request.extends):
         ranges += len(kind)
         for first, last, *_ in kind:

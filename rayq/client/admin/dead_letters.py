@@ -12,15 +12,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rayq.client.admin.queues import MOVED_AT_ONCE, QueueAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.subscription import transaction_of
+from rayq.client.large.reader import LargeValues
 from rayq.client.leader_requests import fetch_now, list_offset
-from rayq.config import MIB
+from rayq.config import MIB, ConsumerConfig
 from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
 from rayq.core.queue_changes import DEAD, DEAD_QUEUE
 from rayq.errors import (
     InvalidRequestError,
+    LargeValueError,
+    LargeValueRefusedError,
     OffsetOutOfRangeError,
     UnknownQueueError,
     UnknownTopicError,
@@ -47,6 +52,14 @@ class DeadLetter(NamedTuple):
     record: Record
     state: str
     """As `QueueRecordInfo.state`."""
+    manifest: bytes | None = None
+    """What its large value is read by, in whose place `record` has None."""
+    unread: str | None = None
+    """Why that was not read."""
+
+    @property
+    def is_large(self) -> bool:
+        return self.manifest is not None
 
     @property
     def error(self) -> str:
@@ -157,19 +170,33 @@ class DeadLetters:
         return found
 
     async def show(self, partition: int, offset: int) -> DeadLetter:
-        """One of them. Raises UnknownQueueError, InvalidRequestError where it is not there."""
+        """One of them, with its value, also where that is a large one in chunks. Raises
+        UnknownQueueError, InvalidRequestError where it is not there."""
         place = await self._find()
         end = (await self._ends(place)).get(partition, 0)
         if offset < end:
             async for letters in self._letters(place, partition, end, offset):
                 for one in letters:
                     if one.record.offset == offset:
-                        return one
+                        return await self._with_value(one) if one.is_large else one
                 break
         raise InvalidRequestError(
             f"There is no unsettled dead letter {partition}/{offset} in {place.topic}: it was sent "
             "back or dropped, or never was."
         )
+
+    async def _with_value(self, letter: DeadLetter) -> DeadLetter:
+        record = letter.record
+        topic = await self._client.topic(record.topic, timeout_s=self._timeout_s)
+        place = TopicPartition(record.topic, record.partition)
+        values = LargeValues(self._client, ConsumerConfig())
+        try:
+            value = await values.value(place, topic.topic_id, record.offset, letter.manifest)
+        except (LargeValueError, LargeValueRefusedError) as error:
+            return letter._replace(unread=str(error))
+        if value is None:
+            return letter._replace(unread="Its chunks have expired.")
+        return letter._replace(record=msgspec.structs.replace(record, value=value))
 
     async def settle(
         self,
@@ -235,8 +262,8 @@ class DeadLetters:
         if place.queue is None:
             at = max(start, await self._offset(where, EARLIEST))
             while at < end:
-                records, at = await self._fetch(where, at)
-                yield [DeadLetter(one, "ready") for one in records if start <= one.offset < end]
+                letters, at = await self._fetch(where, at)
+                yield [one for one in letters if start <= one.record.offset < end]
             return
         offset: int | None = start
         while offset is not None and offset < end:
@@ -252,15 +279,17 @@ class DeadLetters:
         states = {one.offset: one.state for one in page}
         wanted = sorted(states)
         while wanted:
-            records, next_offset = await self._fetch(where, wanted[0])
+            letters, next_offset = await self._fetch(where, wanted[0])
             yield [
-                DeadLetter(one, states[one.offset]) for one in records if one.offset in states
+                one._replace(state=states[one.record.offset])
+                for one in letters
+                if one.record.offset in states
             ]
             wanted = [offset for offset in wanted if offset >= max(next_offset, wanted[0] + 1)]
 
-    async def _fetch(self, where: TopicPartition, offset: int) -> tuple[list[Record], int]:
-        """Records from `offset` on, and where to go on: from the log start on, where that is above.
-        """
+    async def _fetch(self, where: TopicPartition, offset: int) -> tuple[list[DeadLetter], int]:
+        """Records from `offset` on, as if all were ready, and where to go on: from the log start
+        on, where that is above."""
         try:
             answer, payload = await self._client.exchange_with_leader(
                 *where,
@@ -271,7 +300,7 @@ class DeadLetters:
         except OffsetOutOfRangeError:
             return [], max(await self._offset(where, EARLIEST), offset + 1)
         aborted = frozenset(answer.aborted)
-        records: list[Record] = []
+        letters: list[DeadLetter] = []
         for position, header in split_batches(payload):
             if header.is_control or header.is_chunk or transaction_of(header) in aborted:
                 continue
@@ -279,17 +308,17 @@ class DeadLetters:
             for at, found in enumerate(columns.offsets):
                 if found >= offset:
                     keys, headers = columns.keys, columns.headers
-                    records.append(
-                        Record(
-                            *where,
-                            found,
-                            columns.timestamps_ms[at],
-                            None if keys is None else keys[at],
-                            columns.values[at],
-                            [] if headers is None else list(headers[at] or ()),
-                        )
+                    record = Record(
+                        *where,
+                        found,
+                        columns.timestamps_ms[at],
+                        None if keys is None else keys[at],
+                        None if header.is_large else columns.values[at],
+                        [] if headers is None else list(headers[at] or ()),
                     )
-        return records, max(answer.next_offset, offset + 1)
+                    manifest = columns.values[at] if header.is_large else None
+                    letters.append(DeadLetter(record, "ready", manifest))
+        return letters, max(answer.next_offset, offset + 1)
 
     async def _offset(self, where: TopicPartition, which: int) -> int:
         answer = await self._client.ask_leader(

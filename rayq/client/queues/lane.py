@@ -330,11 +330,14 @@ class Lane:
             outgoing.extends.pop(offset, None)
             self._lose_later(taken, offset)
 
-    def reject(self, taken: Taken, offset: int, reason: str) -> None:
+    def reject(
+        self, taken: Taken, offset: int, reason: str, *, is_failure: bool = False
+    ) -> None:
+        """`is_failure`: it failed its last delivery."""
         count = taken.open.pop(offset, None)
         if count is not None:
             outgoing = self._outgoing(taken)
-            outgoing.rejects[offset] = count, reason, taken
+            outgoing.rejects[offset] = count, reason, is_failure, taken
             outgoing.extends.pop(offset, None)
 
     def release(self, taken: Taken, offsets: list[int]) -> None:

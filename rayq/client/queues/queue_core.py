@@ -177,7 +177,8 @@ class QueueCore:
             elif what == NACK:
                 lane.nack(taken, offset, argument)
             else:
-                lane.reject(taken, offset, argument)
+                reason, is_failure = argument
+                lane.reject(taken, offset, reason, is_failure=is_failure)
             count += 1
         while self._dropped:
             taken, offsets, is_seen = self._dropped.popleft()

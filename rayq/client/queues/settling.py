@@ -25,7 +25,8 @@ class Settlement:
         self.acks: dict[int, tuple[int, Taken]] = {}
         self.nacks: dict[int, tuple[int, int | None, Taken]] = {}
         """The delay in ms; None: by the queue's back-off."""
-        self.rejects: dict[int, tuple[int, str, Taken]] = {}
+        self.rejects: dict[int, tuple[int, str, bool, Taken]] = {}
+        """The reason, and whether it failed its last delivery."""
         self.extends: dict[int, tuple[int, float, Taken]] = {}
         """The new timeout in seconds."""
         self.releases: dict[int, tuple[int, Taken]] = {}
@@ -61,9 +62,8 @@ class Settlement:
             "state_epoch": self.state_epoch,
             "acks": list(runs_of((offset, count) for offset, (count, _) in self.acks.items())),
             "nacks": [(*run, delay) for delay, ones in nacks.items() for run in runs_of(ones)],
-            "rejects": [
-                (offset, count, reason) for offset, (count, reason, _) in self.rejects.items()
-            ],
+            "rejects": self._dying(is_failure=False),
+            "failures": self._dying(is_failure=True),
             "extends": [
                 (*run, max(round(timeout_s * 1000), 1))
                 for timeout_s, ones in extends.items()
@@ -73,6 +73,13 @@ class Settlement:
                 runs_of((offset, count) for offset, (count, _) in self.releases.items())
             ),
         }
+
+    def _dying(self, *, is_failure: bool) -> list[tuple[int, int, str]]:
+        return [
+            (offset, count, reason)
+            for offset, (count, reason, has_failed, _) in self.rejects.items()
+            if has_failed == is_failure
+        ]
 
     def decided_in(self, first: int, last: int) -> Iterator[tuple[int, Taken]]:
         """What users have decided of these offsets and what does not hold without the lock. (What

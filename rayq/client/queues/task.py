@@ -155,8 +155,7 @@ class QueueTask:
         Raises as `ack`."""
         if not isinstance(reason, str):
             raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
-        reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
-        self._settle(REJECT, reason)
+        self._reject(reason, is_failure=False)
 
     def extend(self, seconds: float) -> None:
         """Keeps it for `seconds` from now, where that is longer than the client does by itself. A
@@ -179,17 +178,21 @@ class QueueTask:
         self._lease.decisions.decide(taken, self.offset, EXTEND, wanted_s)
 
     def fail(self, error: BaseException, retries: int | None = None) -> None:
-        """As a `with` block that raised: `nack`, or `reject` with the error as the reason once it
-        was delivered `max_deliveries` times (or `retries` + 1 times, where that is less), without
+        """As a `with` block that raised: `nack`, or to the dead letters with the error once it was
+        delivered `max_deliveries` times (or `retries` + 1 times, where that is less), without
         those that no user has seen. Raises as `ack`."""
         taken = self._lease.taken
         most = taken.lane.source.config.max_deliveries
         if retries is not None:
             most = min(most, retries + 1)
         if self.delivery_count - taken.excused.get(self.offset, 0) >= most:
-            self.reject(told(error))
+            self._reject(told(error), is_failure=True)
         else:
             self.nack()
+
+    def _reject(self, reason: str, *, is_failure: bool) -> None:
+        reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
+        self._settle(REJECT, (reason, is_failure))
 
     def _settle(self, outcome: str, argument: Any) -> None:
         if self._outcome is not None:
