@@ -6,9 +6,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
+
+from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import CoordinatorLog
+from rayq.actors.signal import Signal
 from rayq.client.environment import system_environment
-from rayq.storage.batch import decode_columns, read_header
+from rayq.storage.batch import decode_columns, encode_batch, read_header, stamp
 from rayq.wire import messages
 
 
@@ -47,5 +51,42 @@ def test_records_on_which_no_answer_is_based_go_with_the_next_decision() -> None
         log.write_rest()
         await log.until_committed()
         assert batches[1:] == [["e"]]
+
+    asyncio.run(story())
+
+
+def test_a_new_coordinator_reads_all_that_there_is_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator_log, "READ_BYTES", 1)
+    batches = []
+    for first in range(0, 6, 2):
+        values: list[bytes | None] = [b"%d" % one for one in (first, first + 1)]
+        batch = encode_batch(values, timestamps_ms=1)
+        stamp(batch, 0, base_offset=first, leader_epoch=1, append_time_ms=1)
+        batches.append(bytes(batch))
+
+    async def read(offset: int, limit_offset: int, bytes_max: int) -> tuple[bytes, int]:
+        assert (limit_offset, bytes_max) == (6, 1)
+        return batches[offset // 2], offset + 2
+
+    async def story() -> None:
+        replica_log: Any = SimpleNamespace(
+            environment=system_environment(None), read=read, high_watermark=4,
+            log=SimpleNamespace(start_offset=0, end_offset=6), committed=Signal(),
+        )
+        leader: Any = SimpleNamespace(leader_epoch=1, state=SimpleNamespace(may_serve=True))
+        log: CoordinatorLog[_Record] = CoordinatorLog(
+            replica_log, leader, SimpleNamespace(topic_id="t", partition=0),  # type: ignore[arg-type]
+            encode=lambda record: (b"", None), on_failure=lambda error: None,
+        )
+        found: list[bytes | None] = []
+        replay = asyncio.ensure_future(log.replay(lambda key, value: found.append(value)))
+        await asyncio.sleep(0)
+        assert found == [], "its end is not committed"
+        replica_log.high_watermark = 6
+        replica_log.committed.notify()
+        assert await replay == 6
+        assert found == [b"%d" % one for one in range(6)]
 
     asyncio.run(story())

@@ -784,6 +784,28 @@ def test_while_the_keeper_is_away_the_figures_say_so() -> None:
     staged(work)
 
 
+def test_the_metrics_of_a_queue_tell_the_age_of_its_oldest_record_until_it_is_taken() -> None:
+    async def work(stage: QueueStage) -> None:
+        def figures() -> dict[str, float]:
+            return {one.name: one.value for one in stage.served.measure()}
+
+        await stage.put(b"a")
+        await stage.describe()
+        await asyncio.sleep(60)
+        shown = figures()
+        assert 50 < shown["rayq_queue_oldest_ready_seconds"] < 70
+        assert (shown["rayq_queue_ready"], shown["rayq_queue_locked"]) == (1, 0)
+        taken = await stage.take()
+        await asyncio.sleep(10)
+        shown = figures()
+        assert (shown["rayq_queue_ready"], shown["rayq_queue_locked"]) == (0, 1)
+        assert shown["rayq_queue_oldest_ready_seconds"] == 0
+        assert await stage.ack(taken) == []
+        assert figures()["rayq_queue_locked"] == 0
+
+    staged(work)
+
+
 def test_the_unsettled_records_are_listed_by_pages() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(*[b"%d" % number for number in range(5)])
