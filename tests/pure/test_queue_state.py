@@ -187,7 +187,7 @@ class Pair:
 
     def free_holder(self) -> None:
         holder = self.chosen.choice(HOLDERS)
-        self.state.free_holder(holder)
+        self.state.free_holders({holder, "nobody"})
         self.model.free_all(
             one for one, record in self.model.unsettled() if record.holder == holder
         )
@@ -639,6 +639,16 @@ def test_a_record_that_waits_for_a_time_of_day_does_so_under_every_leader() -> N
         state = opened_at(state, keeper, now_ms=now_ms, now_s=7)
         assert state.due_in_ms(now_ms=now_ms, now_s=1e6) == 90_000 - now_ms
     assert not state.due(now_ms=89_999, now_s=1e6) and state.due(now_ms=90_000, now_s=7) == 1
+
+
+def test_holders_that_go_together_are_freed_at_once() -> None:
+    state, _keeper = opened(ready=10_000)
+    names = [f"h{number}" for number in range(10_000)]
+    for number, name in enumerate(names):
+        assert state.take(name, 1, now_s=0) == [(number, number, 1)]
+    assert state.free_holders({*names} - {"h7", "h9999"}) == 9_998
+    assert state.counts().locked == 2 and state.first_ready() == 0
+    assert not state.ack("h7", 0, [(7, 7, 1)])
 
 
 def test_bytes_of_others_are_refused() -> None:
