@@ -219,7 +219,9 @@ def _ended_replica_processes() -> int:
 
 @contextmanager
 def local_ray() -> Iterator[None]:
-    """A Ray of this process's own."""
+    """A Ray of this process's own. Ray gives the processes that it starts the niceness 15: the
+    clients on the same cores, and the servers that rayq is compared with, run at 0."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",
         include_dashboard=False,

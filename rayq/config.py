@@ -508,7 +508,8 @@ class ProducerConfig:
 
     partitioner: Partitioner | None = None
     """`f(key, partition_count) -> partition`. None: crc32 of the key (as librdkafka's
-    `consistent`), sticky without a key."""
+    `consistent`); without a key one partition for 0.1 s or one full batch, then another. (Under
+    `linger_ms=0` for one batch.)"""
 
     value_serializer: Serializer | None = None
     """`f(value) -> bytes`, called by `send` with each value but None. None: values are bytes."""

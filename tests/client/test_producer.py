@@ -11,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -18,6 +19,7 @@ import pytest
 
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
+from rayq.client.producing import intake
 from rayq.client.producing import sender as sender_module
 from rayq.client.producing.futures import DeliveryFuture, Outcome
 from rayq.client.producing.producer import Producer
@@ -132,6 +134,30 @@ def test_records_without_a_key_spread_batch_by_batch(fake: FakeCluster, cluster:
     assert sum(counts) == 2000
     assert min(counts) > 100
     assert max(header.record_count for header in fake.headers("t")) > 1
+
+
+def test_records_without_a_key_gather_in_one_partition_before_they_go_to_another(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a rate at which each could go at once to a partition with nothing in flight."""
+    monkeypatch.setattr(intake, "STICKY_S", 3600.0)
+    fake.create_topic("t", partitions=4)
+    with cluster.producer() as producer:
+        first = producer.send("t", b"x").result(30).partition
+        held = fake.fault(Produce, is_held=True)
+        futures = [producer.send("t", b"x") for _ in range(20)]
+        fake.release(held)
+        assert {future.result(30).partition for future in futures} == {first}
+
+
+def test_a_record_without_a_key_goes_elsewhere_after_a_while(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "STICKY_S", 0.0)
+    fake.create_topic("t", partitions=4)
+    with cluster.producer() as producer:
+        places = [producer.send("t", b"x").result(30).partition for _ in range(20)]
+    assert all(one != following for one, following in pairwise(places))
 
 
 def test_send_many_without_keys_spreads_too(fake: FakeCluster, cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ Runs in the user's thread: checks, the choice of a partition, the division of ma
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -30,6 +30,7 @@ from rayq.client.producing.large_batches import (
 from rayq.client.producing.partitioner import call_partitioner, next_sticky_partition
 from rayq.config import ProducerConfig, TopicConfig, parse_stored
 from rayq.core.large_values import CHUNK_OFFSETS_MAX, VALUE_ID_BYTES
+from rayq.environment import Clock
 from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
@@ -41,6 +42,10 @@ from rayq.storage.batch import encode_batch
 from rayq.wire.messages import TopicMetadata
 
 TIMESTAMP_END_MS = 2**62
+STICKY_S = 0.1
+"""Records without a key go to one partition for so long, or until a batch of it is full. If each
+batch went to another partition, most would find nothing in flight there and go at once, with a
+record or two in each: each is copied, synced, and in a queue locked, by itself."""
 _REMEDY = (
     "send less, raise it with admin.alter_topic_config, or send large values with "
     'producer(large_values="chunks").'
@@ -88,6 +93,8 @@ class TopicQueues:
         led = [one.partition for one in metadata.partitions if one.leader is not None]
         self.sticky_candidates = led or list(range(self.count))
         self.sticky = self.queues[self.sticky_candidates[0]]
+        self.sticky_until_s = 0.0
+        """The first batch that is opened from then on goes to another partition."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +134,7 @@ class Intake:
         self,
         config: ProducerConfig,
         accumulator: Accumulator,
-        wall_ms: Callable[[], int],
+        clock: Clock,
         source: random.Random,
     ) -> None:
         self.topics: dict[str, TopicQueues] = {}
@@ -135,7 +142,9 @@ class Intake:
         never changes one."""
         self._config = config
         self._accumulator = accumulator
-        self._wall_ms = wall_ms
+        self._wall_ms = clock.wall_ms
+        self._now = clock.monotonic
+        self._sticky_s = STICKY_S if config.linger_ms else 0.0
         self._random = source
 
     def offer(
@@ -187,7 +196,10 @@ class Intake:
         else:
             queue = known.sticky
             batch = queue.open
-            if batch is None or batch.size_bytes + size_bytes > queue.limit_bytes:
+            if batch is None:
+                if self._now() >= known.sticky_until_s:
+                    queue = self._next_sticky(known)
+            elif batch.size_bytes + size_bytes > queue.limit_bytes:
                 queue = self._next_sticky(known)
         if is_stored:
             return send_manifest(
@@ -370,6 +382,7 @@ class Intake:
             known.sticky_candidates, known.sticky.partition, self._random
         )
         known.sticky = known.queues[partition]
+        known.sticky_until_s = self._now() + self._sticky_s
         return known.sticky
 
     def _size_error(

@@ -46,7 +46,7 @@ class ProducerCore:
         self._first_error: RayqError | None = None
         clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
-        self.intake = Intake(config, self.accumulator, clock.wall_ms, client.environment.random)
+        self.intake = Intake(config, self.accumulator, clock, client.environment.random)
         self._sender = Sender(client, config, self.accumulator, self._failed)
         self.transactions: TransactionCore | None = None
         """None without a transactional id."""
