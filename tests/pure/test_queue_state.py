@@ -634,7 +634,7 @@ def test_a_take_of_one_key_over_blocks_is_one_holders() -> None:
     state, _keeper = opened(ready=600, ordered_by_key=True, visibility_timeout_s=10)
     assert state.take("a", 600, now_s=0) == [(0, 599, 1)]
     assert state.ack("b", 0, [(599, 599, 9)]) == [(599, 599, "consumer a has it")]
-    assert not state.expire(9) and state.free_holder("a") == 600
+    assert not state.expire(9) and state.free_holders({"a"}) == 600
 
 
 @pytest.mark.parametrize("ends", ["end", "release"])
