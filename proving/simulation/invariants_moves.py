@@ -38,7 +38,14 @@ class MoveInvariants:
 
     def watch(self, invariants: Invariants) -> None:
         self._invariants = invariants
-        invariants.on_record = self._check_record
+        before = invariants.on_record
+
+        def check(state: ClusterState, record: MetadataRecord) -> None:
+            if before is not None:
+                before(state, record)
+            self._check_record(state, record)
+
+        invariants.on_record = check
 
     def observe(self) -> None:
         """Raises `InvariantError` for a violation that was found."""

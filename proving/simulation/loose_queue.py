@@ -56,7 +56,7 @@ class LooseQueue:
         self, cluster: SimulatedCluster, rng: random.Random, recorder: Recorder
     ) -> None:
         self.treatment = rng.choice(TREATMENTS)
-        self.plan = QueuePlan(NAME, TOPIC, 1, rng.choice((1.0, 2.0)), False, is_loose=True)
+        self.plan = QueuePlan(NAME, TOPIC, rng.choice((1.0, 2.0)), False, is_loose=True)
         self.queue_id = ""
         self._cluster = cluster
         self._recorder = recorder
@@ -75,7 +75,7 @@ class LooseQueue:
             return  # Two at once seldom take anything away.
         self._is_electing = True
         try:
-            await elect_uncleanly(PLACE, faults)
+            await elect_uncleanly(PLACE, faults, kills=True)
         finally:
             self._is_electing = False
 

@@ -22,6 +22,7 @@ from rayq.wire.messages import Request, Settle, SettleResponse, Take, TakeRespon
 
 SETTLE_TIMEOUT_S = 6.0
 ATTEMPT_S = 3.0
+NEW_PARTITION_LOOK_S = 0.5
 HOLD_SHARE, HOLD_MAX = 0.3, 0.7
 """How often a worker holds records for a while before it settles any, and how long at most, as a
 part of the queue's timeout."""
@@ -33,7 +34,6 @@ class QueuePlan(NamedTuple):
 
     name: str
     topic: str
-    partitions: int
     timeout_s: float
     ordered: bool
     is_loose: bool = False
@@ -60,7 +60,8 @@ class _Delivery(NamedTuple):
 
 
 class RawWorker:
-    """See the module. `queue_id` answers that of the queue."""
+    """See the module. `queue_id` answers that of the queue, `partition_count` how many partitions
+    its topic has now."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class RawWorker:
         rng: random.Random,
         plan: QueuePlan,
         queue_id: Callable[[], str],
+        partition_count: Callable[[], int],
         recorder: Recorder,
         now_s: Callable[[], float],
         problems: list[str],
@@ -78,6 +80,7 @@ class RawWorker:
         self._rng = rng
         self._plan = plan
         self._queue_id = queue_id
+        self._partition_count = partition_count
         self._recorder = recorder
         self._now_s = now_s
         self._problems = problems
@@ -85,8 +88,13 @@ class RawWorker:
         self._late: set[asyncio.Task[None]] = set()
 
     async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
-        numbers = range(self._plan.partitions)
-        await asyncio.gather(*(self._serve(one, goes_on, is_wild) for one in numbers))
+        async with asyncio.TaskGroup() as serving:
+            served = 0
+            while goes_on():
+                for number in range(served, self._partition_count()):
+                    serving.create_task(self._serve(number, goes_on, is_wild))
+                    served += 1
+                await asyncio.sleep(NEW_PARTITION_LOOK_S)
         if self._late:
             await asyncio.wait(self._late)
 

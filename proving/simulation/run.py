@@ -22,7 +22,7 @@ from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
-from proving.simulation.workload_queues import QueueWorkload
+from proving.simulation.workload_queue_moves import QueueMovesWorkload
 from proving.simulation.workload_swarm import SwarmWorkload
 from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
 from proving.simulation.workload_transactions import TransactionWorkload
@@ -70,7 +70,7 @@ SCENARIOS: dict[str, type[Workload]] = {
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
     "transactions": TransactionWorkload,
-    "queues": QueueWorkload,
+    "queues": QueueMovesWorkload,
     "tiered": TieredWorkload,
     "tiered-transactions": TieredTransactionWorkload,
 }

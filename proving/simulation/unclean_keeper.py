@@ -50,7 +50,7 @@ class UncleanKeeper:
         self._recorder.keeper_in_doubt()
         self._is_under_way = True
         try:
-            await elect_uncleanly(self._place, faults)
+            await elect_uncleanly(self._place, faults, kills=True)
         finally:
             self._is_under_way = False
 

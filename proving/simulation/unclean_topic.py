@@ -87,9 +87,14 @@ class UncleanTopic:
             self._problems.append(f"{PLACE}: a value stands there twice")
 
 
-async def elect_uncleanly(place: TopicPartition, faults: Faults) -> None:
+async def elect_uncleanly(
+    place: TopicPartition, faults: Faults, *, kills: bool = False
+) -> None:
     """A replica stops at a disk error, and the others go on. Then they stop too, and it returns.
-    Where the topic allows no unclean election somebody else has to ask for it."""
+    Where the topic allows no unclean election somebody else has to ask for it.
+
+    The others stop at a write, too; so a leader that may not write any more, since too few are in
+    sync, goes on, and no election comes. Where it `kills` their processes it comes for sure."""
     cluster, rng = faults._cluster, faults._rng
     value = value_of(cluster, place)
     if value is None or value.leader is None or len(value.isr) < 2:
@@ -108,12 +113,18 @@ async def elect_uncleanly(place: TopicPartition, faults: Faults) -> None:
         await faults._last(0.2, 5.0)
         failing.heal()
         others = [one for one in value.replicas if one != behind]
+        operations = ("write", "open") if kills else ("write",)
         rest = [
-            cluster.hosts[one].disk.fail("write", path_part=f"/{place.topic}-", error=errno.EIO)
+            cluster.hosts[one].disk.fail(*operations, path_part=f"/{place.topic}-", error=errno.EIO)
             for one in others
         ]
         faults._disk_faults += rest
-        await _until(faults, place, lambda now: now.leader is None)
+        if kills:
+            for broker in others:
+                _kill_replica(place, cluster, broker)
+        # It leads at once where another fault has started it again meanwhile.
+        led_by = (None, behind) if kills else (None,)
+        await _until(faults, place, lambda now: now.leader in led_by)
         await faults._crash_host(behind)
         faults._ensure_broker(behind)
         await _until(faults, place, lambda now: now.leader == behind)
@@ -127,13 +138,24 @@ async def elect_uncleanly(place: TopicPartition, faults: Faults) -> None:
             faults._ensure_broker(number)
 
 
+def _kill_replica(place: TopicPartition, cluster: SimulatedCluster, broker: int) -> None:
+    for process in cluster.replica_processes(broker):
+        host = cluster.replica_hosts.get(process)
+        if host is not None and any(
+            (one.assignment.topic, one.assignment.partition) == place
+            for one in host._replicas.values()
+        ):
+            process.kill()
+
+
 def value_of(cluster: SimulatedCluster, place: TopicPartition) -> PartitionValue | None:
-    """The newest metadata of a partition that any broker has."""
+    """The newest metadata of a partition that any broker has. None where there is none."""
     newest = max(cluster.brokers.values(), key=lambda broker: broker.metadata.version)
     state = newest.metadata.state
     if place.topic not in state.topic_ids:
         return None
-    return state.topics[state.topic_ids[place.topic]].partitions[place.partition].value
+    found = state.topics[state.topic_ids[place.topic]].partitions.get(place.partition)
+    return None if found is None else found.value
 
 
 async def _until(

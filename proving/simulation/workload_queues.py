@@ -61,7 +61,7 @@ ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2
 PRODUCERS = 2
 WORKERS = {"plain": 2, "by-key": 2, "later": 1, LOOSE: 2}
-OPERATORS = 2
+REDRIVERS = 2
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
 CLOCK_LOOK_S = 0.02
@@ -92,7 +92,7 @@ class QueueWorkload(Workload):
         super().__init__(cluster)
         rng = cluster.world.new_random("queues")
         self.plans = {
-            name: QueuePlan(name, topic, PARTITIONS, rng.choice((1.0, 2.0, 4.0)), name == "by-key")
+            name: QueuePlan(name, topic, rng.choice((1.0, 2.0, 4.0)), name == "by-key")
             for name, topic in (("plain", ORDERS), ("by-key", ORDERS), ("later", LATER))
         }
         self.has_alters = rng.random() < ALTERS_SHARE
@@ -143,6 +143,14 @@ class QueueWorkload(Workload):
             unclean.append(QUEUES_TOPIC)
         invariants.unclean_topics = frozenset(unclean)
         return invariants.observe
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has now."""
+        return 1 if topic == LOOSE else PARTITIONS
+
+    @property
+    def places(self) -> list[TopicPartition]:
+        return [TopicPartition(ORDERS, one) for one in range(self.partition_count(ORDERS))]
 
     # --- the beginning ----------------------------------------------------------------------------
 
@@ -220,8 +228,8 @@ class QueueWorkload(Workload):
             self._start("elector", self._elect)
         if self.has_alters:
             self._start("alterer", self._alter)
-        for number in range(OPERATORS):
-            slot = f"operator-{number}"
+        for number in range(REDRIVERS):
+            slot = f"redriver-{number}"
             self._lives.fill(slot, self._redrive, lambda: self._is_moving)
 
     def calm_down(self) -> None:
@@ -259,7 +267,7 @@ class QueueWorkload(Workload):
             plans = [*self.plans.values()]
             plans += [] if self.loose is None else [self.loose.plan]
             for plan in plans:
-                for number in range(plan.partitions):
+                for number in range(self.partition_count(plan.topic)):
                     while True:
                         found = await self._describe(client, plan, number)
                         if found is not None and _is_settled(found):
@@ -276,7 +284,7 @@ class QueueWorkload(Workload):
         """What stands in the topics that only queues read, and in those of dead letters."""
         dead = [f"{name}.dead" for name in self.plans]
         places = [
-            *(TopicPartition(LATER, number) for number in range(PARTITIONS)),
+            *(TopicPartition(LATER, number) for number in range(self.partition_count(LATER))),
             *(TopicPartition(topic, 0) for topic in (AGAIN, *dead)),
         ]
         if self.loose is not None:
@@ -318,8 +326,9 @@ class QueueWorkload(Workload):
         has_large_values = self.has_large_values and plan.topic == LATER
         if rng.random() < 0.5 and not has_large_values:
             queue_id = partial(self._queue_id, plan)
+            count = partial(self.partition_count, plan.topic)
             worker = RawWorker(
-                name, client, rng, plan, queue_id, recorder, now_s, self.problems
+                name, client, rng, plan, queue_id, count, recorder, now_s, self.problems
             )
         else:
             plans = [plan]
@@ -352,7 +361,10 @@ class QueueWorkload(Workload):
                 number = recorder.sending(name, LATER, None, value)
                 try:
                     future = await producer.send(
-                        LATER, value, headers=headers, partition=rng.randrange(PARTITIONS)
+                        LATER,
+                        value,
+                        headers=headers,
+                        partition=rng.randrange(self.partition_count(LATER)),
                     )
                 except RayqError as error:
                     recorder.not_delivered(name, number, error)
@@ -448,7 +460,7 @@ class QueueWorkload(Workload):
 
         await asyncio.gather(
             compare(),
-            *(watch(plan, one) for plan in self.plans.values() for one in range(plan.partitions)),
+            *(watch(plan, one) for plan in self.plans.values() for one in range(PARTITIONS)),
         )
         client.close()
 

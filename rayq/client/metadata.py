@@ -33,7 +33,8 @@ class MetadataCache:
     def __init__(self) -> None:
         self.version = 0
         self.version_min = 0
-        """A change made by this client is in this version: answers below it are too old."""
+        """A change made by this client is in this version, or it was told of queues of it: answers
+        below it are too old."""
         self.cluster_id: str | None = None
         self.controller: str | None = None
         self.controller_epoch = 0

@@ -493,6 +493,28 @@ def test_an_interrupted_worker_finishes_what_it_is_at(
     assert not played.locks, "what waited is given back"
 
 
+def test_a_broker_with_old_metadata_does_not_take_a_queue_away(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
+    played = fake.queues.create("q")
+    fake.version = 5
+    queue = open_queue("q")
+    assert queue.take(1, 0.1) == []
+
+    def forget() -> None:
+        fake.version = 1
+        del fake.queues.queues["q"]
+
+    fake.call(forget)
+    assert queue.take(1, 1.0) == []
+    fake.version = 5
+    fake.queues.queues["q"] = played
+    fake.write("q", [b"a"])
+    [task] = queue.take(1, PATIENCE_S)
+    task.ack()
+
+
 def test_a_worker_reports_a_queue_that_is_gone(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

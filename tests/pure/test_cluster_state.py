@@ -24,12 +24,16 @@ from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
     MetadataRecord,
+    ReplicaGone,
     RequestDone,
     TopicConfigChanged,
     Voter,
     VotersChanged,
+    decode_entry,
     decode_records,
+    encode_record,
     encode_records,
+    encode_together,
 )
 from rayq.core.placement import place
 from rayq.core.remote_changes import ObjectStoreFacts
@@ -308,9 +312,71 @@ def test_after_a_stop_of_the_whole_cluster_everyone_returns_in_sync() -> None:
         apply(state, broker_changes.stop_broker(
             state, broker, [report(broker, epoch=1, flushed=50)], EVERYONE, cluster_stops=True))
     assert value(state).leader is None and len(value(state).isr) == 3
+    assert (value(state).leader_epoch, value(state).leader_incarnation) == (2, None)
     apply(state, broker_changes.register_broker(state, registration(0, 2), (), EVERYONE))
     run_replicas(state, 0, incarnation="b", epoch=1, flushed=50)
     assert value(state).leader == 0
+
+
+def test_elections_that_waited_for_the_end_of_the_cluster_are_held_when_it_does_not_come() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    leader, before = value(state).leader, value(state).partition_epoch
+    apply(state, broker_changes.stop_broker(
+        state, leader, [report(leader, epoch=1, flushed=50)], EVERYONE, cluster_stops=True))
+    assert value(state).leader is None and value(state).partition_epoch > before
+    assert topic_changes.offline_reason(state, state.topics["id-t"], 0)
+    apply(state, broker_changes.settle_everything(state, EVERYONE))
+    assert value(state).leader in {0, 1, 2} - {leader}
+
+
+def test_only_the_process_that_is_registered_speaks_for_a_broker() -> None:
+    state = cluster()
+    apply(state, broker_changes.register_broker(state, registration(1, 2), (), EVERYONE))
+    broker_changes.check_broker(state, 1, "b1.2")
+    for broker, incarnation in ((1, "b1.1"), (9, "b9.1")):
+        with pytest.raises(StaleBrokerError, match="not registered"):
+            broker_changes.check_broker(state, broker, incarnation)
+
+
+def test_no_producer_id_is_allocated_twice() -> None:
+    state, given = cluster(), []
+    for _ in range(3):
+        given.append(state.next_producer_id)
+        apply(state, broker_changes.allocate_producer_ids(state))
+        given.append(state.next_producer_id)
+    assert given == sorted(given) and given[1::2][:-1] == given[2::2]
+    assert given[1] - given[0] == broker_changes.PRODUCER_ID_BLOCK
+
+
+def test_an_offline_partition_says_whom_it_waits_for() -> None:
+    state = cluster()
+    create(state)
+    topic = state.topics["id-t"]
+    assert "first time" in str(topic_changes.offline_reason(state, topic, 0))
+    run_replicas(state, 0, 1, 2)
+    assert topic_changes.offline_reason(state, topic, 0) is None
+    fail_all_replicas(state)
+    waits = str(topic_changes.offline_reason(state, topic, 0))
+    assert waits.startswith("waits for broker 1 or 2, ")
+
+
+def test_a_process_that_is_gone_does_not_take_its_successor_along() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1)
+    run_replicas(state, 1, incarnation="b")
+    for broker, incarnation in ((1, "1a"), (2, "2a")):
+        state.replay(ReplicaGone("id-t", 0, broker, incarnation))
+    processes = state.topics["id-t"].partitions[0].processes
+    assert {one.incarnation for one in processes.values()} == {"0a", "1b"}
+
+
+def test_records_of_one_entry_are_read_in_their_order() -> None:
+    records: list[MetadataRecord] = [VotersChanged((Voter(0, "d0"),)), registration(1)]
+    assert decode_entry(encode_together(records)) == records
+    assert [decode_entry(encode_record(one)) for one in records] == [[one] for one in records]
 
 
 def test_a_broker_that_stops_alone_hands_its_leadership_over() -> None:

@@ -54,6 +54,7 @@ def test_a_new_partition_is_led_by_its_first_replica_with_all_that_live_in_sync(
     )
     assert value is not None
     assert (value.leader, value.leader_epoch, brokers(value.isr)) == (2, 1, [1, 2, 3])
+    assert value.leader_incarnation == "2a" and value.partition_epoch > 0
 
 
 def test_a_live_leader_stays_when_a_follower_dies_and_the_follower_leaves_the_isr() -> None:

@@ -262,6 +262,40 @@ def test_a_join_whose_answer_was_lost_may_be_repeated() -> None:
     assert one.members["a"] is before
 
 
+@pytest.mark.parametrize("instance", [None, "i"])
+def test_who_begins_anew_or_takes_over_has_nothing_to_give_up(instance: str | None) -> None:
+    one = Coordinator(partitions=2)
+    one.join("a", instance=instance)
+    one.beat("b")
+    (moving,) = one.members["a"].revoking
+    one.beat("a", owned=(P0, P1), instance=instance)  # It knows.
+    later = "a2" if instance else "a"
+    one.beat(later, 0, owned=(), instance=instance)
+    assert not one.members[later].revoking
+    one.beat("b")
+    assert one.members["b"].assigned == {moving}
+
+
+def test_who_says_something_else_still_has_what_it_did_not_give_up() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.beat("b")
+    (moving,) = one.members["a"].revoking
+    one.beat("a", owned=(P0, P1), client="renamed")
+    one.beat("b")
+    assert one.members["a"].revoking == {moving} and not one.members["b"].assigned
+
+
+def test_a_join_that_is_repeated_is_heard() -> None:
+    one = Coordinator()
+    one.beat("a", 0)
+    group_changes.disconnected(one.state, "g", "a", now_s=one.now_s)
+    one.now_s += 9
+    one.beat("a", 0)  # The answer was lost with the connection.
+    one.pass_time(9)
+    assert set(one.members) == {"a"}
+
+
 def test_a_commit_that_was_overtaken_is_dropped() -> None:
     one = Coordinator(partitions=1)
     one.join("a")

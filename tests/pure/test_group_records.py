@@ -51,6 +51,10 @@ records = st.one_of(
 
 
 @given(records)
+@example(MemberRecord("g", "m", MemberValue(
+    "i", "c", ("t", "u"), "p", "a", 1, 2, 3, 4,
+    frozenset({("t", 0), ("t", 1), ("u", 1)}), frozenset({("t", 0)}), frozenset({("u", 2)}),
+)))
 def test_what_is_encoded_is_decoded(record: Record) -> None:
     assert decode(*encode(record)) == record
 

@@ -15,10 +15,13 @@ from rayq.core.large_values import (
     chunk_headers,
     crc_of,
     cut,
+    first_chunk_in,
     join,
     manifest_of_chunks,
+    manifest_of_object,
     pinned,
     read_manifest,
+    runs,
 )
 from rayq.errors import InvalidRecordError, LargeValueError
 from rayq.storage.batch import check_produced, encode_batch, read_header
@@ -86,6 +89,26 @@ def test_a_copy_of_anything_else_stays_as_it_is(data: bytes) -> None:
     manifest = manifest_of_chunks(300, 7, ID, [3, 4])
     place = read_manifest(pinned(manifest, "t", "id", 5)).place
     assert place is not None and (place.topic, place.topic_id, place.partition) == ("t", "id", 5)
+
+
+def test_a_manifest_names_the_first_chunk_of_its_own_partition_only() -> None:
+    here = manifest_of_chunks(9, 1, ID, [7, 5, 6])
+    assert first_chunk_in(here, "T", 0) == 5
+    there = pinned(here, "t", "T", 1)
+    assert [first_chunk_in(there, *at) for at in (("T", 1), ("T", 0), ("U", 1))] == [5, None, None]
+    assert first_chunk_in(manifest_of_object(9, 1, ID, "s3://b/o"), "T", 0) is None
+    assert first_chunk_in(b"none", "T", 0) is None
+
+
+def test_a_manifest_of_an_object_is_read_as_it_was_written() -> None:
+    found = read_manifest(manifest_of_object(9, 1, ID, "s3://b/o"))
+    assert (found.size_bytes, found.crc, found.value_id, found.uri) == (9, 1, ID, "s3://b/o")
+    assert found.offsets == [] and found.place is None
+
+
+def test_offsets_without_gaps_are_one_run() -> None:
+    assert runs([4, 7, 3, 5, 9]) == [range(3, 6), range(7, 8), range(9, 10)]
+    assert runs([]) == []
 
 
 def test_a_leader_refuses_batches_that_are_both_or_have_company() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from proving.mutants.catalogue import Mutant, files, mutants_of, mutated, sample
 from proving.mutants.child import import_instead, is_imported_instead, run, scratch_directory
 from proving.mutants.judge import reaching
 from proving.mutants.operators import OPERATORS
+from proving.mutants.planting import plant
 from proving.mutants.state import State, Verdict, equivalents
 
 
@@ -257,6 +259,32 @@ def test_only_the_process_of_a_mutant_imports_it(
     assert importlib.import_module("one_module_more").limit == 1
     assert not is_imported_instead("one_module_more")
     assert file.read_text() == "limit = 1\n"
+
+
+def test_a_mutant_is_planted_into_a_module_that_is_imported_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "limit = 5\n\ndef is_below(number):\n    return number < limit\n"
+    (tmp_path / "one_imported_module.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("one_imported_module")
+    is_below = module.is_below
+    mutants = {one.operator: one for one in mutants_of("one_imported_module.py", source)}
+
+    def planted(operator: str, directory: Path) -> list[bool]:
+        mutant = mutants[operator]
+        is_planted = plant(mutant, mutated(mutant, source))
+        return [is_planted, is_below(4), is_below(5), module.limit == 5]
+
+    with scratch_directory(tmp_path / "state") as scratch:
+        for operator, expected in (
+            ("bound_off_by_one", [True, True, True, True]),
+            ("comparison_negated", [True, False, True, True]),
+            ("number_changed", [False, True, False, True]),  # It is outside of functions.
+        ):
+            ended = run(partial(planted, operator), scratch=scratch, cpu_limit_s=9, limit_s=90)
+            assert (ended.returned, ended.why) == (expected, "")
+    assert is_below(4) and not is_below(5)
 
 
 def test_a_process_that_hangs_or_crashes_is_told_and_leaves_nothing(tmp_path: Path) -> None:

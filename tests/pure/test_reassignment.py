@@ -471,6 +471,25 @@ def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterSta
     assert (value(state).target, members(state)) == ((3, 4, 2), [2, 3])
 
 
+def test_a_rebuild_fills_a_broker_and_no_more() -> None:
+    state = ClusterState()
+    for broker in range(3):
+        register(state, broker)
+    apply(state, topic_changes.create_topic(
+        state, topic_id="id-u", name="u", partitions=3, replication_factor=3, options={}))
+    for number in range(3):
+        reports = [ReplicaReport("id-u", number, f"u{number}", "h", 1, None, 0)]
+        for broker in range(3):
+            apply(state, broker_changes.register_replicas(state, broker, reports, EVERYONE))
+    small = BrokerRegistered(3, "d3", 1, "b3.1", "h", 9000, "n3", 2)
+    apply(state, broker_changes.register_broker(state, small, (), EVERYONE))
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    apply(state, reassignment.rebuild(state, {0}))
+    assert len(state.moving) == 2
+    apply(state, topic_changes.delete_topic(state, "u", now_ms=0))
+    assert not state.moving
+
+
 def test_so_many_partitions_are_rebuilt_at_once(
     state: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,13 @@ def test_anchors_around_a_pattern_change_nothing() -> None:
     assert matches("", ["a"]) == set()
 
 
+def test_a_range_has_both_its_ends() -> None:
+    assert matches("[b-d]", "abcde") == set("bcd")
+    assert matches("[b-b]", "abc") == {"b"}
+    assert matches("[b-]", "abc-") == {"b", "-"}
+    assert matches("[^b-d]", "abcde") == set("ae")
+
+
 def test_internal_topics_match_no_pattern() -> None:
     assert matches(".*", ["__consumer_offsets", "a"]) == {"a"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
@@ -164,6 +165,11 @@ def test_a_missing_or_damaged_index_is_made_anew(
             struct.pack("<II", relative, position + 1)
             for relative, position in struct.iter_unpack("<II", entries)
         ),
+        # At the batch of the entry after it.
+        lambda entries: b"".join(
+            struct.pack("<II", one[0], after[1])
+            for one, after in pairwise(struct.iter_unpack("<II", entries + entries[-8:]))
+        ),
     ],
 )
 def test_an_index_that_goes_wrong_while_the_log_is_open_costs_time_only(
@@ -235,6 +241,19 @@ def test_a_missing_or_damaged_checkpoint_is_refused(place: Place) -> None:
             place.open()
     path.write_bytes(good)
     assert_holds(place.open(), 0, 500)
+
+
+def test_a_first_segment_without_a_checkpoint_is_a_new_log_only_while_it_is_empty(
+    place: Place,
+) -> None:
+    place.open()
+    (place.path / "checkpoint").unlink()
+    log = place.open()
+    append(log, 5)
+    flush(log, checkpoint=True)
+    (place.path / "checkpoint").unlink()
+    with pytest.raises(StorageError, match="checkpoint is missing"):
+        place.open()
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "leader-epochs", ".snapshot"])

@@ -29,6 +29,15 @@ def test_a_batch_above_the_offset_is_not_known_and_one_below_still_is() -> None:
     assert known.check(read_header(produced(10))) is None
 
 
+def test_the_batch_that_ends_at_the_offset_is_not_known_either() -> None:
+    state = ProducerState()
+    appended(state, 0, 11)
+    appended(state, 5, 16)
+    state.forget_from(20)
+    assert state.check(read_header(produced(0))) == DuplicateBatch(11, 15, 1)
+    assert state.check(read_header(produced(5))) is None
+
+
 def test_a_producer_with_nothing_below_the_offset_is_forgotten() -> None:
     state = ProducerState()
     appended(state, 0, 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -341,6 +342,27 @@ def test_an_old_snapshot_opens_no_transaction_whose_marker_compaction_took(place
         log = place.open()
         assert log.producers.transactions.undecided(0) == [OpenTransaction(TWO, 2, 6)]
         assert log.stable_offset(7) == 6
+
+
+def test_what_was_aborted_in_the_oldest_segment_supersedes_nothing(place: Place) -> None:
+    place.config = TopicConfig(cleanup_policy="compact", max_compaction_lag_ms=1)
+    log = place.open()
+
+    def put(value: bytes, **transaction: Any) -> None:
+        batch = encode_batch([value], [b"k"], compression="none", **transaction)
+        log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=NOW_MS)
+
+    put(b"committed")
+    put(b"aborted", producer_id=ONE, producer_epoch=1, base_sequence=0, is_transactional=True)
+    end(log, ONE, 1)
+    log.roll_to_clean(2 * NOW_MS)
+    append_plain(log)
+    log.roll_to_clean(3 * NOW_MS)
+    append_plain(log)
+    flush(log, checkpoint=True, high_watermark=log.end_offset)
+    run_pass(log, 3 * NOW_MS)
+    data = read_bytes(log)
+    assert b"committed" in data and b"aborted" not in data
 
 
 # --- crashes --------------------------------------------------------------------------------------

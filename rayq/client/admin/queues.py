@@ -146,16 +146,20 @@ class QueueAdmin:
             return [one for one in found if one.name in set(names)]
         queues: list[QueueMetadata] = []
         after: str | None = ""
+        metadata = self._client.metadata
         while after is not None:
+            # As with topics it never goes back: a broker that has just started knows old metadata,
+            # and would deny a queue that this client has seen already.
             answer: DescribeQueuesResponse = await self._client.ask_any(
                 DescribeQueues(
                     names=None if names is None else list(names),
-                    version_min=self._client.metadata.version_min,
+                    version_min=max(metadata.version, metadata.version_min),
                     after=after,
                 ),
                 timeout_s=self._left_s,
-                accept=lambda answer: answer.version >= self._client.metadata.version_min,
+                accept=lambda answer: answer.version >= max(metadata.version, metadata.version_min),
             )
+            metadata.require(answer.version)
             queues += answer.queues
             after = answer.next_after
         return queues
