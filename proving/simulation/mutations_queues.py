@@ -165,7 +165,7 @@ class _LeapingWatch:
 def nothing_runs_out() -> list[Patch]:
     return [
         (QueueState, "expire", lambda self, now_s: 0),
-        (QueueState, "free_holder", lambda self, holder: 0),
+        (QueueState, "free_holders", lambda self, holders: 0),
     ]
 
 

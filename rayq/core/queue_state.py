@@ -13,7 +13,7 @@ given back; `now_ms` the wall clock, for those that wait for a time of day.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from rayq.config import QueueConfig
 from rayq.core.kept_queues import KeptRecord
@@ -284,14 +284,16 @@ class QueueState(QueueTaker, QueueMover):
                 self._tell_unknown(first, last, lost)
         return lost
 
-    def free_holder(self, holder: str) -> int:
-        """This holder is gone: its records are ready, or dead letters after the most deliveries.
-        How many they were."""
+    def free_holders(self, holders: Set[str]) -> int:
+        """These holders are gone: their records are ready, or dead letters after the most
+        deliveries. How many they were."""
         before = self._locked
-        for number in sorted(one for one, block in self._blocks.items() if holder in block.holders):
+        for number in sorted(self._blocks):
             block = self._blocks.get(number)
-            if block is not None and holder in block.holders:
-                self._free(number, block, block.holders[holder], holder, is_excused=False)
+            for holder in () if block is None else sorted(block.holders.keys() & holders):
+                # The lock of a later record of a key may have gone with an earlier one's.
+                if block is not None and holder in block.holders:
+                    self._free(number, block, block.holders[holder], holder, is_excused=False)
         return before - self._locked
 
     def _unlock(self, block: Block, mask: int, holder: str) -> None:
@@ -442,7 +444,7 @@ class QueueState(QueueTaker, QueueMover):
     # --- time ------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> int:
-        """Frees the locks that have run out, as `free_holder` does. How many they were."""
+        """Frees the locks that have run out, as `free_holders` does. How many they were."""
         before = self._locked
         tick = self._times.tick(now_s)
         for number in self._times.ended(tick):

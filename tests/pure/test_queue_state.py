@@ -194,7 +194,7 @@ class Pair:
 
     def free_holder(self) -> None:
         holder = self.chosen.choice(HOLDERS)
-        self.state.free_holder(holder)
+        self.state.free_holders({holder, "nobody"})
         self.model.free_all(
             one for one, record in self.model.unsettled() if record.holder == holder
         )
@@ -634,7 +634,7 @@ def test_a_take_of_one_key_over_blocks_is_one_holders() -> None:
     state, _keeper = opened(ready=600, ordered_by_key=True, visibility_timeout_s=10)
     assert state.take("a", 600, now_s=0) == [(0, 599, 1)]
     assert state.ack("b", 0, [(599, 599, 9)]) == [(599, 599, "consumer a has it")]
-    assert not state.expire(9) and state.free_holder("a") == 600
+    assert not state.expire(9) and state.free_holders({"a"}) == 600
 
 
 @pytest.mark.parametrize("ends", ["end", "release"])
@@ -714,6 +714,16 @@ def test_a_record_that_waits_for_a_time_of_day_does_so_under_every_leader() -> N
         state = opened_at(state, keeper, now_ms=now_ms, now_s=7)
         assert state.due_in_ms(now_ms=now_ms, now_s=1e6) == 90_000 - now_ms
     assert not state.due(now_ms=89_999, now_s=1e6) and state.due(now_ms=90_000, now_s=7) == 1
+
+
+def test_holders_that_go_together_are_freed_at_once() -> None:
+    state, _keeper = opened(ready=10_000)
+    names = [f"h{number}" for number in range(10_000)]
+    for number, name in enumerate(names):
+        assert state.take(name, 1, now_s=0) == [(number, number, 1)]
+    assert state.free_holders({*names} - {"h7", "h9999"}) == 9_998
+    assert state.counts().locked == 2 and state.first_ready() == 0
+    assert not state.ack("h7", 0, [(7, 7, 1)])
 
 
 def test_bytes_of_others_are_refused() -> None:

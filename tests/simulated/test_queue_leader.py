@@ -320,11 +320,10 @@ def test_a_delay_outlives_its_leader() -> None:
 def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a", b"b")
-        gone, other = stage.peer(), stage.peer()
-        await stage.take(1, holder="gone", peer=gone)
-        await stage.take(1, holder="back", peer=other)
-        gone.closed.set_result(None)
-        other.closed.set_result(None)
+        peer = stage.peer()
+        await stage.take(1, holder="gone", peer=peer)
+        await stage.take(1, holder="back", peer=peer)
+        peer.closed.set_result(None)
         await asyncio.sleep(0.5)
         taken = await stage.take(holder="two")
         assert taken.locks == []

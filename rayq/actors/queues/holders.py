@@ -18,18 +18,20 @@ Connection = asyncio.Future[None]
 
 
 class Holders:
-    """The holders of one queue's partition. `on_gone(holder)` is called when one has had no
+    """The holders of one queue's partition. `on_gone(holders)` is called when some have had no
     connection for `GRACE_S`; `on_closed(peer's connection)` when a connection ends."""
 
     def __init__(
-        self, *, on_gone: Callable[[str], None], on_closed: Callable[[Connection], None]
+        self, *, on_gone: Callable[[set[str]], None], on_closed: Callable[[Connection], None]
     ) -> None:
         self._on_gone = on_gone
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Connection, dict[str, None]] = {}
         self._holders: dict[str, dict[Connection, None]] = {}
-        self._gone: dict[str, asyncio.TimerHandle] = {}
+        self._gone: dict[str, Connection] = {}
+        """Those without a connection, by the last one that they had."""
+        self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     @property
     def connections(self) -> int:
@@ -53,16 +55,19 @@ class Holders:
             self._forget(connection, next(iter(named)))
         named[holder] = None
         self._holders.setdefault(holder, {})[connection] = None
-        timer = self._gone.pop(holder, None)
-        if timer is not None:
-            timer.cancel()
+        self._gone.pop(holder, None)
 
     def _closed(self, connection: Connection) -> None:
         self._on_closed(connection)
-        for holder in list(self._connections.get(connection, ())):
-            if self._forget(connection, holder):
-                self._gone[holder] = self._loop.call_later(GRACE_S, self._is_gone, holder)
+        # They end together: to look for the locks of each alone would keep all others waiting.
+        holders = list(self._connections.get(connection, ()))
+        left = [holder for holder in holders if self._forget(connection, holder)]
         self._connections.pop(connection, None)
+        if left:
+            self._gone.update(dict.fromkeys(left, connection))
+            self._timers[connection] = self._loop.call_later(
+                GRACE_S, self._are_gone, connection, left
+            )
 
     def _forget(self, connection: Connection, holder: str) -> bool:
         """Whether no other connection has named it."""
@@ -74,13 +79,18 @@ class Holders:
         del self._holders[holder]
         return True
 
-    def _is_gone(self, holder: str) -> None:
-        del self._gone[holder]
-        self._on_gone(holder)
+    def _are_gone(self, connection: Connection, left: list[str]) -> None:
+        del self._timers[connection]
+        gone = {holder for holder in left if self._gone.get(holder) is connection}
+        for holder in gone:
+            del self._gone[holder]
+        if gone:
+            self._on_gone(gone)
 
     def end(self) -> None:
-        for timer in self._gone.values():
+        for timer in self._timers.values():
             timer.cancel()
+        self._timers.clear()
         self._gone.clear()
         for connection in self._connections:
             connection.remove_done_callback(self._closed)

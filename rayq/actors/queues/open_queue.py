@@ -342,9 +342,9 @@ class OpenQueue:
             lost += state.extend(holder, epoch, request.extends, now_s=now_s)
         return lost
 
-    def free_holder(self, holder: str) -> None:
-        """Nobody has heard of this holder for a while: its records are for others."""
-        if self.state.free_holder(holder):
+    def free_holders(self, holders: set[str]) -> None:
+        """Nobody has heard of these holders for a while: their records are for others."""
+        if self.state.free_holders(holders):
             self._decided()
 
     def _decided(self) -> None:

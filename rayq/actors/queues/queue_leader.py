@@ -74,7 +74,7 @@ class QueueLeader:
         self._failure: str | None = None
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
-        self.holders = Holders(on_gone=self._holder_gone, on_closed=self.takes.closed)
+        self.holders = Holders(on_gone=self._holders_gone, on_closed=self.takes.closed)
         self._lock_clock = LockClock(self._environment.clock, self._can_hear)
         self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
 
@@ -211,10 +211,10 @@ class QueueLeader:
         except RayqError as error:  # The log is closed: the role ends.
             return error
 
-    def _holder_gone(self, holder: str) -> None:
+    def _holders_gone(self, holders: set[str]) -> None:
         if self.open is not None:
             with self.open.guard():
-                self.open.free_holder(holder)
+                self.open.free_holders(holders)
 
     def wake(self) -> None:
         """There may be something to give out, or somebody who wants it."""
