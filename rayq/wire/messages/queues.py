@@ -168,8 +168,6 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
     rejects: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
     """`(offset, count, reason)`: to the dead letters at once."""
-    failures: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
-    """The same, of records that failed the last delivery that their consumer grants them."""
     extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
     releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
@@ -178,6 +176,8 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     may_linger: bool = False
     """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
     kept together with other decisions."""
+    failures: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
+    """As `rejects`, of records that failed the last delivery that their consumer grants them."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
