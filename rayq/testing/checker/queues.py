@@ -453,7 +453,6 @@ class _Queue:
         if self.opened.is_own and len(spots) > 1 + dead:
             yield Fault(REDRIVEN_TWICE, f"{where}; {dead} dead letters of it.")
 
-
     def judge_loosely(
         self, lives: dict[_Place, str], puts: Iterable[str]
     ) -> Iterator[Fault]:
