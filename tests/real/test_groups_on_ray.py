@@ -73,6 +73,7 @@ def test_ray_tasks_share_a_topic_as_members_of_one_group(cluster: Cluster) -> No
     assert cluster.admin.describe_group("tasks").lag == 0
 
 
+@pytest.mark.thorough
 def test_the_coordinator_s_process_dies_and_members_go_on(cluster: Cluster) -> None:
     cluster.create_topic("moved", partitions=2)
     lost: list[object] = []

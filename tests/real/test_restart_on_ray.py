@@ -59,6 +59,7 @@ def test_kill_9_of_everything_loses_nothing_that_was_acknowledged(
     cluster.stop()
 
 
+@pytest.mark.thorough
 def test_stop_ends_every_actor_and_start_brings_everything_back(
     ray_here: None, tmp_path: Path
 ) -> None:

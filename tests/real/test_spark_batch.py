@@ -219,6 +219,7 @@ def test_a_topic_has_the_columns_of_sparks_kafka_source(spark: Any, cluster: Clu
     assert "headers" not in read(spark, "columns", cluster=cluster).columns
 
 
+@pytest.mark.thorough
 def test_what_is_appended_after_the_call_is_not_part_of_it(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -253,6 +254,7 @@ def test_ranges_are_given_by_offset_and_by_time(spark: Any, cluster: Cluster) ->
     assert found(starting_offsets=ended, new_partitions="earliest") == [1, 3, 5, 7, 8, 9]
 
 
+@pytest.mark.thorough
 def test_min_partitions_cuts_partitions_by_offset(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -264,6 +266,7 @@ def test_min_partitions_cuts_partitions_by_offset(spark: Any, cluster: Cluster) 
     assert numbers(df) == list(range(100))
 
 
+@pytest.mark.thorough
 def test_several_topics_or_a_pattern_are_one_dataframe(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -464,6 +467,7 @@ def test_wrong_writes_are_refused(spark: Any, cluster: Cluster) -> None:
     assert read_all(cluster, "refused") == []
 
 
+@pytest.mark.thorough
 def test_only_rows_of_an_aggregation_are_sorted(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import write
     from rayq.spark.write import _ordered
@@ -481,6 +485,7 @@ def test_only_rows_of_an_aggregation_are_sorted(spark: Any, cluster: Cluster) ->
     assert found == sorted((b"%d" % n for n in range(20)), reverse=True)
 
 
+@pytest.mark.thorough
 def test_an_empty_dataframe_writes_nothing(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import write
 
