@@ -36,7 +36,8 @@ REST_S = 2.5
 """About how long an operator pauses between two requests."""
 QUESTION_TIMEOUT_S = 6.0
 THROTTLES = (None, None, 3_000, 30_000)
-END_LIMIT_S = 60.0
+END_LIMIT_S = 300.0
+"""A move may be throttled to 3,000 bytes a second, which several share."""
 
 
 class Operators(Workload):

@@ -13,7 +13,7 @@ from rayq.actors.replica import leader
 from tests.simulated.support import found_by, passing
 
 SWARM = ("--scenario", "swarm")
-QUICK_HUNTS = {"deletion_answered_at_once": "23", "retention_where_none_is_set": "2"}
+QUICK_HUNTS = {"deletion_answered_at_once": "38", "retention_where_none_is_set": "2"}
 """Planted bugs, and seeds that find them; `make hunt` plants the others."""
 
 
