@@ -123,7 +123,7 @@ class Client(BrokerClient):
         response = await self._ask_for_metadata(
             Metadata(
                 topics=asked if len(asked) <= METADATA_TOPICS_MAX else None,
-                version_min=max(version_min, metadata.version_min, metadata.version),
+                version_min=max(version_min, metadata.oldest_acceptable),
                 wait_ms=wait_ms,
             ),
             timeout_s=timeout_s,

@@ -54,8 +54,13 @@ class MetadataCache:
         """From now on only answers of at least this version count."""
         self.version_min = max(self.version_min, version)
 
+    @property
+    def oldest_acceptable(self) -> int:
+        """Answers of a lower version are too old."""
+        return max(self.version, self.version_min)
+
     def is_acceptable(self, response: MetadataResponse) -> bool:
-        return response.version >= max(self.version, self.version_min)
+        return response.version >= self.oldest_acceptable
 
     def apply(self, response: MetadataResponse, asked: Iterable[str] | None) -> bool:
         """Takes the answer to a question for `asked` topics (None: all topics). Returns False where

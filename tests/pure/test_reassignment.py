@@ -86,14 +86,21 @@ def complete(state: ClusterState, heard: Any = EVERYONE) -> None:
     apply(state, reassignment.complete_moves(state, heard))
 
 
-@pytest.fixture
-def state() -> ClusterState:
-    """Five brokers. Topic t is on 0, 1 and 2, is led by 0, and is all in sync."""
+def three_brokers(topic: str, partitions: int) -> ClusterState:
+    """A topic on all three of them. No replica runs yet."""
     state = ClusterState()
     for broker in range(3):
         register(state, broker)
     apply(state, topic_changes.create_topic(
-        state, topic_id="id-t", name="t", partitions=1, replication_factor=3, options={}))
+        state, topic_id=f"id-{topic}", name=topic, partitions=partitions, replication_factor=3,
+        options={}))
+    return state
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    """Five brokers. Topic t is on 0, 1 and 2, is led by 0, and is all in sync."""
+    state = three_brokers("t", partitions=1)
     run(state, 0, 1, 2)
     register(state, 3)
     register(state, 4)
@@ -472,11 +479,7 @@ def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterSta
 
 
 def test_a_rebuild_fills_a_broker_and_no_more() -> None:
-    state = ClusterState()
-    for broker in range(3):
-        register(state, broker)
-    apply(state, topic_changes.create_topic(
-        state, topic_id="id-u", name="u", partitions=3, replication_factor=3, options={}))
+    state = three_brokers("u", partitions=3)
     for number in range(3):
         reports = [ReplicaReport("id-u", number, f"u{number}", "h", 1, None, 0)]
         for broker in range(3):

@@ -153,11 +153,11 @@ class QueueAdmin:
             answer: DescribeQueuesResponse = await self._client.ask_any(
                 DescribeQueues(
                     names=None if names is None else list(names),
-                    version_min=max(metadata.version, metadata.version_min),
+                    version_min=metadata.oldest_acceptable,
                     after=after,
                 ),
                 timeout_s=self._left_s,
-                accept=lambda answer: answer.version >= max(metadata.version, metadata.version_min),
+                accept=lambda answer: answer.version >= metadata.oldest_acceptable,
             )
             metadata.require(answer.version)
             queues += answer.queues
