@@ -130,6 +130,8 @@ class SimulatedCluster:
         self.broker_processes: dict[int, Process] = {}
         self.controller_process: Process | None = None
         self.controller: ControllerServer | None = None
+        self.loses_a_disk = False
+        """Whether a broker is losing its disk: no other fault may begin until all is in sync."""
         self.on_put_aside: Callable[[int, str], None] | None = None
         """Called with broker and path before a broker moves a partition to its quarantine."""
         self.peers = self.endpoints

@@ -536,6 +536,9 @@ class Faults:
         )
 
     async def _lose_a_disk(self) -> None:
+        """No other fault may meet this one: where a partition has two replicas, and the other one
+        restarts now, it waits for the disk that is gone (rule 2)."""
+        self._cluster.loses_a_disk = True
         await self.calm()
         number = self._any_broker()
         if self._rng.random() < 0.5:
@@ -543,6 +546,7 @@ class Faults:
         else:
             await self._return_with_an_old_copy(number)
         await self.calm()
+        self._cluster.loses_a_disk = False
 
     async def _return_with_an_empty_disk(self, number: int) -> None:
         """Starts the victim again, sometimes before any server has noticed that it was gone."""

@@ -35,6 +35,8 @@ class MoveFaults:
         self.strikes_left = rng.randint(1, 3)
 
     def noted(self, state_key: StateKey, move: Move) -> None:
+        if self._cluster.loses_a_disk:
+            return
         if self.strikes_left and not self._is_struck and self._rng.random() < STRUCK_SHARE:
             self._is_struck = True
             self._noted.put_nowait((state_key, move))
@@ -55,6 +57,8 @@ class MoveFaults:
         is_late = what.endswith("source") and self._rng.random() < 0.8
         if is_late and not await self._appended(move):
             return
+        if self._cluster.loses_a_disk:
+            return
         self.strikes_left -= 1
         where = "after its append" if is_late else "once it is noted"
         self._cluster.world.trace.note(f"MOVE {move.move_id} of {state_key}: {what} {where}")
@@ -73,7 +77,7 @@ class MoveFaults:
             network, ends = self._cluster.world.network, ([source.host], [target.host])
             network.cut(*ends, both_ways=self._rng.random() < 0.5)
             await asyncio.sleep(lasts_s)
-            if self._rng.random() < 0.5:
+            if self._rng.random() < 0.5 and not self._cluster.loses_a_disk:
                 source.kill()
             network.heal(*ends)
 

@@ -174,11 +174,10 @@ def is_same_disk(member: Member, live: Processes) -> bool:
     return process is not None and process.directory_id == member.directory_id
 
 
-def missing(value: PartitionValue, live: Processes) -> list[int]:
-    """The brokers whose return an offline partition waits for."""
-    return sorted(
-        member.broker for member in (*value.isr, *value.elr) if not is_same_disk(member, live)
-    )
+def missing(value: PartitionValue, live: Processes) -> list[Member]:
+    """The members whose return an offline partition waits for, by broker."""
+    lost = [member for member in (*value.isr, *value.elr) if not is_same_disk(member, live)]
+    return sorted(lost, key=lambda member: member.broker)
 
 
 def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:

@@ -310,10 +310,16 @@ def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | N
         return None
     if known.value.leader_epoch == 0:
         return "its replicas are starting for the first time"
-    missing = election.missing(known.value, state.live_processes(known))
+    live = state.live_processes(known)
+    waited_for = [
+        f"{member.broker}"
+        if member.broker not in live
+        else f"{member.broker} with its former directory {member.directory_id}"
+        for member in election.missing(known.value, live)
+    ]
     return (
-        f"waits for broker {' or '.join(str(broker) for broker in missing)}, which may hold "
-        "acknowledged records that the others lack"
+        f"waits for broker {' or '.join(waited_for)}, which may hold acknowledged records that the "
+        "others lack"
     )
 
 

@@ -278,6 +278,25 @@ def test_a_manifest_that_takes_long_is_loaded_behind_those_who_wait(
     run(tmp_path, work, batches=30)
 
 
+def test_a_reader_that_begins_as_a_load_ends_slows_no_reader_that_waited(tmp_path: Path) -> None:
+    async def work(at: Setting) -> None:
+        manifest = await at.remote_log.manifest()
+        later: list[asyncio.Task[tuple[int, int] | None]] = []
+
+        async def load() -> Manifest:
+            if later:
+                await asyncio.sleep(0)
+            else:  # The other reader begins when this load has ended, before the first goes on.
+                later.append(asyncio.create_task(at.reads.offset_for_time(0)))
+            return manifest
+
+        at.remote_log.loaded = load
+        assert await at.reads.offset_for_time(0) == (1000, 2000)
+        assert await later[0] == (1000, 2000)
+
+    run(tmp_path, work, batches=30)
+
+
 def test_what_the_manifest_does_not_list_is_missing_or_out_of_range(tmp_path: Path) -> None:
     async def work(at: Setting) -> None:
         at.log.local_start_offset = 9000

@@ -360,6 +360,11 @@ def test_an_offline_partition_says_whom_it_waits_for() -> None:
     fail_all_replicas(state)
     waits = str(topic_changes.offline_reason(state, topic, 0))
     assert waits.startswith("waits for broker 1 or 2, ")
+    new_disk = registration(1, 2, directory_id="new")
+    apply(state, broker_changes.register_broker(state, new_disk, (), ()))
+    run_replicas(state, 1, incarnation="b")
+    waits = str(topic_changes.offline_reason(state, topic, 0))
+    assert waits.startswith("waits for broker 1 with its former directory d1 or 2, ")
 
 
 def test_a_process_that_is_gone_does_not_take_its_successor_along() -> None:

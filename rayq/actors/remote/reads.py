@@ -187,17 +187,19 @@ class RemoteReads:
         )
 
     async def _manifest(self) -> Manifest:
-        if self._loading is None or self._loading.done():
-            self._loading = self._environment.tasks.spawn(
+        loading = self._loading
+        if loading is None or loading.done():
+            loading = self._loading = self._environment.tasks.spawn(
                 self._load(), f"manifest of {self._replica_log.where}"
             )
-        await asyncio.wait([self._loading], timeout=WAIT_S)
-        if not self._loading.done():
+        # Another reader may begin the next load before this one goes on: only `loading` is its own.
+        await asyncio.wait([loading], timeout=WAIT_S)
+        if not loading.done():
             raise RemoteSlowError(
                 f"The object store has not sent the manifest of {self._replica_log.where} within "
                 f"{WAIT_S:g} s: ask again, it is on its way."
             )
-        loaded = self._loading.result()
+        loaded = loading.result()
         if isinstance(loaded, RayqError):
             raise loaded.with_message(loaded.message)  # Each waiter has a traceback of its own.
         return loaded
