@@ -801,8 +801,9 @@ def test_close_aborts_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:
 def test_a_cluster_closes_its_producers_side_by_side(fake: FakeCluster) -> None:
     fake.create_topic("t")
     cluster = fake.cluster()
-    for number in range(3):
-        producer = cluster.producer(transactional_id=f"p-{number}")
+    # Whoever is garbage is closed by nobody.
+    producers = [cluster.producer(transactional_id=f"p-{number}") for number in range(3)]
+    for producer in producers:
         producer.begin_transaction().send("t", b"v").result(timeout=30)
     held = fake.fault(EndTransaction, times=3, is_held=True)
     closing = threading.Thread(target=cluster.close)
