@@ -92,4 +92,4 @@ class Lives:
     def _lost_connection(self, owner: Owner) -> None:
         name = self._names.get(owner)
         if name is not None:
-            self._recorder.disturbed(name)
+            self._recorder.disturbed(name, at_s=self._cluster.world.now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from rayq.client.queues.queue_core import QueueCore
 from rayq.client.queues.source import Source
 from rayq.client.queues.task import QueueTask
 from rayq.config import ProducerConfig
-from rayq.errors import LockLostError, RayqError, TimeoutError
+from rayq.errors import LockLostError, RayqError, TimeoutError, UnknownQueueError
 from rayq.testing.checker import Recorder
 
 FLUSH_TIMEOUT_S = 8.0
@@ -49,12 +50,15 @@ class TaskWorker:
         while goes_on():
             try:
                 tasks = await self._queue.take(self._rng.choice((1, 10, 100)), timeout_s=0.5)
+            except UnknownQueueError:
+                break  # It was deleted. There may be one of that name for the next consumer.
             except RayqError:
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5))
                 continue
             self._note_taken(tasks)
             await self._handle(tasks, is_wild())
-        await self._queue.close()
+        with contextlib.suppress(LockLostError):  # A record that was never settled, of that queue.
+            await self._queue.close()
 
     def _noted_as(self, task: QueueTask) -> str:
         source = task._lease.taken.lane.source

@@ -166,6 +166,17 @@ def test_a_lock_may_end_with_its_holder(between: Change) -> None:
     assert kinds.STOLEN not in kinds_of(recorder)
 
 
+@pytest.mark.parametrize(("disturbed_s", "is_sure"), [(0.0, True), (0.9, True), (1.1, False)])
+def test_a_lock_may_end_that_was_asked_for_before_a_connection_broke(
+    disturbed_s: float, is_sure: bool
+) -> None:
+    recorder = opened()
+    recorder.disturbed(A, at_s=disturbed_s)
+    take(recorder, A, (0, 1), at_s=1)
+    settle(recorder, A, (0, 1), at_s=2, lost=(0,))
+    assert (kinds.LOST_EARLY in kinds_of(recorder)) == is_sure
+
+
 def test_a_delayed_record_is_not_given_out_early() -> None:
     recorder = opened()
     recorder.delayed(b"v0", 1.6)

@@ -233,9 +233,10 @@ class Settled(_Event, frozen=True, tag="settled"):
 
 class Disturbed(_Event, frozen=True, tag="disturbed"):
     """A connection of the consumer (None: of any) may have broken: no lock that it has is sure to
-    last for its time."""
+    last for its time, nor one of a take that it had asked for before `at_s`."""
 
     consumer: str | None = None
+    at_s: float = 0.0
 
 
 class ClockInDoubt(_Event, frozen=True, tag="clock-in-doubt"):

@@ -142,9 +142,12 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
             case KeeperInDoubt():
                 for queue in queues.values():
                     queue.doubt_keeper()
-            case Killed() | Disturbed():
+            case Killed():
                 for queue in queues.values():
                     queue.disturb(event.consumer)
+            case Disturbed():
+                for queue in queues.values():
+                    queue.disturb(event.consumer, event.at_s)
             case _:
                 pass
     for queue in queues.values():
@@ -198,6 +201,8 @@ class _Queue:
         """How often each value stands among its dead letters in the end."""
         self._held: dict[str, set[_Spot]] = {}
         """By consumer: the records whose last lock it has, as far as it lasts for sure."""
+        self._disturbed_s: dict[str | None, float] = {}
+        """By consumer, None for all: when one of its connections may last have broken."""
         self._are_delays_sure = True
         self._records: dict[_Spot, _Record] = {}
         self._of_key: dict[tuple[int, str], list[int]] = {}
@@ -239,7 +244,7 @@ class _Queue:
             if known.last is None or lock.is_after(known.last.name):
                 known.last, known.given_up = lock, False
                 known.ends_s = event.asked_s + self.opened.timeout_s
-                if not self._is_doubted:
+                if not self._is_doubted and not self._was_disturbed_since(event):
                     self._held.setdefault(event.consumer, set()).add(spot)
         if self.opened.ordered_by_key:
             for offset, count, _, key in event.locks:
@@ -329,8 +334,14 @@ class _Queue:
     def _is_held(self, spot: _Spot, consumer: str) -> bool:
         return spot in self._held.get(consumer, ())
 
-    def disturb(self, consumer: str | None) -> None:
+    def _was_disturbed_since(self, take: Took) -> bool:
+        """Whether the connection may have broken that the take was answered over."""
+        found = (self._disturbed_s.get(one, 0.0) for one in (take.consumer, None))
+        return max(found) > take.asked_s
+
+    def disturb(self, consumer: str | None, at_s: float = 0.0) -> None:
         """None: of all consumers."""
+        self._disturbed_s[consumer] = max(at_s, self._disturbed_s.get(consumer, 0.0))
         if consumer is None:
             self._held.clear()
         else:

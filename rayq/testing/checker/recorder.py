@@ -236,9 +236,10 @@ class Recorder:
         text = f"{type(error).__name__}: {error}"
         self._note(Settled(consumer, number, "unknown", at_s, error=text))
 
-    def disturbed(self, consumer: str | None = None) -> None:
-        """Call it before connections of a consumer (None: of any) are broken."""
-        self._note(Disturbed(consumer))
+    def disturbed(self, consumer: str | None = None, *, at_s: float = 0.0) -> None:
+        """Call it before connections of a consumer (None: of any) are broken. `at_s` is on the
+        clock of `took`; where it is left out, takes that are under way count as asked for later."""
+        self._note(Disturbed(consumer, at_s))
 
     def clock_in_doubt(self, *, is_over: bool = False) -> None:
         """See `ClockInDoubt`."""
