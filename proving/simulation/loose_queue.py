@@ -26,6 +26,7 @@ from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import MetadataRecord, PartitionChanged
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
+from rayq.storage.log import Log
 from rayq.testing.checker import Recorder
 from rayq.wire.messages import (
     AlterQueue,
@@ -62,6 +63,7 @@ class LooseQueue:
         self._recorder = recorder
         self._deliveries = rng.choice((3, 1000))
         self._unclean_epochs: set[int] = set()
+        self._cut_at = 1 << 62
         self._is_electing = False
 
     @property
@@ -132,8 +134,14 @@ class LooseQueue:
         if not isinstance(record, PartitionChanged):
             return
         epoch = record.value.last_unclean_epoch
-        if epoch is not None and record.topic_id == state.topic_ids.get(TOPIC):
-            self._unclean_epochs.add(epoch)
+        if epoch is None or record.topic_id != state.topic_ids.get(TOPIC):
+            return
+        if epoch not in self._unclean_epochs:
+            # A later one may bring back older records at these offsets: the log does not tell then.
+            leader = record.value.leader
+            ends = [log.end_offset for broker, log in self._logs() if broker == leader]
+            self._cut_at = min([self._cut_at, *ends])
+        self._unclean_epochs.add(epoch)
 
     # --- while it runs ----------------------------------------------------------------------------
 
@@ -231,13 +239,24 @@ class LooseQueue:
         )
 
     def note_cuts(self) -> None:
-        """Where the first unclean election has cut the log at most: there its epoch begins."""
-        offset = 1 << 62
-        for process, host in self._cluster.replica_hosts.items():
-            for replica in host._replicas.values() if process.alive else ():
-                if replica.assignment.topic == TOPIC and self._unclean_epochs:
-                    first = min(self._unclean_epochs)
-                    entries = replica._replica_log.log.epochs.entries()
-                    later = [start for epoch, start in entries if epoch >= first]
-                    offset = min([offset, *later, replica._replica_log.log.end_offset])
-        self._recorder.cut(TOPIC, 0, offset)
+        """Where unclean elections have cut the log at most: there their epochs begin."""
+        if self._unclean_epochs:
+            first = min(self._unclean_epochs)
+            for _, log in self._logs():
+                later = [start for epoch, start in log.epochs.entries() if epoch >= first]
+                self._cut_at = min([self._cut_at, log.end_offset, *later])
+        self._recorder.cut(TOPIC, 0, self._cut_at)
+
+    def _logs(self) -> list[tuple[int, Log]]:
+        """The broker of each replica whose log is open, and that log."""
+        found = [
+            replica._replica_log
+            for process, host in self._cluster.replica_hosts.items()
+            for replica in (host._replicas.values() if process.alive else ())
+            if replica.assignment.topic == TOPIC
+        ]
+        return [
+            (one.broker, one.log)
+            for one in found
+            if one.failure is None and one._log is not None and not one._is_closed
+        ]
