@@ -23,7 +23,12 @@ from proving.simulation.unclean_topic import elect_uncleanly
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, PartitionChanged
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    QueueChanged,
+    QueueDeleted,
+)
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
 from rayq.storage.log import Log
@@ -59,6 +64,8 @@ class LooseQueue:
         self.treatment = rng.choice(TREATMENTS)
         self.plan = QueuePlan(NAME, TOPIC, rng.choice((1.0, 2.0)), False, is_loose=True)
         self.queue_id = ""
+        self._queue_ids: set[str] = set()
+        """Those of all queues of this name that were ever created."""
         self._cluster = cluster
         self._recorder = recorder
         self._deliveries = rng.choice((3, 1000))
@@ -119,22 +126,35 @@ class LooseQueue:
             with contextlib.suppress(RayqError):
                 await client.change(change, timeout_s=timeout_s)
         self.queue_id = found[0]
+
+    def heard(self, state: ClusterState, record: MetadataRecord) -> None:
+        """Takes each committed record of the metadata."""
+        match record:
+            case QueueChanged(name=name, queue_id=queue_id) if name == NAME:
+                if queue_id not in self._queue_ids:
+                    self._queue_ids.add(queue_id)
+                    self._note_opened(queue_id)
+            case QueueDeleted(queue_id=queue_id) if queue_id in self._queue_ids:
+                self._recorder.queue_closed(self.plan.noted_as(queue_id))
+            case PartitionChanged(topic_id=topic_id) if topic_id == state.topic_ids.get(TOPIC):
+                self._note_unclean(record)
+            case _:
+                pass
+
+    def _note_opened(self, queue_id: str) -> None:
         self._recorder.queue_opened(
-            self.plan.noted_as(self.queue_id),
+            self.plan.noted_as(queue_id),
             TOPIC,
             dead_letters=f"{NAME}.dead",
             timeout_s=self.plan.timeout_s,
             is_own=True,
             is_loose=True,
-            holds=holds,
+            holds=self.treatment in RETENTIONS,
         )
 
-    def heard(self, state: ClusterState, record: MetadataRecord) -> None:
-        """Takes each committed record of the metadata."""
-        if not isinstance(record, PartitionChanged):
-            return
+    def _note_unclean(self, record: PartitionChanged) -> None:
         epoch = record.value.last_unclean_epoch
-        if epoch is None or record.topic_id != state.topic_ids.get(TOPIC):
+        if epoch is None:
             return
         if epoch not in self._unclean_epochs:
             # A later one may bring back older records at these offsets: the log does not tell then.
@@ -214,7 +234,6 @@ class LooseQueue:
             )
 
     async def _make_anew(self, client: Client, rng: random.Random, describe: Describe) -> None:
-        self._recorder.queue_closed(self.plan.noted_as(self.queue_id))
         await client.change(DeleteQueue(request_id="-", name=NAME), timeout_s=60.0)
         await asyncio.sleep(rng.choice((0.0, 0.0, 0.5)))
         await self._make(client, 60.0)

@@ -133,7 +133,10 @@ def _simulate(outcome: Outcome) -> None:
             if reported.exception is not None:
                 text += "\n" + "".join(traceback.format_exception(reported.exception))
             outcome.problems.append(text)
-        _judge(outcome, workload)
+        try:
+            _judge(outcome, workload)
+        except Exception as error:  # noqa: BLE001 - the other seeds go on
+            outcome.problems.append("".join(traceback.format_exception(error)))
         outcome.elections = invariants.elections
         if isinstance(workload, Operators):
             outcome.moves, outcome.cancels = workload.moves.completed, workload.moves.cancelled
