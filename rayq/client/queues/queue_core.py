@@ -186,14 +186,16 @@ class QueueCore:
             if not is_seen:
                 taken.lane.release(taken, left)
                 continue
-            for offset in left:
+            if left:
                 logger.warning(
-                    "queue %s: the record at offset %d of %s was dropped without being settled: it "
-                    "is given back",
+                    "queue %s: %d records of %s were dropped without being settled, the first at "
+                    "offset %d: they are given back",
                     taken.lane.source.name,
-                    offset,
+                    len(left),
                     taken.lane.name,
+                    left[0],
                 )
+            for offset in left:
                 taken.lane.nack(taken, offset, None)
             count += len(left)
         if count:
