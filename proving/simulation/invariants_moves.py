@@ -13,10 +13,17 @@ from __future__ import annotations
 import msgspec
 
 from proving.simulation.cluster import ROOT, SimulatedCluster
+from proving.simulation.files import Directory
 from proving.simulation.invariants import InvariantError, Invariants
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import MetadataRecord, PartitionChanged, PartitionValue
-from rayq.storage.data_directory import META, PARTITION_META, Meta, PartitionMeta
+from rayq.storage.data_directory import (
+    META,
+    PARTITION_LOCK,
+    PARTITION_META,
+    Meta,
+    PartitionMeta,
+)
 
 
 class MoveInvariants:
@@ -102,7 +109,14 @@ class MoveInvariants:
     def _directory_goes(self, broker: int, path: str) -> None:
         disk = self._cluster.hosts[broker].disk
         meta = msgspec.json.decode(disk.read(f"{ROOT}/broker-{broker}/{META}"), type=Meta)
-        held = msgspec.json.decode(disk.read(f"{path}/{PARTITION_META}"), type=PartitionMeta)
+        try:
+            held = msgspec.json.decode(disk.read(f"{path}/{PARTITION_META}"), type=PartitionMeta)
+        except (OSError, msgspec.DecodeError):
+            found = disk.find(path)
+            assert isinstance(found, Directory)
+            if found.entries.keys() - {PARTITION_LOCK, PARTITION_META}:
+                self._violation = f"broker {broker} puts {path} away, which holds a log of no name"
+            return
         partition = self.state.partition(held.topic_id, held.partition)
         if partition is None:
             return

@@ -19,7 +19,7 @@ partition.json is written once; a crash may leave a part of it, and no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from typing import TypeVar
 
@@ -343,16 +343,32 @@ class DataDirectory:
     ) -> list[tuple[PartitionMeta, str]]:
         """`(partition, path)` of each partition directory here that can be read. Those of
         `except_for`, each a topic's name and a partition, are not looked at."""
-        known = {f"{topic}-{partition}" for topic, partition in except_for}
         found = []
-        for name in self._environment.disk.list(self.path):
-            if name in known or not name.rpartition("-")[2].isdecimal():
-                continue
-            path = f"{self.path}/{name}"
+        for path in self._partition_paths(except_for):
             meta = _partition_meta(self._environment.disk, path)
             if meta is not None:
                 found.append((meta, path))
         return found
+
+    def unfinished(self, except_for: Collection[tuple[str, int]] = ()) -> list[str]:
+        """The paths of directories that a process began to make for a partition, and that hold
+        nothing but its lock and a part of its name. Those of `except_for` are not looked at."""
+        found = []
+        for path in self._partition_paths(except_for):
+            try:
+                files = self._environment.disk.list(path)
+            except OSError:  # It is a file, or cannot be read.
+                continue
+            is_named = _partition_meta(self._environment.disk, path) is not None
+            if not is_named and {PARTITION_LOCK, PARTITION_META}.issuperset(files):
+                found.append(path)
+        return found
+
+    def _partition_paths(self, except_for: Collection[tuple[str, int]]) -> Iterator[str]:
+        known = {f"{topic}-{partition}" for topic, partition in except_for}
+        for name in self._environment.disk.list(self.path):
+            if name not in known and name.rpartition("-")[2].isdecimal():
+                yield f"{self.path}/{name}"
 
     def quarantine(self, path: str, *, to_remove: bool = False) -> str:
         """Puts a partition's directory aside; returns where it is now. What is to be removed is put

@@ -339,6 +339,19 @@ class ReplicaSupervisor:
             elif key[0] not in self._metadata.state.topics:
                 logger.warning("%s belongs to no topic of this cluster: put aside", path)
                 self._directory.quarantine(path)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Removes what processes began to make for replicas that are not placed here any more: the
+        disk was full, or they died."""
+        topics = self._metadata.state.topics
+        keys = {*self._placed, *(key for host in self._hosts for key in host.keys)}
+        in_use = [(topics[topic].name, number) for topic, number in keys if topic in topics]
+        for path in self._directory.unfinished(except_for=in_use):
+            if DataDirectory.partition_holder(self._environment.disk, path) is None:
+                logger.info("broker %d removes %s, which holds no log", self._broker, path)
+                aside = self._directory.quarantine(path, to_remove=True)
+                self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
 
     async def _remove(self, path: str) -> None:
         try:
