@@ -17,7 +17,13 @@ import rayq
 from rayq import LockLostError, Queue, QueueTask
 from rayq.client import consumer_pool as pool_handle
 from rayq.client.queues import queue_core
-from rayq.errors import ClosedError, InvalidRequestError, SerializationError
+from rayq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    InvalidTopicError,
+    SerializationError,
+    UnknownQueueError,
+)
 from rayq.pools import queue_member, running_pool
 from rayq.testing import LocalCluster
 from tests.local.support import eventually
@@ -473,3 +479,25 @@ def test_a_pool_works_a_queue_off_and_goes(
         eventually(lambda: pool.status().wanted == 0, "the pool went to sleep")
         assert pool.status().dead_letters == 1
     assert sum(seen.values()) == 101
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "cannot be empty"),
+        ("q" * 300, "at most 200"),
+        ("a/b", "'a/b' is not a legal"),
+        ("__q", "rayq's own"),
+    ],
+)
+def test_a_name_that_no_queue_can_have_is_told_what_is_wrong(
+    cluster: LocalCluster, name: str, told: str
+) -> None:
+    with pytest.raises(InvalidTopicError, match=told):
+        cluster.create_queue(name)
+
+
+def test_there_is_no_queue_without_a_name(cluster: LocalCluster) -> None:
+    for use in (cluster.queue, cluster.admin.describe_queue, cluster.admin.delete_queue):
+        with pytest.raises(UnknownQueueError, match="no queue ''"):
+            use("")

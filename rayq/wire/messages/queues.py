@@ -20,7 +20,6 @@ from rayq.wire.messages.base import (
     Epoch,
     Id,
     Milliseconds,
-    Name,
     Offset,
     Partition,
     Request,
@@ -43,8 +42,8 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
-    name: Name
-    topic: Name
+    name: str
+    topic: str
     config: dict[str, Any]
     partitions: int | None = None
     """None: the topic exists."""
@@ -56,7 +55,7 @@ class AlterQueue(Change, frozen=True, kw_only=True):
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
 
     api: ClassVar[int] = 129
-    name: Name
+    name: str
     config: dict[str, Any]
 
 
@@ -65,7 +64,7 @@ class DeleteQueue(Change, frozen=True, kw_only=True):
     UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
-    name: Name
+    name: str
 
 
 class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
@@ -101,7 +100,7 @@ class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
 
     api: ClassVar[int] = 137
     ends_with_connection: ClassVar[bool] = True
-    names: Annotated[list[Name], msgspec.Meta(max_length=10_000)] | None = None
+    names: Annotated[list[str], msgspec.Meta(max_length=10_000)] | None = None
     """None: all queues. A name that does not exist is missing in the answer."""
     version_min: int = 0
     wait_ms: Milliseconds = 0
