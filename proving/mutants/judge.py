@@ -130,7 +130,8 @@ def judge_by_tests_at_hand(
 
 
 def _limits(some: Sequence[Check]) -> dict[str, float]:
-    limit_s = 20 + 4 * sum(one.cpu_s for one in some)
+    # Mutants that hang take most of the time: 5 s are many times what the cheap tests need.
+    limit_s = 5 + 4 * sum(one.cpu_s for one in some)
     # Other processes may use the CPU meanwhile, and some tests wait for real clocks.
     wall_s = 60 + 10 * limit_s + 3 * sum(one.wall_s for one in some)
     return {"cpu_limit_s": limit_s, "limit_s": wall_s}
