@@ -15,7 +15,7 @@ FOR_THE_DOCS := $(VENV)/.docs-installed
 ifdef PIP_INDEX_URL # A mirror that pip was told of is one for uv, too.
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
-INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint requirements.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \

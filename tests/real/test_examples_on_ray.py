@@ -44,6 +44,7 @@ def running_ray(ray_here: None) -> Iterator[str]:
         rayq.connect().stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs_as_it_stands_and_again(
     tmp_path: Path, running_ray: str

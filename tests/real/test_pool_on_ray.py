@@ -162,6 +162,7 @@ def test_consumers_of_a_pool_are_not_those_of_one_whose_name_goes_on(
     assert [name for name, _ in ray_pool_actors.consumers_of("c", "orders:eu")] == names[1:]
 
 
+@pytest.mark.thorough
 def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_load_by_the_status(
     cluster: Cluster,
 ) -> None:

@@ -299,6 +299,7 @@ def test_a_leader_killed_during_a_write_loses_and_doubles_nothing(
     assert numbers_in(cluster, topic) == list(range(20_000))
 
 
+@pytest.mark.thorough
 def test_a_task_whose_worker_is_killed_is_repeated_without_doubles(
     cluster: Cluster,
     new_topic: Callable[..., str],
@@ -340,6 +341,7 @@ def test_a_write_that_is_repeated_as_the_same_job_writes_nothing_again(
         write_topic(rows(2999, blocks=1), topic, job=job)
 
 
+@pytest.mark.thorough
 def test_an_atomic_write_whose_worker_is_killed_becomes_visible_once_and_whole(
     cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:

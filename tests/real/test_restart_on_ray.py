@@ -30,6 +30,7 @@ with cluster.producer() as producer:
 """
 
 
+@pytest.mark.thorough
 def test_kill_9_of_everything_loses_nothing_that_was_acknowledged(
     ray_here: None, tmp_path: Path
 ) -> None:

@@ -277,6 +277,7 @@ def test_several_topics_or_a_pattern_are_one_dataframe(spark: Any, cluster: Clus
     assert read(spark, pattern="many-.*", cluster=cluster).count() == 10
 
 
+@pytest.mark.thorough
 def test_the_process_s_current_cluster_is_the_default(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -443,6 +444,7 @@ def test_keys_choose_the_partition_that_a_producer_would_choose(
     assert all(len(found) == 1 for found in places.values())
 
 
+@pytest.mark.thorough
 def test_wrong_writes_are_refused(spark: Any, cluster: Cluster) -> None:
     from pyspark.sql import functions as fn
 
@@ -536,6 +538,7 @@ def test_a_stream_writes_a_topic_once_over_a_restart(
 # --- JSON -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
     spark: Any, cluster: Cluster
 ) -> None:
