@@ -52,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="queues beside the load, whose workers are killed and hang as well",
     )
     parser.add_argument(
+        "--partitions-beside",
+        type=int,
+        default=0,
+        help="so many partitions more, which are written to now and then",
+    )
+    parser.add_argument(
         "--hostile",
         action="store_true",
         help="no faults: hostile clients beside honest ones, every other minute",
@@ -74,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.leniency,
         options.transactions,
         options.queues,
+        options.partitions_beside,
     )
     try:
         # Ray prints much on stdout about each process that dies.

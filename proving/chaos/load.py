@@ -28,8 +28,8 @@ from rayq.wire.authentication import key_of_token
 
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 """The timeout of each producer. The shortest ends during some faults."""
-KEYS = 20
-"""The number of keys of each producer."""
+KEYS_MIN = 20
+"""A producer has so many keys, or as many as there are partitions."""
 ROUND_S = 0.01
 """How long a producer pauses after it has sent some records."""
 VALUE_BYTES = (20, 120)
@@ -54,6 +54,8 @@ class LoadSpec:
     history: str
     records_per_s: int
     seed: int
+    clients: str = ""
+    """What the names of the clients begin with, where a run has several loads."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -204,13 +206,14 @@ def run_producers(spec: LoadSpec, stop: threading.Event) -> Finished:
         producer = cluster.producer(acks="all", delivery_timeout_ms=delivery_timeout_ms)
         per_round = spec.records_per_s * ROUND_S / len(DELIVERY_TIMEOUTS_MS)
         owed, count, next_s = 0.0, 0, time.monotonic()
+        keys = max(KEYS_MIN, spec.partitions)
         while not stop.wait(max(next_s - time.monotonic(), 0)):
             next_s += ROUND_S
             owed += per_round
             while owed >= 1:
                 owed -= 1
                 count += 1
-                key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
+                key = b"%s-%d" % (name.encode(), rng.randrange(keys))
                 value = b"%s/%d " % (name.encode(), count)
                 value = value.ljust(rng.randint(*VALUE_BYTES), b".")
                 number = recorder.sending(name, spec.topic, key, value)
@@ -228,7 +231,13 @@ def run_producers(spec: LoadSpec, stop: threading.Event) -> Finished:
         threads = [
             threading.Thread(
                 target=_guarded,
-                args=(problems, produce, cluster, f"producer-{number}", delivery_timeout_ms),
+                args=(
+                    problems,
+                    produce,
+                    cluster,
+                    f"{spec.clients}producer-{number}",
+                    delivery_timeout_ms,
+                ),
             )
             for number, delivery_timeout_ms in enumerate(DELIVERY_TIMEOUTS_MS)
         ]
@@ -275,7 +284,13 @@ def run_consumers(spec: LoadSpec, stop: threading.Event) -> Finished:
         threads = [
             threading.Thread(
                 target=_guarded,
-                args=(problems, consume, cluster, f"consumer-{number}", number == CONSUMERS - 1),
+                args=(
+                    problems,
+                    consume,
+                    cluster,
+                    f"{spec.clients}consumer-{number}",
+                    number == CONSUMERS - 1,
+                ),
             )
             for number in range(CONSUMERS)
         ]

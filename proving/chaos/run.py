@@ -10,11 +10,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proving.chaos.cluster import (
     PARTITIONS,
+    REPLICAS,
     SETTLE_TIMEOUT_S,
     TOPIC,
     ChaosCluster,
@@ -36,6 +37,10 @@ HISTORY = "history.jsonl"
 STEADY_S = 3.0
 CHOICE_TIMEOUT_S = 5.0
 RECORDS_PER_S = 1500
+BESIDE = "beside"
+"""The topic of the partitions beside."""
+RECORDS_BESIDE_PER_S = 300
+"""Over all of them: each is idle most of the time, as most partitions of a large cluster are."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class Plan:
     """The factor by which the limits of pauses and of recoveries grow."""
     has_transactions: bool = False
     has_queues: bool = False
+    partitions_beside: int = 0
+    """Of one more topic, which faults hit as well and whose records are judged. How long its
+    partitions pause is not: they are written to too seldom."""
 
 
 @dataclass
@@ -122,7 +130,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Result:
 
 def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]) -> None:
     cluster = ChaosCluster(directory / "data")
-    load: Load | None = None
+    loads: list[Load] = []
     transactions: TransactionLoad | None = None
     queues: QueueLoad | None = None
     try:
@@ -137,8 +145,24 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             records_per_s=plan.records_per_s,
             seed=plan.seed,
         )
-        load = Load(spec)
-        load.start()
+        specs = [spec]
+        if plan.partitions_beside:
+            say(f"making {plan.partitions_beside} partitions more")
+            cluster.rayq.create_topic(BESIDE, plan.partitions_beside, REPLICAS)
+            cluster.topics += [BESIDE]
+            cluster.wait_settled()
+            specs.append(
+                replace(
+                    spec,
+                    topic=BESIDE,
+                    partitions=plan.partitions_beside,
+                    records_per_s=RECORDS_BESIDE_PER_S,
+                    clients=f"{BESIDE}-",
+                )
+            )
+        loads += [Load(one) for one in specs]
+        for load in loads:
+            load.start()
         if plan.has_transactions:
             transactions = TransactionLoad(spec)
             transactions.start(cluster.rayq)
@@ -153,10 +177,11 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         with Injector(cluster) as injector, Standstill() as standstill:
             _break(plan, cluster, injector, standstill, result, say, started_s)
         say("stopping the clients; reading everything")
-        finished = load.finish()
+        finished = [load.finish() for load in loads]
         result.load_s = time.monotonic() - started_s
-        result.problems += finished.problems
-        result.measured = measure(result.faults, finished.acknowledged)
+        for one in finished:
+            result.problems += one.problems
+        result.measured = measure(result.faults, finished[0].acknowledged)
         result.problems += violations(result.measured, plan.leniency)
         if transactions is not None:
             result.transactions = transactions.counts
@@ -164,7 +189,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         if queues is not None:
             result.queues = queues.counts
             result.problems += queues.finish(cluster.rayq)
-        read_all(cluster.rayq, spec)
+        for each in specs:
+            read_all(cluster.rayq, each)
         say("judging")
         with open(spec.history, "rb") as file:
             result.verdict = check(read_history(file))
@@ -175,7 +201,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             transactions.abort()
         if queues is not None:
             queues.abort()
-        if load is not None:
+        for load in loads:
             load.abort()
         cluster.close()
 

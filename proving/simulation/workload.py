@@ -230,7 +230,7 @@ class Workload:
                 count += 1
                 topic = rng.choice(self.topics)
                 key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
-                value = b"%s/%d " % (name.encode(), count) + b"." * rng.randint(0, 200)
+                value = b"%s/%d " % (name.encode(), count) + self._padding(rng)
                 number = recorder.sending(name, topic, key, value)
                 try:
                     future = await producer.send(topic, value, key=key)
@@ -244,6 +244,10 @@ class Workload:
         except DeliveryError:
             pass  # Each record's own outcome has the error.
         client.close()
+
+    def _padding(self, rng: random.Random) -> bytes:
+        """What makes values longer."""
+        return b"." * rng.randint(0, 200)
 
     def _note_delivery(
         self,

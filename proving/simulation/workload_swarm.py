@@ -33,8 +33,12 @@ CLIENTS = ("group", "table", "moves", "trimmed")
 FAULTS: dict[str, Injection] = {
     fault.__name__: fault for fault in [*ORDINARY, *BETWEEN_STEPS, *WITH_GROUPS]
 }
-FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS])
-"""What a seed draws, by name: clients, kinds of faults, points of `buggify`."""
+LARGE_VALUES = "large-values"
+LARGE_SEEDS_SHARE, LARGE_VALUES_SHARE = 0.2, 0.02
+LARGE_VALUE_BYTES = (100_000, 900_000)
+"""Larger than segments and than many a fetch. They do not become smaller by compression."""
+FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES])
+"""What a seed draws, by name: clients, kinds of faults, points of `buggify`, large values."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""
@@ -49,6 +53,7 @@ class SwarmWorkload(GroupMovesWorkload):
     """The seed's points of `buggify`."""
     features: frozenset[str] | None = None
     """Which clients, faults and points there are, None: as the seed draws them."""
+    has_large_values = False
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
@@ -79,6 +84,7 @@ class SwarmWorkload(GroupMovesWorkload):
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()
         self._disturbance = Disturbance(cluster, self.points)
+        self._large_rng = cluster.world.new_random(LARGE_VALUES)
         threads_s = rng.choice((THREAD_S, THREAD_S, SLOW_THREADS_S))
         for host in cluster.hosts:
             host.thread_s = threads_s
@@ -86,7 +92,12 @@ class SwarmWorkload(GroupMovesWorkload):
     @classmethod
     def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[SwarmWorkload]:
         points = buggify.drawn(seed) if features is None else features & POINTS.keys()
-        return type(cls.__name__, (cls,), {"points": points, "features": features})
+        # By random numbers of its own: what else a seed draws is the same with and without.
+        has_large_values = random.Random(f"{LARGE_VALUES} {seed}").random() < LARGE_SEEDS_SHARE
+        if features is not None:
+            has_large_values = LARGE_VALUES in features
+        drawn = {"points": points, "features": features, "has_large_values": has_large_values}
+        return type(cls.__name__, (cls,), drawn)
 
     @classmethod
     def conditions(cls, seed: int) -> AbstractContextManager[None]:
@@ -155,6 +166,12 @@ class SwarmWorkload(GroupMovesWorkload):
             await self._end("trimmed-reader")
             await self._read_trimmed_in_the_end(self.trimmed, limit_s)
         return await super().read_all(limit_s)
+
+    def _padding(self, rng: random.Random) -> bytes:
+        if self.has_large_values and self._large_rng.random() < LARGE_VALUES_SHARE:
+            length = self._large_rng.randint(*LARGE_VALUE_BYTES)
+            return self._large_rng.randbytes(length // 2).hex().encode()
+        return super()._padding(rng)
 
     # --- the topic whose oldest records are removed -----------------------------------------------
 
