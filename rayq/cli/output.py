@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -155,6 +155,17 @@ def config_text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value)
+
+
+def config_table(config: Mapping[str, object], defaults: Mapping[str, object], kind: str) -> None:
+    """Prints each key, its value, and whether the topic or queue (`kind`) has one of its own."""
+    table(
+        ("config", "value", "source"),
+        [
+            (key, config_text(value), "default" if value == defaults.get(key) else kind)
+            for key, value in config.items()
+        ],
+    )
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

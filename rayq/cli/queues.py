@@ -203,15 +203,8 @@ def _show(info: QueueInfo) -> None:
     for one in info.partitions:
         if one.trouble:
             output.say(f"Partition {one.partition}: {one.trouble}", hang=2)
-    defaults = as_dict(QueueConfig())
     output.say()
-    output.table(
-        ("config", "value", "source"),
-        [
-            (key, output.config_text(value), "default" if value == defaults.get(key) else "queue")
-            for key, value in info.config.items()
-        ],
-    )
+    output.config_table(info.config, as_dict(QueueConfig()), "queue")
 
 
 def _seconds(milliseconds: int | None) -> int | None:

@@ -180,15 +180,8 @@ def _show(topic: TopicInfo) -> None:
             f"{output.human_size(remote_bytes)} of it are in the object store: rayq storage status "
             f"{topic.name}"
         )
-    defaults = as_dict(TopicConfig())
     output.say()
-    output.table(
-        ("config", "value", "source"),
-        [
-            (key, output.config_text(value), "default" if value == defaults.get(key) else "topic")
-            for key, value in topic.config.items()
-        ],
-    )
+    output.config_table(topic.config, as_dict(TopicConfig()), "topic")
 
 
 @app.command()
