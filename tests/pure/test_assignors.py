@@ -138,6 +138,18 @@ def test_nothing_moves_twice_and_an_assignment_is_its_own_next(
             {"a": "t0 t1 t2 t3 t4 t5 t6 t7 t8 t9", "c": "t10 t11 t12 t13 t14 t15 t16 t17"},
             {"a": "t0 t1 t2 t3 t4 t5", "b": "t6 t7 t8 t9 t16 t17", "c": "t10 t11 t12 t13 t14 t15"},
         ),
+        # Who was asked already is not asked once more before the others.
+        (
+            {"m0": "tuvwx", "m1": "tuvwx", "m2": "tuvwx", "m3": "u"},
+            {"t": 6, "u": 4, "v": 2, "w": 4, "x": 7},
+            {
+                "m0": "t2 u0 u1 u3 x1", "m1": "t1 t4 t5 u2 w2", "m2": "v1 w0 w3 x0 x2 x3 x4 x5 x6",
+            },
+            {
+                "m0": "t0 t2 v0 v1 w3 x1", "m1": "t1 t3 t4 t5 w1 w2",
+                "m2": "w0 x0 x2 x3 x4 x5 x6", "m3": "u0 u1 u2 u3",
+            },
+        ),
         # What nobody may keep: another's, of no such number, of no such topic, of no reader.
         (
             {"a": "t", "b": "tu"}, {"t": 3, "u": 1}, {"a": "t0 t3 u0 v0", "b": "t0 t1"},

@@ -430,6 +430,21 @@ def test_where_an_assignor_fails_the_reason_says_so_within_bounds() -> None:
     assert one.members["a"].target == {P0, P1, P2, P3}
 
 
+def test_a_member_whose_assignor_is_gone_stays_as_long_as_it_asks_for_nothing_else() -> None:
+    """A cluster's `group_assignors` may lack one after a restart."""
+    one = Coordinator()
+    good = one.state.assignors
+    one.state.assignors = {**good, "mine": good["uniform"]}
+    one.join("a", "b", assignor="mine")
+    one.state.assignors = good
+    assert one.beat("a", assignor="mine") == []
+    one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
+    one.beat("a", assignor="mine")
+    assert one.members["a"].assigned == {P0, P1, P2}
+    with pytest.raises(UnknownAssignorError):
+        one.beat("a", assignor="mine", client="etl")
+
+
 def test_members_whose_target_stays_are_not_written_again() -> None:
     one = Coordinator(partitions=4)
     one.join("a", "b", "c", "d")

@@ -248,6 +248,7 @@ def made_of(offsets: int = 0, pending: int = 0, metadata: str = "") -> Group:
         (None, [2, 3], 5),
         (made_of(2, 0, "mm"), [0], None),
         (made_of(3, 0, "mm"), [0], None),
+        (made_of(9, 9, "mm"), [0, 0], None),
         (made_of(3, 0, "mm"), [0, 1], None),
         (made_of(3, 0, "mm"), [1], 5),
         (made_of(2, 0, "mm"), [2], None),

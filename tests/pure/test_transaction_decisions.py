@@ -511,3 +511,6 @@ def test_the_transactions_of_an_id_are_told_oldest_first() -> None:
     assert state.under_way("id") == [(8, 7), (9, 2), (3, 0)]
     assert state.under_way("x") == [(1, 1)]
     assert state.under_way("nobody") == []
+    for key in list(state.transactions):
+        state.replay(TransactionRecord(key, None))
+    assert state._of_id == {}, "ids whose transactions ended take no room"
