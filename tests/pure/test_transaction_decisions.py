@@ -341,8 +341,10 @@ def test_nobody_ends_another_transaction_than_the_owner_s_present_one(
 
 def test_an_id_that_never_ended_anything_has_a_first_end() -> None:
     of = begun(replace(VALUE, last=None, last_name=None))
-    assert len(end(of, name=None)) == 2
-    assert end(of, is_commit=True, name=None)[0].value.last == Outcome(KEY, True)
+    changed = replace(
+        VALUE, next=NEXT, used_ms=NOW_MS, last=Outcome(KEY, True), last_name=None
+    )
+    assert end(of)[0] == IdRecord("id", changed)
 
 
 @pytest.mark.parametrize(
