@@ -122,6 +122,83 @@ def test_nothing_moves_twice_and_an_assignment_is_its_own_next(
     assert assign(of, read_by(of, grown), after) == after
 
 
+@pytest.mark.parametrize(
+    "of, sizes, current, expected",
+    [
+        ({"a": "t"}, {"t": 0}, {}, {"a": ""}),
+        ({"b": "t", "a": "t"}, {"t": 3}, {}, {"a": "t0 t2", "b": "t1"}),
+        ({"a": "tu", "b": "t"}, {"t": 2, "u": 2}, {}, {"a": "u0 u1", "b": "t0 t1"}),
+        ({"a": "t", "b": "t"}, {"t": 3}, {"b": "t0"}, {"a": "t1 t2", "b": "t0"}),
+        # Two partitions fewer is a reason to give, one is none.
+        ({"a": "t", "b": "t"}, {"t": 3}, {"a": "t0 t1 t2"}, {"a": "t0 t1", "b": "t2"}),
+        ({"a": "t", "b": "t"}, {"t": 3}, {"a": "t0", "b": "t1 t2"}, {"a": "t0", "b": "t1 t2"}),
+        # Who has most gives to who has least, and nobody between them moves.
+        (
+            {"a": "t", "b": "t", "c": "t"}, {"t": 18},
+            {"a": "t0 t1 t2 t3 t4 t5 t6 t7 t8 t9", "c": "t10 t11 t12 t13 t14 t15 t16 t17"},
+            {"a": "t0 t1 t2 t3 t4 t5", "b": "t6 t7 t8 t9 t16 t17", "c": "t10 t11 t12 t13 t14 t15"},
+        ),
+        # Who was asked already is not asked once more before the others.
+        (
+            {"m0": "tuvwx", "m1": "tuvwx", "m2": "tuvwx", "m3": "u"},
+            {"t": 6, "u": 4, "v": 2, "w": 4, "x": 7},
+            {
+                "m0": "t2 u0 u1 u3 x1", "m1": "t1 t4 t5 u2 w2", "m2": "v1 w0 w3 x0 x2 x3 x4 x5 x6",
+            },
+            {
+                "m0": "t0 t2 v0 v1 w3 x1", "m1": "t1 t3 t4 t5 w1 w2",
+                "m2": "w0 x0 x2 x3 x4 x5 x6", "m3": "u0 u1 u2 u3",
+            },
+        ),
+        # What nobody may keep: another's, of no such number, of no such topic, of no reader.
+        (
+            {"a": "t", "b": "tu"}, {"t": 3, "u": 1}, {"a": "t0 t3 u0 v0", "b": "t0 t1"},
+            {"a": "t0 t2", "b": "t1 u0"},
+        ),
+        # Who is no member keeps nothing.
+        ({"a": "t"}, {"t": 2}, {"z": "t0", "a": "t1"}, {"a": "t0 t1"}),
+        # A chain of hand-overs: a and c read nothing together.
+        (
+            {"a": "t", "b": "tu", "c": "u"}, {"t": 4, "u": 2},
+            {"a": "t0 t1 t2 t3", "b": "u0 u1"},
+            {"a": "t0 t1", "b": "t2 t3", "c": "u0 u1"},
+        ),
+        (
+            {"a": "t", "b": "tu", "c": "uv", "d": "v"}, {"t": 2, "u": 1, "v": 1},
+            {"a": "t0 t1", "b": "u0", "c": "v0"},
+            {"a": "t0", "b": "t1", "c": "u0", "d": "v0"},
+        ),
+        # A topic that nobody reads goes to nobody.
+        ({"a": "t", "b": "t"}, {"t": 2, "u": 2}, {}, {"a": "t0", "b": "t1"}),
+        ({}, {"t": 2}, {}, {}),
+    ],
+)
+def test_what_uniform_gives_to_whom(
+    of: dict[str, str], sizes: dict[str, int], current: dict[str, str], expected: dict[str, str]
+) -> None:
+    had = {name: at(*named.split()) for name, named in current.items()}
+    shares = uniform(members(**of), sizes, had)
+    assert shares == {name: at(*named.split()) for name, named in expected.items()}
+
+
+@given(st.lists(st.sets(st.integers(0, 14)), min_size=1, max_size=5), st.integers(0, 12))
+@settings(max_examples=25)
+def test_nobody_gives_and_takes_among_members_of_one_subscription(
+    had: list[set[int]], count: int
+) -> None:
+    of = {f"m{one}": MemberSubscription(frozenset("t")) for one in range(len(had))}
+    current = {f"m{one}": at(*(f"t{number}" for number in named)) for one, named in enumerate(had)}
+    shares = assign(of, {"t": count}, current)
+    left, kept = set(range(count)), []
+    for named in had:
+        kept.append(named & left)
+        left -= named
+    for before, share in zip(kept, shares.values(), strict=True):
+        after = {one.partition for one in share}
+        assert before <= after or after <= before
+        assert len(after) in (count // len(had), -(-count // len(had)))
+
+
 def test_a_large_group_is_assigned_fast() -> None:
     of = {f"m{one:04d}": MemberSubscription(frozenset("tu")) for one in range(500)}
     shares = assign(of, {"t": 5000, "u": 777})
@@ -149,9 +226,32 @@ def test_range_gives_the_same_numbers_of_two_topics_to_one_member() -> None:
     assert frozenset(shares["a"]) == at("t0", "t1", "u0", "u1")
 
 
+@pytest.mark.parametrize(
+    "of, sizes, expected",
+    [
+        ({"a": "t", "b": "t"}, {"t": 5}, {"a": "t0 t1 t2", "b": "t3 t4"}),
+        ({"b": "tu", "a": "t"}, {"u": 2, "t": 3}, {"a": "t0 t1", "b": "t2 u0 u1"}),
+        ({"a": "t", "b": "t", "c": "t"}, {"t": 2}, {"a": "t0", "b": "t1", "c": ""}),
+        ({"a": "t", "b": "t", "c": "t"}, {"t": 8}, {"a": "t0 t1 t2", "b": "t3 t4 t5", "c": "t6 t7"}),
+        ({"a": "u", "b": "t"}, {"t": 2, "u": 0, "v": 4}, {"a": "", "b": "t0 t1"}),
+        ({}, {"t": 2}, {}),
+    ],
+)
+def test_what_range_gives_to_whom(
+    of: dict[str, str], sizes: dict[str, int], expected: dict[str, str]
+) -> None:
+    shares = range_(members(**of), sizes, {})
+    found = {name: " ".join(f"{one.topic}{one.partition}" for one in share) for name, share in shares.items()}
+    assert found == expected
+
+
 def test_range_orders_static_members_by_their_instance() -> None:
-    of = {"x": MemberSubscription(frozenset("t"), "2"), "y": MemberSubscription(frozenset("t"), "1")}
-    assert frozenset(range_(of, {"t": 2}, {})["y"]) == at("t0")
+    of = {
+        name: MemberSubscription(frozenset("t"), instance)
+        for name, instance in {"b": None, "w": "2", "x": "1", "y": "1", "z": "c"}.items()
+    }
+    shares = range_(of, {"t": 5}, {})
+    assert [min(one.partition for one in shares[name]) for name in "xywbz"] == [0, 1, 2, 3, 4]
 
 
 def fails(of: Any, sizes: Any, current: Any) -> Any:
@@ -161,11 +261,13 @@ def fails(of: Any, sizes: Any, current: Any) -> Any:
 @pytest.mark.parametrize(
     "answer, reason",
     [
-        ({"a": at("t0")}, "to nobody"),
-        ({"a": at("t0", "t1"), "b": at("t1")}, "twice"),
+        ({}, r"'mine' gave .*'t', partition=0. to nobody \(2 in all\)"),
+        ({"a": at("t0")}, r"'mine' gave .*'t', partition=1. to nobody \(1 in all\)"),
+        ({"a": at("t0", "t1"), "b": at("t1")}, "'mine' gave .*'t', partition=1. twice"),
+        ({"a": [*at("t0"), *at("t0"), *at("t1")]}, "'mine' gave .*'t', partition=0. twice"),
         ({"a": at("t0", "t1", "t2")}, "does not exist"),
-        ({"a": at("t0", "t1"), "z": at()}, "no members"),
-        ({"a": at("t0", "t1"), "b": at("u0")}, "does not subscribe"),
+        ({"a": at("t0", "t1"), "z": at(), "y": at()}, r"'mine' assigned to \['y', 'z'\], who are no"),
+        ({"a": at("t0", "t1"), "b": at("u0")}, "gave .*'u', partition=0. to b, which does not subscribe to 'u'"),
         ({"a": ["t0", "t1"]}, "does not exist"),
         ([], "failed"),
         (None, "failed"),
@@ -176,17 +278,38 @@ def test_a_wrong_answer_of_a_users_assignor_is_refused(answer: Any, reason: str)
         run_assignor("mine", lambda *_: answer, members(a="t", b="t"), {"t": 2}, {})
 
 
+def test_an_answer_may_leave_out_who_gets_nothing_and_name_partitions_as_pairs() -> None:
+    of = members(a="t", b="t", c="u")
+
+    def mine(*asked: Any) -> Any:
+        assert asked == (of, {"t": 2, "u": 1}, {"a": at("t0")})
+        return {"b": [("t", 1), ("t", 0)], "c": {("u", 0)}}
+
+    shares = run_assignor("mine", mine, of, {"t": 2, "u": 1}, {"a": at("t0")})
+    assert shares == {"a": at(), "b": at("t0", "t1"), "c": at("u0")}
+    assert all(isinstance(one, TopicPartition) for share in shares.values() for one in share)
+
+
 def test_a_users_assignor_that_raises_is_refused_with_its_error() -> None:
     with pytest.raises(InvalidAssignmentError, match="'mine' failed: RuntimeError: boom"):
         run_assignor("mine", fails, members(a="t"), {"t": 1}, {})
 
 
 def test_assignors_are_found_by_name_or_refused_with_the_reason() -> None:
-    found = load_assignors(
-        {"mine": f"{__name__}:fails", "gone": "no.such.module:f", "odd": "os:sep", "none": "os"}
-    )
+    named = {
+        "mine": f"{__name__}:fails", "gone": "no.such.module:f", "odd": "os:sep", "none": "os",
+        "range": f"{__name__}:at",
+    }
+    found = load_assignors(named)
     assert find_assignor(found, "uniform") is uniform
-    assert find_assignor(found, "range") is range_
-    for name, reason in (("gone", "No module"), ("odd", "no function"), ("none", "os"), ("x", "no assignor")):
+    assert find_assignor(found, "mine").__name__ == "fails"
+    assert find_assignor(found, "range").__name__ == "at", "an own one of that name"
+    assert load_assignors(None) == load_assignors({}) == {"uniform": uniform, "range": range_}
+    for name, reason in (
+        ("gone", "'gone' cannot be used: 'no.such.module:f' could not be loaded: ModuleNotFoundError: No"),
+        ("odd", "'odd' cannot be used: 'os:sep' is no function"),
+        ("none", "'none' cannot be used: 'os' could not be loaded: AttributeError"),
+        ("x", "no assignor 'x': gone, mine, none, odd, range, uniform, or one of your own"),
+    ):
         with pytest.raises(UnknownAssignorError, match=reason):
             find_assignor(found, name)

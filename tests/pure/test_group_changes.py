@@ -27,6 +27,11 @@ from rayq.errors import (
 )
 
 P0, P1, P2, P3 = (("T", number) for number in range(4))
+SAID = (
+    "instance", "client", "topics", "pattern", "assignor", "session_timeout_ms",
+    "max_poll_interval_ms",
+)
+"""What a member says of itself, and is kept."""
 
 
 def failing(members: Any, partitions: Any, current: Any) -> Any:
@@ -76,8 +81,8 @@ class Coordinator:
         for member in members:
             self.beat(member, **changes)
         for _ in range(3):
-            for member in self.members:
-                self.beat(member, instance=self.members[member].instance)
+            for member, value in list(self.members.items()):
+                self.beat(member, **{name: getattr(value, name) for name in SAID})
 
     @property
     def members(self) -> Any:

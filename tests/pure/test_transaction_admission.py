@@ -156,6 +156,84 @@ def test_a_marker_that_is_too_early_fences_the_coordinator_before_all_the_same()
         is_appended(made, 4, open_epoch=4, coordinator=7)
 
 
+@pytest.mark.parametrize(
+    "epoch, open_epoch, ended, is_sealed",
+    [
+        (5, 5, 4, True),
+        (5, None, 4, True),
+        (5, None, -1, True),
+        (5, 4, 3, True),  # It waits for the marker of an older one, and is sealed all the same.
+        (5, None, 5, False),
+        (5, None, 6, False),
+        (5, 6, 4, False),
+        (0, None, -1, True),
+    ],
+)
+def test_what_is_over_is_not_sealed_and_the_rest_is(
+    epoch: int, open_epoch: int | None, ended: int, is_sealed: bool
+) -> None:
+    made = admission(epoch)
+    if not is_sealed:
+        with pytest.raises(TransactionEndedError, match=f"{FAMILY}:{epoch} has ended"):
+            made.seal(FAMILY, epoch, open_epoch=open_epoch, ended_epoch=ended)
+        assert step(made, epoch) is Step.APPEND
+        return
+    made.seal(FAMILY, epoch, open_epoch=open_epoch, ended_epoch=ended)
+    with pytest.raises(TransactionEndedError, match=f"{FAMILY}:{epoch} takes no more records"):
+        step(made, epoch)
+    assert step(made, epoch, family=OTHER) is Step.JOIN
+    assert step(made, epoch + 1) is Step.JOIN
+
+
+def test_the_last_of_all_seals_finds_room_and_a_marker_makes_room() -> None:
+    made = admission()
+    assert OPEN_TRANSACTIONS_MAX == 10_000
+    for epoch in range(OPEN_TRANSACTIONS_MAX):
+        made.seal(FAMILY, epoch, open_epoch=None, ended_epoch=-1)
+    with pytest.raises(TransactionLimitError, match="10000 transactions are sealed"):
+        made.seal(OTHER, 0, open_epoch=None, ended_epoch=-1)
+    assert step(made, 0, family=OTHER) is Step.JOIN, "what is refused is not sealed"
+    assert is_appended(made, 3)
+    made.seal(OTHER, 0, open_epoch=None, ended_epoch=-1)
+
+
+def test_a_marker_ends_the_seal_and_the_membership_of_its_transaction_alone() -> None:
+    made = admission(4, 5)
+    made.joined(OTHER, 5, ended_epoch=-1)
+    for family, epoch in ((FAMILY, 6), (FAMILY, 7), (OTHER, 6)):
+        made.seal(family, epoch, open_epoch=None, ended_epoch=-1)
+    assert is_appended(made, 5) and is_appended(made, 6)
+    assert [step(made, epoch) for epoch in (4, 5, 6)] == [Step.APPEND, Step.JOIN, Step.JOIN]
+    assert step(made, 5, family=OTHER) is Step.APPEND
+    for family, epoch in ((FAMILY, 7), (OTHER, 6)):
+        with pytest.raises(TransactionEndedError, match="no more records"):
+            step(made, epoch, family=family)
+
+
+@pytest.mark.parametrize("ended, is_member", [(-1, True), (4, True), (5, False), (6, False)])
+def test_a_partition_joins_what_has_not_ended(ended: int, is_member: bool) -> None:
+    made = admission()
+    made.joined(FAMILY, 5, ended_epoch=ended)
+    assert step(made, 5) is (Step.APPEND if is_member else Step.JOIN)
+    assert step(made, 5, family=OTHER) is Step.JOIN
+
+
+@pytest.mark.parametrize("coordinator, is_heard", [(6, False), (7, True), (8, True)])
+def test_a_marker_counts_from_the_latest_coordinator_that_was_heard(
+    coordinator: int, is_heard: bool
+) -> None:
+    made = admission()
+    assert is_appended(made, 4, coordinator=0) and is_appended(made, 5, coordinator=7)
+    if is_heard:
+        assert not is_appended(made, 5, ended=5, coordinator=coordinator)
+        with pytest.raises(FencedEpochError):
+            is_appended(made, 6, coordinator=coordinator - 1)
+        return
+    with pytest.raises(FencedEpochError, match="0 is in leader epoch 7, the marker is from 6"):
+        is_appended(made, 5, coordinator=coordinator)
+    assert is_appended(made, 5, coordinator=7), "who is refused is not heard"
+
+
 def test_one_transaction_too_many_is_refused_before_it_joins_and_those_open_go_on() -> None:
     made = admission(5)
     for epoch in (5, 6):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -61,6 +61,67 @@ def test_what_is_encoded_is_decoded(record: Record) -> None:
     if isinstance(found, IdRecord) and found.value is not None and found.value.last is not None:
         assert isinstance(found.value.next, TransactionKey)
         assert isinstance(found.value.last.key, TransactionKey)
+
+
+KEY = TransactionKey(9, 5)
+OPEN = TransactionValue("i", "open", 7, frozenset([("u", 1), ("t", 2), ("t", 0)]))
+
+
+@pytest.mark.parametrize(
+    "record, key, value",
+    [
+        (IdRecord("i", None), ["id", "i"], None),
+        (IdRecord("i", IdValue("o", 1, KEY, 2)), ["id", "i"], [1, "o", 1, [9, 5], 2, None, None, []]),
+        (
+            IdRecord("i", IdValue("o", 1, KEY, 2, Outcome(TransactionKey(9, 4), True), "n", ("p", "q"))),
+            ["id", "i"],
+            [1, "o", 1, [9, 5], 2, [[9, 4], True], "n", ["p", "q"]],
+        ),
+        (TransactionRecord(KEY, None), ["transaction", 9, 5], None),
+        (
+            TransactionRecord(KEY, OPEN),
+            ["transaction", 9, 5],
+            [1, "i", "open", 7, {"t": [0, 2], "u": [1]}, False],
+        ),
+        (
+            TransactionRecord(KEY, TransactionValue("i", "sealed", 7, frozenset(), True)),
+            ["transaction", 9, 5],
+            [1, "i", "sealed", 7, {}, True],
+        ),
+    ],
+)
+def test_what_stands_in_the_log_stays_readable(record: Record, key: Any, value: Any) -> None:
+    written = msgspec.msgpack.encode(key), None if value is None else msgspec.msgpack.encode(value)
+    assert encode(record) == written
+    assert decode(*written) == record
+
+
+def test_a_transaction_of_an_older_rayq_was_never_touched() -> None:
+    value = msgspec.msgpack.encode([1, "i", "open", 7, {"t": [0, 2], "u": [1]}])
+    assert decode(encode(TransactionRecord(KEY, None))[0], value) == TransactionRecord(KEY, OPEN)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        (None, None), (["id"], None), (["group", "g"], None), (["transaction", 1], None),
+        (["id", "i"], [1]), (["id", "i"], []), (["id", "i"], ["1", "o", 1, [9, 5], 2, None, None, []]),
+        (["transaction", 9, 5], [1, "i", "lost", 7, {}, False]),
+        (["transaction", 9, 5], [1, "i", "open", 7, [], False]),
+    ],
+)
+def test_what_is_no_record_of_transactions_is_named(key: Any, value: Any) -> None:
+    written = None if key is None else msgspec.msgpack.encode(key)
+    with pytest.raises(CorruptBatchError) as caught:
+        decode(written, None if value is None else msgspec.msgpack.encode(value))
+    assert f"A record of __transaction_state with key {written!r} is not a transaction's" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "state, is_decided", [("open", False), ("sealed", False), ("committing", True), ("aborting", True)]
+)
+def test_a_transaction_is_decided_from_its_end_on(state: State, is_decided: bool) -> None:
+    assert TransactionValue("i", state, 7, frozenset()).is_decided is is_decided
 
 
 def test_whoever_asks_for_an_outcome_knows_each_state_of_what_is_under_way() -> None:
