@@ -53,7 +53,7 @@ def test_small_answers_that_were_held_say_nothing_about_the_link() -> None:
         (MIB, 4 * MIB, 6.0, MIB // 2),  # One batch may be larger than what was asked for.
         (MIB, 0, 3.1, 64 * KIB),
         (64 * KIB, 64 * KIB, 60.0, 64 * KIB),
-        (MIB, MIB, 3.0, MIB),
+        (MIB, MIB // 2, 3.0, MIB),
         (MIB, MIB, 1.0, MIB),
         (MIB, MIB, 0.9, 2 * MIB),
         (MIB, MIB // 2, 0.9, 2 * MIB),

@@ -278,7 +278,7 @@ def test_whatever_comes_in_the_count_stays_within_its_limits(
 @settings(max_examples=40)
 @given(
     st.lists(
-        st.tuples(st.integers(1, 4), st.integers(-9, 9), st.integers(0, 6)),
+        st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 2, 5, 9, -2]), st.integers(0, 3)),
         min_size=1,
         max_size=12,
     )
@@ -311,6 +311,14 @@ def test_ages_are_those_that_all_looks_together_tell(steps: list[tuple[int, int,
 
 def test_nothing_has_an_age_before_the_first_look() -> None:
     assert Growth().age_s(0, 5.0) == 0.0
+
+
+def test_a_record_is_dated_from_the_end_of_a_quiet_time_whoever_asks() -> None:
+    growth = Growth()
+    for at_s, end in [(0.0, 3), (1.0, 5), (2.0, 5), (6.0, 5), (7.0, 9)]:
+        growth.add(at_s, end, 0)
+    ages = [growth.age_s(position, 8.0) for position in range(10)]
+    assert ages == [8.0, 8.0, 8.0, 8.0, 7.5, 2.0, 1.75, 1.5, 1.25, 0.0]
 
 
 def test_what_is_handled_or_did_not_grow_takes_no_memory() -> None:
@@ -567,6 +575,17 @@ def test_lag_that_stays_brings_one_more_each_time_the_last_one_has_settled() -> 
             half_s / 2, (0, 1, 20.0), consumers=consumers, running=consumers, **busy)).wanted
         found.append(consumers)
     assert found == [2] * 6 + [3] * 6 + [4] * 4
+
+
+def test_lag_that_ends_before_the_last_one_has_settled_brings_no_further_one() -> None:
+    scaling = PoolScaling(QUEUE)
+    busy = {"handled": 100, "busy_s": 1.0}
+    late = look(0.0, (0, 1, 20.0), **busy)
+    assert scaling.decide(late).wanted == 2
+    assert scaling.decide(late._replace(at_s=1.0, consumers=2, running=2)).wanted == 2
+    for at_s in (2.0, 3.5, 4.5):
+        assert scaling.decide(look(at_s, (1, 1), consumers=2, running=2, **busy)).wanted == 2
+    assert scaling.decide(look(6.5, (1, 1), consumers=2, running=2, **busy)).wanted == 0
 
 
 @settings(max_examples=40)

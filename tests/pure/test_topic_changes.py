@@ -371,6 +371,23 @@ def test_a_config_change_keeps_the_keys_that_it_does_not_name() -> None:
         topic_changes.alter_topic_config(state, "t", {"flush": "sometimes"})
 
 
+@pytest.mark.parametrize("smaller", [
+    PartitionValue((0, 1)),
+    PartitionValue((0, 1, 2), target=(0, 1), origin=(0, 1, 2)),
+    PartitionValue((0, 1, 2), target=(0, 1, 2), origin=(0, 1)),
+])
+@pytest.mark.parametrize("number", [0, 1])
+def test_as_many_in_sync_as_the_smallest_partition_has_before_and_after_its_move_is_the_most(
+    smaller: PartitionValue, number: int
+) -> None:
+    state = cluster()
+    create(state, "t", 2, 3)
+    apply(state, [PartitionChanged("id-t", number, smaller)])
+    assert topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 2})
+    with pytest.raises(ConfigError, match="3 is above the replication factor 2"):
+        topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 3})
+
+
 def test_remote_storage_is_turned_on_by_its_key_and_off_only_by_name() -> None:
     state = cluster()
     state.cluster_id = "c"
