@@ -146,10 +146,18 @@ def test_only_leaders_in_doubt_begin_anew_when_remote_storage_is_turned_on() -> 
     state.topics["id-t"].partitions[1].processes[1] = ReplicaRegistered(
         "id-t", 1, 1, "d1", "r", "h", 1, last_epoch=8, flushed=0)
     apply(state, [RemoteDoubted("id-t", number) for number in (0, 1)])
-    on = {"remote_storage": True}
-    assert topic_changes.alter_topic_config(state, "t", on, store=WORKS) == [
+    other, on = {"segment_ms": 5}, {"remote_storage": True}
+    assert topic_changes.alter_topic_config(state, "t", other) == [
+        TopicConfigChanged("id-t", {"remote_storage": False, **other})
+    ]
+    begun = topic_changes.alter_topic_config(state, "t", on, store=WORKS)
+    assert begun == [
         TopicConfigChanged("id-t", on),
         # Above every epoch of which a replica holds batches.
         PartitionChanged(
             "id-t", 1, msgspec.structs.replace(led, leader_epoch=9, partition_epoch=7)),
+    ]
+    state.replay(begun[0])
+    assert topic_changes.alter_topic_config(state, "t", other, store=WORKS) == [
+        TopicConfigChanged("id-t", {**on, **other})
     ]
