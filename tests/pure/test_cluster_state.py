@@ -350,23 +350,6 @@ def test_no_producer_id_is_allocated_twice() -> None:
     assert given[1] - given[0] == broker_changes.PRODUCER_ID_BLOCK
 
 
-def test_an_offline_partition_says_whom_it_waits_for() -> None:
-    state = cluster()
-    create(state)
-    topic = state.topics["id-t"]
-    assert "first time" in str(topic_changes.offline_reason(state, topic, 0))
-    run_replicas(state, 0, 1, 2)
-    assert topic_changes.offline_reason(state, topic, 0) is None
-    fail_all_replicas(state)
-    waits = str(topic_changes.offline_reason(state, topic, 0))
-    assert waits.startswith("waits for broker 1 or 2, ")
-    new_disk = registration(1, 2, directory_id="new")
-    apply(state, broker_changes.register_broker(state, new_disk, (), ()))
-    run_replicas(state, 1, incarnation="b")
-    waits = str(topic_changes.offline_reason(state, topic, 0))
-    assert waits.startswith("waits for broker 1 with its former directory d1 or 2, ")
-
-
 def test_a_process_that_is_gone_does_not_take_its_successor_along() -> None:
     state = cluster()
     create(state)
@@ -432,19 +415,6 @@ def test_leadership_goes_back_to_the_preferred_replica_once() -> None:
     apply(state, broker_changes.balance_leaders(state))
     assert value(state).leader == preferred
     assert broker_changes.balance_leaders(state) == []
-
-
-def test_an_operator_elects_the_preferred_replica_of_the_partitions_that_he_names() -> None:
-    state = cluster()
-    create(state)
-    run_replicas(state, 0, 1, 2)
-    preferred = lead_by_another(state)
-    with pytest.raises(UnknownTopicError):
-        topic_changes.elect_leaders(state, "t", [0, 1], unclean=False)
-    assert topic_changes.elect_leaders(state, "t", None, unclean=True) == []  # It has a leader.
-    apply(state, topic_changes.elect_leaders(state, "t", [0], unclean=False))
-    assert value(state).leader == preferred
-    assert topic_changes.elect_leaders(state, "t", None, unclean=False) == []
 
 
 def fail_all_replicas(state: ClusterState) -> None:

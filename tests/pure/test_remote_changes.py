@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 
-from rayq.config import ClusterConfig
+from rayq.config import ClusterConfig, TopicConfig
 from rayq.core import broker_changes, remote_changes, topic_changes
 from rayq.core.cluster_state import MARKS_REMEMBERED_MAX, ClusterState, Partition
 from rayq.core.metadata_records import (
     EpochStarted,
     RemoteDoubted,
+    RemoteGarbage,
+    RemoteGarbageRemoved,
+    RemoteMoved,
+    SnapshotPinned,
+    SnapshotUnpinned,
     VotersChanged,
     decode_records,
     encode_records,
 )
-from rayq.core.remote_changes import PINS_MAX, ObjectStoreFacts
+from rayq.core.remote_changes import PINS_MAX, RESTORED_PIN_MS, ObjectStoreFacts
 from rayq.errors import (
     ConfigError,
     FencedEpochError,
@@ -200,6 +205,25 @@ def test_a_pin_that_keeps_nothing_is_refused() -> None:
         pin(state, "a", topic_id="never")
 
 
+def test_a_pin_is_what_was_asked_for_and_only_those_that_are_named_end() -> None:
+    state = tiered(partitions=2)
+    create(state, "u")
+    assert remote_changes.pin_snapshot(
+        state, pin_id="a", topic_id="id-t", starts={0: 0, 1: 9}, ttl_ms=5
+    ) == [SnapshotPinned("a", "id-t", {0: 0, 1: 9}, 5)]
+    for starts in ({0: 1, 2: 0}, {0: -1, 1: 0}, {-1: 0}):
+        with pytest.raises(InvalidRequestError, match="pin of 't' names offsets"):
+            pin(state, "a", starts=starts)
+    pin(state, "a")
+    pin(state, "b", topic_id="id-u")
+    pin(state, "c")
+    assert remote_changes.unpin_snapshots(state, ["b", "never", "a"]) == [
+        SnapshotUnpinned("a", "id-t"), SnapshotUnpinned("b", "id-u"),
+    ]
+    assert remote_changes.unpin_snapshots(state, []) == []
+    assert remote_changes.unpin_snapshots(state, ["never"]) == []
+
+
 def test_there_is_a_limit_of_pins_and_those_there_are_can_be_renewed() -> None:
     state = tiered()
     for number in range(PINS_MAX):
@@ -227,6 +251,35 @@ def test_a_deleted_topic_leaves_garbage_until_a_broker_has_removed_it() -> None:
     check_snapshot(state)
     apply(state, remote_changes.remove_garbage(state, "id-t"))
     assert not state.garbage and remote_changes.remove_garbage(state, "id-t") == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "doubted", "may"),
+    [
+        (False, [], False), (True, [], True), ("read", [], True), (False, [1], True),
+        (False, [0, 1], True), (True, [0], True),
+    ],
+)
+def test_objects_may_be_left_of_a_topic_that_is_stored_or_in_doubt(
+    stored: Any, doubted: list[int], may: bool
+) -> None:
+    state = tiered(stored=stored, partitions=2)
+    apply(state, [RemoteDoubted("id-t", number) for number in doubted])
+    topic = state.topics["id-t"]
+    found = remote_changes.may_have_objects(topic)
+    assert found is may
+    garbage = [RemoteGarbage("id-t", "t", 7, ("cluster/id-t/",))]
+    assert remote_changes.give_up_remote(state, topic, 7) == (garbage if may else [])
+
+
+def test_a_restored_topic_gives_up_the_objects_that_it_came_with_too() -> None:
+    state = tiered("other")
+    manifests = ["z/old/1/manifest/3", "cluster/id-other/0/manifest/3", "cluster/id-t/2/manifest/3"]
+    restored = [pointer(3, manifest=one) for one in manifests]
+    create(state, partitions=5, restored=[None, *restored])
+    assert remote_changes.give_up_remote(state, state.topics["id-t"], 9) == [
+        RemoteGarbage("id-t", "t", 9, ("cluster/id-t/", "cluster/id-other/0/", "z/old/1/"))
+    ]
 
 
 def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -> None:
@@ -281,6 +334,67 @@ def test_what_is_deleted_by_mistake_is_garbage_no_more_once_it_is_restored() -> 
     assert partition(state, "t2").remote == pointer(2)
 
 
+def test_only_the_garbage_that_a_restored_topic_needs_is_kept() -> None:
+    state = tiered()
+    for name in ("t2", "u"):
+        create(state, name)
+    move(state, pointer())
+    for name in ("t", "t2", "u"):
+        apply(state, topic_changes.delete_topic(state, name, now_ms=1))
+    back = [None, pointer(5, 10, start=4, manifest="cluster/id-u/0/manifest/5"),
+            pointer(3, 8, start=2, manifest="cluster/id-t/3/manifest/3")]
+    assert remote_changes.restore(state, "id-back", back) == [
+        RemoteGarbageRemoved("id-t"),
+        RemoteGarbageRemoved("id-u"),
+        RemoteMoved("id-back", 1, back[1]),
+        RemoteMoved("id-back", 2, back[2]),
+        SnapshotPinned("restore-id-back", "id-back", {1: 4, 2: 2}, RESTORED_PIN_MS),
+    ]
+    assert remote_changes.restore(state, "id-back", [None]) == []
+    assert remote_changes.restore(state, "id-back", []) == []
+    assert remote_changes.remove_garbage(state, "id-t") == [RemoteGarbageRemoved("id-t")]
+
+
+def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
+    return pointer(version, manifest=f"c/other/{number}/manifest/{version}", **changes)
+
+
+@pytest.mark.parametrize(
+    ("stored", "restored", "why"),
+    [
+        (True, [elsewhere(0), elsewhere(1)], None),
+        ("read", [elsewhere(0)], None),
+        (True, [None, elsewhere(0)], None),
+        (True, [pointer(manifest="cluster/id-t/1/manifest/1")], None),
+        (True, [elsewhere(0, end=0)], None),
+        (True, [elsewhere(0, start=10, data_bytes=0)], None),
+        (False, [], None),
+        (False, [None, None, None], None),
+        (False, [None, elsewhere(0)], "has to have remote_storage=True"),
+        (True, [elsewhere(0), None, None], "3 partitions .* the topic gets 2"),
+        (True, [None, elsewhere(0, 0)], "Partition 1 cannot be restored: .* is of no range"),
+        (True, [elsewhere(0, start=11)], "Partition 0 cannot .* is of no range"),
+        (True, [elsewhere(0, start=-1)], "is of no range"),
+        (True, [elsewhere(0, data_bytes=-1)], "is of no range"),
+        (True, [elsewhere(0, end_epoch=None)], "record before 10 is None"),
+        (True, [pointer(manifest="a/b")], "no name of a manifest"),
+        (True, [None, pointer(9)], "Partition 1 cannot .* its objects are those of t-0, which"),
+        (True, [elsewhere(4), elsewhere(4, 2)], "Partition 1 cannot .* those of partition 0,"),
+    ],
+)
+def test_two_partitions_never_share_objects_and_what_is_restored_can_be_true(
+    stored: Any, restored: list[RemotePointer | None], why: str | None
+) -> None:
+    state = tiered(partitions=2)
+    move(state, pointer())
+    config = TopicConfig(remote_storage=stored)
+    if why is None:
+        remote_changes.check_restored(state, config, 2, restored)
+        return
+    with pytest.raises(InvalidRequestError, match=why):
+        remote_changes.check_restored(state, config, 2, restored)
+
+
 @pytest.mark.parametrize(
     ("stored", "restored", "why"),
     [
@@ -314,6 +428,41 @@ def test_remote_storage_waits_until_every_live_broker_reaches_the_store(
     create(state, stored=False)
     with pytest.raises(error, match=why):
         topic_changes.alter_topic_config(state, "t", {"remote_storage": True}, store=store)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "needs_a_store"),
+    [
+        (None, False, False), (None, True, True), (None, "read", True),
+        (False, False, False), (False, True, True), (False, "read", True),
+        (True, False, False), (True, True, False), (True, "read", False),
+        ("read", False, False), ("read", True, True), ("read", "read", False),
+    ],
+)
+def test_a_store_is_needed_where_a_topic_begins_to_use_it(
+    before: Any, after: Any, needs_a_store: bool
+) -> None:
+    state = tiered(stored=before or False)
+    topic = None if before is None else state.topics["id-t"]
+    config = TopicConfig(remote_storage=after)
+    none, away = ObjectStoreFacts(None, {}), ObjectStoreFacts("s3://b", {})
+    if not needs_a_store:
+        remote_changes.check_remote_config(state, config, topic, none)
+        return
+    with pytest.raises(ConfigError, match="remote_storage needs an object store"):
+        remote_changes.check_remote_config(state, config, topic, none)
+    with pytest.raises(RemoteStorageError, match="^Broker 0 .*: it was not heard of yet"):
+        remote_changes.check_remote_config(state, config, topic, away)
+    remote_changes.check_remote_config(state, config, topic, WORKS)
+
+
+def test_the_first_broker_with_trouble_is_named() -> None:
+    state = cluster(4)
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    config = TopicConfig(remote_storage=True)
+    facts = ObjectStoreFacts("s3://b", {0: "gone", 1: None, 3: "403", 2: "it is full", 7: "?"})
+    with pytest.raises(RemoteStorageError, match="^Broker 2 cannot .*: it is full"):
+        remote_changes.check_remote_config(state, config, None, facts)
 
 
 def test_a_broker_that_is_away_is_not_waited_for() -> None:
@@ -375,6 +524,16 @@ def test_a_later_mark_that_the_metadata_do_not_know_is_of_another_cluster() -> N
     known = [(3, "mark-3"), (4, "mark-4"), (2, "long ago")]
     assert remote_changes.unknown_marks(state, known) == []
     assert remote_changes.unknown_marks(state, [*known, (4, "clone"), (5, "clone")]) == [4, 5]
+
+
+def test_marks_count_from_the_oldest_one_that_is_remembered_on() -> None:
+    state = ClusterState()
+    for epoch in (3, 5):
+        state.replay(EpochStarted(epoch, "h", 1, "c", f"mark-{epoch}"))
+    seen = [(6, "x"), (2, "x"), (5, "mark-3"), (4, "x"), (3, "mark-5"), (5, "mark-5")]
+    seen.append((3, "mark-3"))
+    assert remote_changes.unknown_marks(state, seen) == [3, 4, 5, 6]
+    assert remote_changes.unknown_marks(state, []) == []
 
 
 def test_after_a_recovery_the_marks_of_forgotten_epochs_count_for_nothing() -> None:

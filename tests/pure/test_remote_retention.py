@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +90,47 @@ def test_what_is_above_the_remote_end_is_counted_once(
 
 
 def test_a_segment_across_the_remote_end_counts_by_its_offsets() -> None:
-    assert closed_above([ClosedSegment(10, 20, 100, 5)], 16) == [Piece(20, 40, 5)]
+    segments = [ClosedSegment(0, 10, 70, 3), ClosedSegment(10, 20, 100, 5), ClosedSegment(20, 23, 9, 6)]
+    last = Piece(23, 9, 6)
+    assert closed_above(segments, 9) == [Piece(10, 7, 3), Piece(20, 100, 5), last]
+    assert closed_above(segments, 10) == [Piece(20, 100, 5), last]
+    assert closed_above(segments, 16) == [Piece(20, 40, 5), last]
+    assert closed_above(segments, 21) == [Piece(23, 6, 6)]
+    assert closed_above(segments, 22) == [Piece(23, 3, 6)]
+    assert closed_above(segments, 23) == closed_above(segments, 24) == closed_above([], 0) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "start"),
+    [
+        ({}, None),
+        ({"retention_ms": 40}, None),
+        ({"retention_ms": 39}, 10),
+        ({"retention_ms": 20}, 10),
+        ({"retention_ms": 19}, 20),
+        ({"retention_ms": 0}, 20),
+        ({"retention_ms": 0, "now_ms": 51}, 30),
+        ({"retention_bytes": 65}, None),
+        ({"retention_bytes": 64}, 10),
+        ({"retention_bytes": 55}, 10),
+        ({"retention_bytes": 54}, 20),
+        ({"retention_bytes": 0}, 30),
+        ({"retention_bytes": 54, "retention_ms": 1000}, 20),
+        ({"retention_bytes": 1000, "retention_ms": 19}, 20),
+        ({"retention_bytes": 0, "limit_offset": 30}, 30),
+        ({"retention_bytes": 0, "limit_offset": 29}, 20),
+        ({"retention_ms": 0, "limit_offset": 10}, 10),
+        ({"retention_ms": 0, "limit_offset": 9}, None),
+    ],
+)
+def test_retention_goes_exactly_as_far_as_age_size_and_pins_say(
+    limits: dict[str, int], start: int | None
+) -> None:
+    pieces = [Piece(10, 10, 10), Piece(20, 20, 30), Piece(30, 30, 50)]
+    values = {
+        "now_ms": 50, "limit_offset": 99, "retention_ms": None, "retention_bytes": None, **limits,
+    }
+    assert retention_start(pieces, 65, **values) == start
 
 
 @given(lengths, st.integers(0, 80))
@@ -98,14 +139,17 @@ def test_uploads_end_where_a_whole_segment_is_stable(
 ) -> None:
     segments = segments_of(parts)
     limit = upload_limit(segments, stable_offset)
-    assert limit is None or limit <= stable_offset
-    assert all(one.end <= (limit or 0) for one in segments if one.end <= stable_offset)
+    whole = [one.end for one in segments if one.end <= stable_offset]
+    assert limit == (whole[-1] if whole else None)
 
 
 def test_what_left_the_list_is_due_after_the_delay() -> None:
     removed = [("a", 0), ("b", 50), ("c", 51)]
     assert due(removed, 100, 50) == ["a", "b"]
+    assert due(removed, 101, 50) == due(removed, 51, 0) == ["a", "b", "c"]
     assert dated_ahead(removed, 50) == ["c"]
+    assert dated_ahead(removed, 49) == ["b", "c"]
+    assert dated_ahead(removed, 51) == []
 
 
 names = st.lists(
@@ -157,6 +201,36 @@ def test_a_sweep_takes_nothing_that_is_named_or_new_or_could_still_be_committed(
         }
 
 
+def test_a_sweep_waits_with_data_objects_while_a_later_manifest_is_listed() -> None:
+    listed = [
+        StoredObject("data", False, 0, 3, 4),
+        StoredObject("manifest", True, 1, 3, 4),
+        StoredObject("named", True, 2, 3, 4),
+        StoredObject("own data", False, 0, 5, 4),
+        StoredObject("own manifest", True, 9, 5, 4),
+        StoredObject("new data", False, 0, 3, 5),
+        StoredObject("new manifest", True, 1, 3, 5),
+        StoredObject("older data", False, 9, 2, 0),
+    ]
+
+    def swept(*more: StoredObject) -> list[str]:
+        return sweepable(
+            [*listed, *more], named={"named"}, committed=(3, 2), leader_epoch=5, before_ms=5)
+
+    assert swept() == ["data", "manifest", "older data"]
+    for version, epoch in ((3, 3), (0, 4)):
+        late = StoredObject("late", True, version, epoch, 4)
+        assert swept(late) == ["manifest", "late"]
+        # One that is too new to be taken counts as well.
+        assert swept(late._replace(modified_ms=5)) == ["manifest"]
+    for other in (
+        StoredObject("same", True, 2, 3, 4),
+        StoredObject("sooner", True, 9, 2, 4),
+        StoredObject("large", False, 9, 4, 4),
+    ):
+        assert swept(other) == ["data", "manifest", "older data", other.name]
+
+
 def test_a_disk_that_waits_for_the_store_is_never_filled() -> None:
     def refuses(backlog: int, limit: int | None, free: int, *, is_stuck: bool) -> bool:
         return is_backlog_too_large(backlog, limit, free, is_stuck=is_stuck)
@@ -166,3 +240,7 @@ def test_a_disk_that_waits_for_the_store_is_never_filled() -> None:
     assert not refuses(200, None, 50, is_stuck=False)
     assert refuses(201, None, 50, is_stuck=False)
     assert refuses(11, 10, 1000, is_stuck=True) and not refuses(11, 10, 1000, is_stuck=False)
+    # A limit is a limit, however little or much is free; 0 is one too.
+    assert not refuses(10, 10, 1000, is_stuck=True) and not refuses(10, 10, 0, is_stuck=False)
+    assert refuses(1, 0, 1000, is_stuck=True) and refuses(11, 10, 0, is_stuck=False)
+    assert not refuses(51, 100, 10, is_stuck=False) and not refuses(0, None, 0, is_stuck=True)
