@@ -4,17 +4,10 @@ it tells a follower whose log differs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
 
 import msgspec
 import pytest
 
-from proving.simulation import World
-from proving.simulation.process import Process
-from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.config import ClusterConfig
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
@@ -27,102 +20,12 @@ from rayq.errors import (
     StalePartitionError,
     TimeoutError,
 )
-from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
-from tests.storage.support import append, make_batch
+from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
+from tests.storage.support import append
 
-ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
-EPOCHS = [(2, 0), (4, 10), (6, 20)]
-END = 30
-LEADER_EPOCH = 8
 WAIT_S = 2.0
-
-
-class Led:
-    """A leader over a log of 30 records in three epochs, in epoch 8."""
-
-    def __init__(self, log: ReplicaLog) -> None:
-        self.log = log
-        self.has_lease = True
-        self.proposals: list[messages.AlterPartition] = []
-        self.refusal: Exception | None = None
-        self.leader = Leader(
-            log,
-            assignment(),
-            propose=self._propose,
-            has_lease=lambda: self.has_lease,
-            links=cast(Any, None),  # There are no transactions.
-        )
-        self.leader.committed(assignment())
-
-    async def _propose(self, request: messages.AlterPartition) -> None:
-        self.proposals.append(request)
-        if self.refusal is not None:
-            raise self.refusal
-
-    def flushed(self, offset: int) -> None:
-        self.leader.flushed(offset)
-
-    async def fetched(
-        self, broker: int, offset: int, last_epoch: int | None, flushed: int | None = None,
-        *, incarnation: str | None = None, log_start: int = 0,
-    ) -> messages.ReplicaFetchResponse:
-        request = messages.ReplicaFetch(
-            "id", 0, broker, incarnation or f"{broker}a", LEADER_EPOCH, offset,
-            offset if flushed is None else flushed, log_start, last_epoch, 1 << 20, 0,
-        )
-        answer, _ = await self.leader.replica_fetch(request)
-        return answer
-
-    async def all_agree(self, end: int = END) -> None:
-        for broker in (2, 3):
-            await self.fetched(broker, end, 6 if end == END else LEADER_EPOCH)
-
-    def produce(
-        self, sequence: int, *, acks: int = -1, timeout_ms: int = 60_000
-    ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
-        batch = make_batch(0, 1, producer_id=7, base_sequence=sequence)
-        request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
-        return self.leader.produce(request, memoryview(batch))
-
-    def waiting(self, sequence: int, **options: Any) -> asyncio.Future[messages.ProduceResponse]:
-        found = self.produce(sequence, **options)
-        assert isinstance(found, asyncio.Future)
-        return found
-
-
-def assignment(
-    partition_epoch: int = 1, isr: list[tuple[int, str]] | None = None
-) -> messages.PartitionAssignment:
-    return messages.PartitionAssignment(
-        "t", "id", 0, {"min_insync_replicas": 2}, 1, "1a", "h", 1, LEADER_EPOCH, partition_epoch,
-        None, ALL if isr is None else isr, list(ALL),
-    )
-
-
-def leading(work: Callable[[Led], Awaitable[None]]) -> None:
-    async def script(process: Process) -> None:
-        environment = process.environment
-        log = ReplicaLog(
-            environment, ClusterConfig(), assignment(), broker=1, incarnation="1a",
-            on_flushed=lambda _: None, on_failure=lambda: None,
-        )
-        await log.open(
-            PartitionDirectory.open(
-                environment, "/data/t-0", topic="t", topic_id="id", partition=0, incarnation="1a",
-                pid_start_time=1,
-            )
-        )
-        for epoch, start in EPOCHS:
-            for _ in range(start, start + 10):
-                append(log.log, epoch=epoch)
-        await log.checkpoint()
-        await work(Led(log))
-
-    with World(seed=1) as world:
-        process = world.host("broker").process("replica")
-        world.run(process.run(script(process)))
 
 
 # --- producing ------------------------------------------------------------------------------------
@@ -235,7 +138,7 @@ def test_who_waits_for_too_long_is_told_and_the_others_wait_on() -> None:
 def test_a_new_leader_flushes_what_it_appended_as_a_follower() -> None:
     async def work(led: Led) -> None:
         append(led.log.log, epoch=6)
-        again = Led(led.log)
+        again = Led(led.log, led.host)
         await asyncio.sleep(WAIT_S)
         assert led.log.log.flushed_offset == again.leader.state.end_offset == 31
 
