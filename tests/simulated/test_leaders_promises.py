@@ -4,11 +4,15 @@ it tells a follower whose log differs."""
 from __future__ import annotations
 
 import asyncio
+import errno
+from typing import Any
 
 import msgspec
 import pytest
 
+from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
+    DiskFullError,
     DivergedLogError,
     FencedEpochError,
     LogTruncatedError,
@@ -17,7 +21,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
-    StalePartitionError,
+    StorageError,
     TimeoutError,
 )
 from rayq.wire import messages
@@ -26,6 +30,7 @@ from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment
 from tests.storage.support import append
 
 WAIT_S = 2.0
+AT_ONCE_S = 0.05
 
 
 # --- producing ------------------------------------------------------------------------------------
@@ -141,6 +146,158 @@ def test_a_new_leader_flushes_what_it_appended_as_a_follower() -> None:
         again = Led(led.log, led.host)
         await asyncio.sleep(WAIT_S)
         assert led.log.log.flushed_offset == again.leader.state.end_offset == 31
+
+    leading(work)
+
+
+def test_each_answer_says_where_its_batch_is_and_when_it_was_appended() -> None:
+    async def before(log: ReplicaLog) -> None:
+        log.high_watermark = END
+        await log.advance_log_start(5)
+
+    async def work(led: Led) -> None:
+        clock = led.log.environment.clock
+        await led.all_agree()
+        appended_ms = clock.wall_ms()
+        first = led.produce(0, acks=1)
+        assert first == messages.ProduceResponse(30, appended_ms, 5, False)
+        await asyncio.sleep(WAIT_S)
+        assert led.produce(0, acks=0) == messages.ProduceResponse(30, appended_ms, 5, True)
+        later = led.waiting(1)
+        later_ms = clock.wall_ms()
+        led.flushed(32)
+        await led.all_agree(32)
+        assert await later == messages.ProduceResponse(31, later_ms, 5, False)
+        assert led.produce(0) == messages.ProduceResponse(30, appended_ms, 5, True)
+
+    leading(work, before=before)
+
+
+def test_where_a_topic_does_not_wait_for_its_disk_the_followers_are_enough() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        answer = led.waiting(0)
+        await led.fetched(2, 31, flushed=31)
+        assert not answer.done()
+        await led.fetched(3, 31, flushed=31)
+        assert answer.result().base_offset == 30
+
+    leading(work, config={"flush": "os"})
+
+
+@pytest.mark.parametrize("flush", ["os", "disk"])
+def test_a_leader_that_is_alone_waits_for_its_disk_only(flush: str) -> None:
+    async def work(led: Led) -> None:
+        led.leader.committed(assignment(2, ALL[:1]))
+        answer = led.produce(0)
+        if flush == "disk":
+            assert isinstance(answer, asyncio.Future) and not answer.done()
+            led.flushed(31)
+            answer = answer.result()
+        assert isinstance(answer, messages.ProduceResponse) and answer.base_offset == 30
+        assert led.log.high_watermark == 31
+
+    leading(work, config={"flush": flush, "min_insync_replicas": 1})
+
+
+def test_the_leader_has_its_own_appends_flushed() -> None:
+    async def work(led: Led) -> None:
+        led.produce(0, acks=1)
+        await asyncio.sleep(WAIT_S)
+        assert led.log.log.flushed_offset == 31
+
+    leading(work)
+
+
+def test_a_disk_that_is_full_refuses_a_record_and_one_that_fails_ends_the_replica() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        full = led.host.disk.fail("write", path_part=".log", error=errno.ENOSPC)
+        with pytest.raises(DiskFullError):
+            led.produce(0)
+        assert (led.log.failure, led.log.log.end_offset) == (None, END)
+        full.heal()
+        assert led.waiting(0).done() is False and led.log.log.end_offset == 31
+        led.host.disk.fail("write", path_part=".log")
+        led.host.disk.fail("truncate", path_part=".log")  # What was half written stays.
+        with pytest.raises(StorageError):
+            led.produce(1)
+        assert led.log.failure is not None
+
+    leading(work)
+
+
+@pytest.mark.parametrize("config", [{}, {"min_insync_replicas": 3}, {"min_insync_replicas": 1}])
+@pytest.mark.parametrize("in_sync", [1, 2, 3])
+def test_how_many_must_be_in_sync_is_the_topics_to_say(
+    config: dict[str, Any], in_sync: int
+) -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        led.leader.committed(assignment(2, ALL[:in_sync]))
+        least = config.get("min_insync_replicas", 2)
+        if in_sync >= least:
+            assert not led.waiting(0).done()
+        else:
+            with pytest.raises(
+                NotEnoughReplicasError,
+                match=f"t-0 has {in_sync} in-sync replicas, acks='all' needs.*= {least}",
+            ):
+                led.produce(0)
+
+    leading(work, config=config)
+
+
+def test_a_partition_that_moves_needs_no_more_in_sync_than_its_topic_says() -> None:
+    async def work(led: Led) -> None:
+        led.log.configure({})  # A majority of the topic's replicas.
+        await led.all_agree()
+        moving = assignment(2, ALL[:1], replication_factor=1)
+        led.leader.committed(moving)
+        assert led.leader.state.min_insync == 1
+        led.leader.committed(assignment(3, ALL[:1], replication_factor=3))
+        assert led.leader.state.min_insync == 2
+        led.leader.committed(assignment(4, ALL[:1]))
+        assert led.leader.state.min_insync == 2, "an older broker says nothing of a move"
+
+    leading(work)
+
+
+# --- the end of a role ----------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_deposed_leader_hears_it_at_once() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = [
+            asyncio.ensure_future(one)
+            for one in (
+                led.reading(END, wait_ms=60_000),
+                led.copying(2, END, 6, log_start=9, wait_ms=60_000),
+                led.deleting(9, timeout_ms=60_000),
+            )
+        ]
+        await asyncio.sleep(WAIT_S)
+        assert not any(one.done() for one in waiting)
+        led.leader.end("another leads")
+        for one in waiting:
+            with pytest.raises(NotLeaderError, match="does not lead t-0 .another leads."):
+                await asyncio.wait_for(one, AT_ONCE_S)
+
+    leading(work)
+
+
+def test_a_leader_says_why_it_leads_no_more() -> None:
+    async def work(led: Led) -> None:
+        led.leader.check()
+        led.has_lease = False
+        with pytest.raises(NotLeaderError, match="it lost its broker"):
+            led.leader.check()
+        led.has_lease = True
+        led.leader.check()
+        led.leader.end("another leads")
+        with pytest.raises(NotLeaderError, match="another leads"):
+            led.leader.check()
 
     leading(work)
 
@@ -314,22 +471,23 @@ def test_who_begins_anew_gets_the_producers_and_epochs_below_the_log_start_only(
     leading(work)
 
 
-@pytest.mark.parametrize("refusal", [StalePartitionError("no"), TimeoutError("who knows?")])
-def test_only_a_proposal_that_was_refused_for_certain_is_forgotten(refusal: Exception) -> None:
+# --- without an object store ----------------------------------------------------------------------
+
+
+def test_a_topic_that_has_nothing_in_the_object_store_says_so() -> None:
     async def work(led: Led) -> None:
-        led.refusal = refusal
-        led.leader.committed(assignment(2, ALL[:2]))
-        await led.all_agree()
-        await asyncio.sleep(WAIT_S)
-        (proposed, *_) = led.proposals
-        assert (proposed.isr, proposed.partition_epoch) == (ALL, 2)
-        led.produce(0, acks=1)
-        led.flushed(31)
-        await led.fetched(2, 31, LEADER_EPOCH)
-        is_refused = isinstance(refusal, StalePartitionError)
-        await asyncio.sleep(WAIT_S)
-        # A proposal that may have been accepted holds the high watermark until its third member has
-        # all.
-        assert led.log.high_watermark == (31 if is_refused else 30)
+        await led.fetched(2, END, 6)
+        await led.fetched(3, 21, 6)
+        await led.log.advance_log_start(12)
+        assert led.leader.describe_remote_storage() == messages.DescribeRemoteStorageResponse(
+            pointer=None, log_start_offset=12, local_start_offset=12, high_watermark=21,
+            lag_bytes=0, lag_ms=0, trouble=None,
+        )
+        await led.log.drop_local(15)
+        described = led.leader.describe_remote_storage()
+        assert (described.log_start_offset, described.local_start_offset) == (12, 15)
+        request = messages.VerifyRemote("id", 0, LEADER_EPOCH, 0, deep=True, repair=False)
+        answer = await led.leader.verify_remote(request)
+        assert answer == messages.VerifyRemoteResponse(0, None, [], [])
 
     leading(work)
