@@ -15,7 +15,7 @@ from rayq.config import ClusterConfig
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
-from tests.storage.support import append, make_batch
+from tests.storage.support import NOW_MS, append, make_batch
 
 ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
 EPOCHS = [(2, 0), (4, 10), (6, 20)]
@@ -79,9 +79,12 @@ class Led:
             await self.fetched(broker, end, last_epoch, log_start=log_start)
 
     def produce(
-        self, sequence: int, *, acks: int = -1, timeout_ms: int = 60_000
+        self, sequence: int, *, acks: int = -1, timeout_ms: int = 60_000,
+        timestamp_ms: int = NOW_MS,
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
-        batch = make_batch(0, 1, producer_id=7, base_sequence=sequence)
+        batch = make_batch(
+            0, 1, producer_id=7, base_sequence=sequence, timestamp_ms=timestamp_ms
+        )
         request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
         return self.leader.produce(request, memoryview(batch))
 
