@@ -97,6 +97,21 @@ def test_nothing_is_taken_and_what_waits_fails_below_min_insync() -> None:
     leading(work)
 
 
+def test_metadata_that_leave_enough_in_sync_fail_nobody() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = led.waiting(0)
+        led.leader.committed(assignment(1))
+        led.leader.committed(assignment(2, ALL[:2]))
+        assert not waiting.done()
+        led.flushed(31)
+        await led.fetched(2, 31)
+        await led.fetched(3, 31)  # It is proposed again.
+        assert waiting.result().base_offset == 30
+
+    leading(work)
+
+
 def test_a_leader_that_is_deposed_acknowledges_nothing_more() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()
