@@ -389,6 +389,19 @@ def test_a_follower_that_is_refused_counts_for_nothing() -> None:
     leading(work, before=before)
 
 
+def test_a_notice_of_a_flush_counts_as_far_as_it_goes() -> None:
+    async def work(led: Led) -> None:
+        await led.fetched(3, END, 6)
+        await led.fetched(2, END, 6, 20)
+        for flushed, counted in ((25, 25), (22, 25), (END, END)):
+            led.leader.replica_flushed(
+                messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, flushed)
+            )
+            assert led.log.high_watermark == counted
+
+    leading(work)
+
+
 def test_only_the_registered_process_of_a_replica_counts() -> None:
     async def work(led: Led) -> None:
         for broker, incarnation in ((2, "2b"), (9, "9a"), (3, "2a")):

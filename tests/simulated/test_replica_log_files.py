@@ -62,6 +62,11 @@ def damage(held: Held, segment: int, number: int) -> None:
 Read = Callable[[Held], Awaitable[object]]
 
 
+def leftovers(held: Held) -> list[str]:
+    """Old segments that were taken out of the log and are on disk still."""
+    return [path for path in held.disk.paths() if path.endswith(".deleted")]
+
+
 def test_damage_that_is_read_ends_a_replica_that_is_not_alone() -> None:
     reads: list[tuple[Read, str]] = [
         (lambda held: held.log.read(13, 30, 1 << 20), "t-0 at offset 13"),
@@ -108,6 +113,19 @@ def test_who_is_alone_with_a_disk_that_cannot_be_read_goes_on() -> None:
         assert held.log.trouble is not None and "t-0 at offset" in held.log.trouble
         fault.heal()
         assert (await held.log.read(10, 30, 1))[1] == 11
+
+    holding(work, SMALL)
+
+
+def test_the_same_trouble_is_said_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(held: Held) -> None:
+        held.is_alone = True
+        held.disk.cold_reads = 1.0
+        held.disk.fail("read", path_part=".log")
+        for offset, said in ((10, 1), (10, 1), (20, 2)):
+            await raised(StorageError, held.log.read(offset, 30, 1), "No other replica")
+            lines = [one for one in caplog.messages if "No other replica is in sync" in one]
+            assert len(lines) == said
 
     holding(work, SMALL)
 
@@ -227,7 +245,7 @@ def test_a_log_start_is_durable_and_old_segments_are_gone(is_remote: bool) -> No
     async def work(held: Held) -> None:
         assert held.segments() == [0, 10, 20]
         await held.log.advance_log_start(20)
-        assert held.segments() == [20]
+        assert (held.segments(), leftovers(held)) == ([20], [])
         await held.log.advance_log_start(99)
         assert (held.log.log.start_offset, held.segments()) == (30, [20])
 
@@ -245,7 +263,7 @@ def test_segments_of_a_pass_of_the_cleaner_stay_until_it_has_ended() -> None:
         assert (held.log.log.persisted_log_start, held.segments()) == (20, [0, 10, 20])
         held.log.is_compacted_now = False
         await held.log.remove_below_start()
-        assert held.segments() == [20]
+        assert (held.segments(), leftovers(held)) == ([20], [])
 
     holding(work, SMALL)
 
@@ -279,7 +297,7 @@ def test_a_full_disk_keeps_no_old_segment() -> None:
         fault = held.disk.fail("write", path_part="checkpoint", error=errno.ENOSPC)
         await raised(DiskFullError, held.log.advance_log_start(20))
         assert held.segments() == [20]
-        assert not [path for path in held.disk.paths() if path.endswith(".deleted")]
+        assert not leftovers(held)
         fault.heal()
         await asyncio.sleep(CHECKPOINT_RETRY_S + AT_ONCE_S)
         assert held.log.log.persisted_log_start == 20
@@ -309,11 +327,11 @@ def test_old_segments_that_cannot_be_removed_stay_until_the_next_start() -> None
         await held.log.advance_log_start(20)
         assert held.log.failure is None
         fault.heal()
-        assert [path for path in held.disk.paths() if path.endswith(".deleted")]
+        assert leftovers(held)
         await held.log.close()
         again = Held(held.process, held.host, SMALL)
         await again.open()
-        assert not [path for path in held.disk.paths() if path.endswith(".deleted")]
+        assert not leftovers(held)
 
     holding(work, SMALL)
 
@@ -325,7 +343,7 @@ def test_segments_that_are_in_the_object_store_leave_the_disk() -> None:
         assert (held.log.log.local_start_offset, held.segments()) == (0, [0, 10, 20, 30])
         await held.log.drop_local(20)
         assert (held.log.log.start_offset, held.log.log.local_start_offset) == (0, 20)
-        assert held.segments() == [20, 30]
+        assert (held.segments(), leftovers(held)) == ([20, 30], [])
         await held.log.drop_local(31)
         assert held.log.log.local_start_offset == 31, "its checkpoint covered the last record"
 
