@@ -170,6 +170,32 @@ def test_each_batch_waits_exactly_as_long_as_its_request_says() -> None:
     leading(work)
 
 
+def test_what_waited_in_vain_for_the_next_transaction_holds_up_nothing_of_this_one() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        waiting = led.waiting(epoch=1, timeout_ms=1_000)
+        led.leader.expire_waiters(led.clock.monotonic() + 1)
+        assert isinstance(waiting.exception(), TransactionOrderError)
+        assert await led.written(sequence=1) == 1
+
+    leading(work)
+
+
+@pytest.mark.parametrize("is_deposed", [True, False])
+def test_who_did_not_wait_for_the_answer_is_told_nothing(is_deposed: bool) -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        gone, patient = led.waiting(timeout_ms=1_000), led.waiting(sequence=1, timeout_ms=1_000)
+        gone.cancel()
+        if is_deposed:
+            led.leader.end("another leads")
+        else:
+            led.leader.expire_waiters(led.clock.monotonic() + 1)
+        assert gone.cancelled() and patient.exception() is not None
+
+    leading(work)
+
+
 # --- markers and seals ----------------------------------------------------------------------------
 
 
