@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -234,6 +235,30 @@ def test_nothing_is_read_before_there_is_room_for_the_answer(
         room.grant()
         (answer, _), (_, stored_data) = await asyncio.gather(*readers)
         assert (answer.next_offset, stored_data) == (END, b"x" * START)
+
+    leading(work, before=shortened)
+
+
+class NotedRoom(AnswerRoom):
+    """Notes for how much room it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: True)
+        self.sizes: list[int] = []
+
+    def take(self, size: int) -> AbstractAsyncContextManager[None]:
+        self.sizes.append(size)
+        return super().take(size)
+
+
+def test_an_answer_takes_no_more_room_than_it_may_need() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        stored(led)  # There are 100 bytes in one piece.
+        room = NotedRoom()
+        for offset, bytes_max in ((START, 70), (START, 300), (20, 70), (20, 300)):
+            await led.reading(offset, bytes_max=bytes_max, room=room)
+        assert room.sizes == [70, 100, 70, 300]
 
     leading(work, before=shortened)
 
