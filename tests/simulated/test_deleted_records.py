@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 
 import pytest
 
-from rayq.errors import TimeoutError
+from rayq.actors.replica.leader import CONFIRM_CHECK_S
+from rayq.errors import (
+    NotEnoughReplicasError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    TimeoutError,
+)
 from rayq.records import TopicPartition
+from rayq.wire import messages
+from tests.simulated.leader_stage import ALL, END, Led, assignment, leading
 from tests.simulated.staged import Stage, play
 
 PLACE = TopicPartition("t", 0)
+WAIT_S = 2.0
 
 
 def test_deleted_records_do_not_come_back_with_a_leader_that_was_away() -> None:
@@ -83,3 +93,97 @@ def test_a_follower_whose_disk_is_full_confirms_nothing_that_a_crash_would_undo(
         assert full in stage.in_sync("t")
 
     play(script)
+
+
+# --- a leader alone -------------------------------------------------------------------------------
+
+
+async def moves(led: Led, broker: int, log_start: int) -> None:
+    await led.fetched(broker, END, 6, log_start=log_start)
+
+
+def test_a_deletion_is_answered_as_soon_as_all_who_may_lead_have_done_it() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        deleting = asyncio.ensure_future(led.deleting(9, timeout_ms=60_000))
+        await asyncio.sleep(WAIT_S)
+        await moves(led, 2, 9)
+        await moves(led, 3, 8)
+        # From then on the leader looks by itself only after a pause.
+        await asyncio.sleep(CONFIRM_CHECK_S / 2)
+        assert not deleting.done() and led.log.log.persisted_log_start == 9
+        await moves(led, 3, 9)
+        answer = await asyncio.wait_for(deleting, CONFIRM_CHECK_S / 10)
+        assert answer == messages.DeleteRecordsResponse(9)
+
+    leading(work)
+
+
+def test_a_deletion_is_answered_when_who_held_it_up_has_left_the_set() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        deleting = asyncio.ensure_future(led.deleting(9, timeout_ms=60_000))
+        await asyncio.sleep(WAIT_S)
+        await moves(led, 2, 9)
+        led.leader.committed(assignment(2, ALL[:2]))
+        assert (await asyncio.wait_for(deleting, 1)).log_start_offset == 9
+
+    leading(work)
+
+
+def test_a_deletion_that_is_not_confirmed_in_time_says_so() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        began_s = led.clock.monotonic()
+        with pytest.raises(TimeoutError, match=r"t-0 \(3, min.* = 2\).* start at offset 9"):
+            await led.deleting(9, timeout_ms=3_030)
+        assert led.clock.monotonic() - began_s == pytest.approx(3.03, abs=0.02)
+        with pytest.raises(TimeoutError):
+            await led.deleting(9)
+        await led.all_agree(log_start=9)
+        assert (await led.deleting(9)).log_start_offset == 9
+        assert (await led.deleting(4)).log_start_offset == 9, "it is deleted already"
+
+    leading(work)
+
+
+def test_a_deletion_says_how_far_all_who_may_lead_have_moved() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        with pytest.raises(TimeoutError):
+            await led.deleting(20)
+        await moves(led, 2, 15)
+        await moves(led, 3, 13)
+        assert (await led.deleting(9)).log_start_offset == 13
+
+    leading(work)
+
+
+def test_only_committed_records_are_deleted_and_by_default_all_of_them() -> None:
+    async def work(led: Led) -> None:
+        with pytest.raises(OffsetNotAvailableError):
+            await led.deleting(0)
+        await led.all_agree()
+        led.produce(0, acks=1)
+        with pytest.raises(OffsetOutOfRangeError, match="Offset 31 is past the high watermark 30"):
+            await led.deleting(31)
+        assert led.log.log.start_offset == 0
+        with pytest.raises(TimeoutError):
+            await led.deleting(END)
+        assert led.log.log.start_offset == END
+        led.flushed(31)
+        await led.all_agree(31, log_start=31)
+        assert (await led.deleting(None)).log_start_offset == 31
+
+    leading(work)
+
+
+def test_nothing_is_deleted_below_min_insync() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        led.leader.committed(assignment(2, ALL[:1]))
+        with pytest.raises(NotEnoughReplicasError, match="t-0 has 1 in-sync.*Nothing was deleted"):
+            await led.deleting(9)
+        assert led.log.log.start_offset == 0
+
+    leading(work)

@@ -4,18 +4,15 @@ it tells a follower whose log differs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+import errno
+from typing import Any
 
 import msgspec
 import pytest
 
-from proving.simulation import World
-from proving.simulation.process import Process
-from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.config import ClusterConfig
 from rayq.errors import (
+    DiskFullError,
     DivergedLogError,
     FencedEpochError,
     LogTruncatedError,
@@ -24,105 +21,16 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
-    StalePartitionError,
+    StorageError,
     TimeoutError,
 )
-from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
-from tests.storage.support import append, make_batch
+from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
+from tests.storage.support import append
 
-ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
-EPOCHS = [(2, 0), (4, 10), (6, 20)]
-END = 30
-LEADER_EPOCH = 8
 WAIT_S = 2.0
-
-
-class Led:
-    """A leader over a log of 30 records in three epochs, in epoch 8."""
-
-    def __init__(self, log: ReplicaLog) -> None:
-        self.log = log
-        self.has_lease = True
-        self.proposals: list[messages.AlterPartition] = []
-        self.refusal: Exception | None = None
-        self.leader = Leader(
-            log,
-            assignment(),
-            propose=self._propose,
-            has_lease=lambda: self.has_lease,
-            links=cast(Any, None),  # There are no transactions.
-        )
-        self.leader.committed(assignment())
-
-    async def _propose(self, request: messages.AlterPartition) -> None:
-        self.proposals.append(request)
-        if self.refusal is not None:
-            raise self.refusal
-
-    def flushed(self, offset: int) -> None:
-        self.leader.flushed(offset)
-
-    async def fetched(
-        self, broker: int, offset: int, last_epoch: int | None, flushed: int | None = None,
-        *, incarnation: str | None = None, log_start: int = 0,
-    ) -> messages.ReplicaFetchResponse:
-        request = messages.ReplicaFetch(
-            "id", 0, broker, incarnation or f"{broker}a", LEADER_EPOCH, offset,
-            offset if flushed is None else flushed, log_start, last_epoch, 1 << 20, 0,
-        )
-        answer, _ = await self.leader.replica_fetch(request)
-        return answer
-
-    async def all_agree(self, end: int = END) -> None:
-        for broker in (2, 3):
-            await self.fetched(broker, end, 6 if end == END else LEADER_EPOCH)
-
-    def produce(
-        self, sequence: int, *, acks: int = -1, timeout_ms: int = 60_000
-    ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
-        batch = make_batch(0, 1, producer_id=7, base_sequence=sequence)
-        request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
-        return self.leader.produce(request, memoryview(batch))
-
-    def waiting(self, sequence: int, **options: Any) -> asyncio.Future[messages.ProduceResponse]:
-        found = self.produce(sequence, **options)
-        assert isinstance(found, asyncio.Future)
-        return found
-
-
-def assignment(
-    partition_epoch: int = 1, isr: list[tuple[int, str]] | None = None
-) -> messages.PartitionAssignment:
-    return messages.PartitionAssignment(
-        "t", "id", 0, {"min_insync_replicas": 2}, 1, "1a", "h", 1, LEADER_EPOCH, partition_epoch,
-        None, ALL if isr is None else isr, list(ALL),
-    )
-
-
-def leading(work: Callable[[Led], Awaitable[None]]) -> None:
-    async def script(process: Process) -> None:
-        environment = process.environment
-        log = ReplicaLog(
-            environment, ClusterConfig(), assignment(), broker=1, incarnation="1a",
-            on_flushed=lambda _: None, on_failure=lambda: None,
-        )
-        await log.open(
-            PartitionDirectory.open(
-                environment, "/data/t-0", topic="t", topic_id="id", partition=0, incarnation="1a",
-                pid_start_time=1,
-            )
-        )
-        for epoch, start in EPOCHS:
-            for _ in range(start, start + 10):
-                append(log.log, epoch=epoch)
-        await log.checkpoint()
-        await work(Led(log))
-
-    with World(seed=1) as world:
-        process = world.host("broker").process("replica")
-        world.run(process.run(script(process)))
+AT_ONCE_S = 0.05
 
 
 # --- producing ------------------------------------------------------------------------------------
@@ -189,6 +97,21 @@ def test_nothing_is_taken_and_what_waits_fails_below_min_insync() -> None:
     leading(work)
 
 
+def test_metadata_that_leave_enough_in_sync_fail_nobody() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = led.waiting(0)
+        led.leader.committed(assignment(1))
+        led.leader.committed(assignment(2, ALL[:2]))
+        assert not waiting.done()
+        led.flushed(31)
+        await led.fetched(2, 31)
+        await led.fetched(3, 31)  # It is proposed again.
+        assert waiting.result().base_offset == 30
+
+    leading(work)
+
+
 def test_a_leader_that_is_deposed_acknowledges_nothing_more() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()
@@ -235,9 +158,161 @@ def test_who_waits_for_too_long_is_told_and_the_others_wait_on() -> None:
 def test_a_new_leader_flushes_what_it_appended_as_a_follower() -> None:
     async def work(led: Led) -> None:
         append(led.log.log, epoch=6)
-        again = Led(led.log)
+        again = Led(led.log, led.host)
         await asyncio.sleep(WAIT_S)
         assert led.log.log.flushed_offset == again.leader.state.end_offset == 31
+
+    leading(work)
+
+
+def test_each_answer_says_where_its_batch_is_and_when_it_was_appended() -> None:
+    async def before(log: ReplicaLog) -> None:
+        log.high_watermark = END
+        await log.advance_log_start(5)
+
+    async def work(led: Led) -> None:
+        clock = led.log.environment.clock
+        await led.all_agree()
+        appended_ms = clock.wall_ms()
+        first = led.produce(0, acks=1)
+        assert first == messages.ProduceResponse(30, appended_ms, 5, False)
+        await asyncio.sleep(WAIT_S)
+        assert led.produce(0, acks=0) == messages.ProduceResponse(30, appended_ms, 5, True)
+        later = led.waiting(1)
+        later_ms = clock.wall_ms()
+        led.flushed(32)
+        await led.all_agree(32)
+        assert await later == messages.ProduceResponse(31, later_ms, 5, False)
+        assert led.produce(0) == messages.ProduceResponse(30, appended_ms, 5, True)
+
+    leading(work, before=before)
+
+
+def test_where_a_topic_does_not_wait_for_its_disk_the_followers_are_enough() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        answer = led.waiting(0)
+        await led.fetched(2, 31, flushed=31)
+        assert not answer.done()
+        await led.fetched(3, 31, flushed=31)
+        assert answer.result().base_offset == 30
+
+    leading(work, config={"flush": "os"})
+
+
+@pytest.mark.parametrize("flush", ["os", "disk"])
+def test_a_leader_that_is_alone_waits_for_its_disk_only(flush: str) -> None:
+    async def work(led: Led) -> None:
+        led.leader.committed(assignment(2, ALL[:1]))
+        answer = led.produce(0)
+        if flush == "disk":
+            assert isinstance(answer, asyncio.Future) and not answer.done()
+            led.flushed(31)
+            answer = answer.result()
+        assert isinstance(answer, messages.ProduceResponse) and answer.base_offset == 30
+        assert led.log.high_watermark == 31
+
+    leading(work, config={"flush": flush, "min_insync_replicas": 1})
+
+
+def test_the_leader_has_its_own_appends_flushed() -> None:
+    async def work(led: Led) -> None:
+        led.produce(0, acks=1)
+        await asyncio.sleep(WAIT_S)
+        assert led.log.log.flushed_offset == 31
+
+    leading(work)
+
+
+def test_a_disk_that_is_full_refuses_a_record_and_one_that_fails_ends_the_replica() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        full = led.host.disk.fail("write", path_part=".log", error=errno.ENOSPC)
+        with pytest.raises(DiskFullError):
+            led.produce(0)
+        assert (led.log.failure, led.log.log.end_offset) == (None, END)
+        full.heal()
+        assert led.waiting(0).done() is False and led.log.log.end_offset == 31
+        led.host.disk.fail("write", path_part=".log")
+        led.host.disk.fail("truncate", path_part=".log")  # What was half written stays.
+        with pytest.raises(StorageError):
+            led.produce(1)
+        assert led.log.failure is not None
+
+    leading(work)
+
+
+@pytest.mark.parametrize("config", [{}, {"min_insync_replicas": 3}, {"min_insync_replicas": 1}])
+@pytest.mark.parametrize("in_sync", [1, 2, 3])
+def test_how_many_must_be_in_sync_is_the_topics_to_say(
+    config: dict[str, Any], in_sync: int
+) -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        led.leader.committed(assignment(2, ALL[:in_sync]))
+        least = config.get("min_insync_replicas", 2)
+        if in_sync >= least:
+            assert not led.waiting(0).done()
+        else:
+            with pytest.raises(
+                NotEnoughReplicasError,
+                match=f"t-0 has {in_sync} in-sync replicas, acks='all' needs.*= {least}",
+            ):
+                led.produce(0)
+
+    leading(work, config=config)
+
+
+def test_a_partition_that_moves_needs_no_more_in_sync_than_its_topic_says() -> None:
+    async def work(led: Led) -> None:
+        led.log.configure({})  # A majority of the topic's replicas.
+        await led.all_agree()
+        moving = assignment(2, ALL[:1], replication_factor=1)
+        led.leader.committed(moving)
+        assert led.leader.state.min_insync == 1
+        led.leader.committed(assignment(3, ALL[:1], replication_factor=3))
+        assert led.leader.state.min_insync == 2
+        led.leader.committed(assignment(4, ALL[:1]))
+        assert led.leader.state.min_insync == 2, "an older broker says nothing of a move"
+
+    leading(work)
+
+
+# --- the end of a role ----------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_deposed_leader_hears_it_at_once() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = [
+            asyncio.ensure_future(one)
+            for one in (
+                led.reading(END, wait_ms=60_000),
+                led.copying(2, END, 6, log_start=9, wait_ms=60_000),
+                led.deleting(9, timeout_ms=60_000),
+            )
+        ]
+        await asyncio.sleep(WAIT_S)
+        assert not any(one.done() for one in waiting)
+        led.leader.end("another leads")
+        for one in waiting:
+            with pytest.raises(NotLeaderError, match="does not lead t-0 .another leads."):
+                await asyncio.wait_for(one, AT_ONCE_S)
+
+    leading(work)
+
+
+def test_a_leader_says_why_it_leads_no_more() -> None:
+    async def work(led: Led) -> None:
+        led.leader.check()
+        led.has_lease = False
+        with pytest.raises(NotLeaderError, match="it lost its broker"):
+            led.leader.check()
+        led.has_lease = True
+        led.leader.check()
+        led.leader.end("another leads")
+        with pytest.raises(NotLeaderError, match="another leads"):
+            led.leader.check()
 
     leading(work)
 
@@ -411,22 +486,23 @@ def test_who_begins_anew_gets_the_producers_and_epochs_below_the_log_start_only(
     leading(work)
 
 
-@pytest.mark.parametrize("refusal", [StalePartitionError("no"), TimeoutError("who knows?")])
-def test_only_a_proposal_that_was_refused_for_certain_is_forgotten(refusal: Exception) -> None:
+# --- without an object store ----------------------------------------------------------------------
+
+
+def test_a_topic_that_has_nothing_in_the_object_store_says_so() -> None:
     async def work(led: Led) -> None:
-        led.refusal = refusal
-        led.leader.committed(assignment(2, ALL[:2]))
-        await led.all_agree()
-        await asyncio.sleep(WAIT_S)
-        (proposed, *_) = led.proposals
-        assert (proposed.isr, proposed.partition_epoch) == (ALL, 2)
-        led.produce(0, acks=1)
-        led.flushed(31)
-        await led.fetched(2, 31, LEADER_EPOCH)
-        is_refused = isinstance(refusal, StalePartitionError)
-        await asyncio.sleep(WAIT_S)
-        # A proposal that may have been accepted holds the high watermark until its third member has
-        # all.
-        assert led.log.high_watermark == (31 if is_refused else 30)
+        await led.fetched(2, END, 6)
+        await led.fetched(3, 21, 6)
+        await led.log.advance_log_start(12)
+        assert led.leader.describe_remote_storage() == messages.DescribeRemoteStorageResponse(
+            pointer=None, log_start_offset=12, local_start_offset=12, high_watermark=21,
+            lag_bytes=0, lag_ms=0, trouble=None,
+        )
+        await led.log.drop_local(15)
+        described = led.leader.describe_remote_storage()
+        assert (described.log_start_offset, described.local_start_offset) == (12, 15)
+        request = messages.VerifyRemote("id", 0, LEADER_EPOCH, 0, deep=True, repair=False)
+        answer = await led.leader.verify_remote(request)
+        assert answer == messages.VerifyRemoteResponse(0, None, [], [])
 
     leading(work)
