@@ -182,6 +182,7 @@ def following(
         host = world.host("broker")
         process = host.process("replica")
         world.run(process.run(script(process, host)))
+        assert world.errors == []
 
 
 def assignment(**changes: Any) -> messages.PartitionAssignment:

@@ -439,10 +439,15 @@ def test_the_leader_hears_of_each_flush_at_once() -> None:
 
 def test_flushes_are_not_told_before_the_leader_agrees_with_the_log() -> None:
     async def work(followed: Followed) -> None:
-        leader = await followed.follow([diverging(4, 15)])
-        followed.log.wake_flusher()
-        await asyncio.sleep(1.0)
+        leader = PlayedLeader([diverging(4, 15), Late(1.0, answer(0))])
+        follower = followed.made(leader)
+        follower.start()
+        await asyncio.sleep(0.5)
+        follower.flushed(15)
         assert leader.sent == [], "there may be more to cut"
+        await asyncio.sleep(1.0)
+        follower.flushed(15)
+        assert [one.flushed for one in leader.sent] == [15]
 
     following(work)
 
