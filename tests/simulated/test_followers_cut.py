@@ -4,6 +4,7 @@ copies the log anew."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -71,6 +72,32 @@ def test_a_follower_cuts_where_the_last_common_epoch_ends_here_or_there(
     again = leader.fetches[1]
     assert (again.offset, again.last_epoch) == (cut, log.log.epochs.epoch_of(cut - 1))
     assert again.flushed <= cut
+
+
+def test_where_nothing_is_common_all_that_is_left_is_cut() -> None:
+    async def delete(log: ReplicaLog) -> None:
+        await log.advance_log_start(5)
+
+    log, leader = follow([diverging(1, 9)], prepare=delete)
+    assert (log.failure, log.log.start_offset, log.log.end_offset) == (None, 5, 5)
+    assert [type(one) for one in leader.requests] == [messages.ReplicaFetch] * 2
+
+
+def test_a_cut_and_a_restart_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rayq.actors.replica.follower")
+    reset = messages.ReplicaFetchResponse(90, 0, 40, reset_to=0), b""
+
+    async def delete(log: ReplicaLog) -> None:
+        await log.drop_local(10)
+
+    follow([diverging(4, 12), diverging(2, 5), SNAPSHOT, reset, SNAPSHOT], prepare=delete)
+    place = {"topic": "t", "partition": 0, "epoch": LEADER_EPOCH, "broker": 0}
+    found = [(one.__dict__["rayq_event"], one.__dict__["rayq_fields"]) for one in caplog.records]
+    assert found == [
+        ("log_truncated", {**place, "from_offset": END, "to_offset": 12}),
+        ("log_restarted", {**place, "offset": 0}),
+        ("log_restarted", {**place, "offset": 0}),
+    ]
 
 
 def test_what_is_cut_is_forgotten_of_the_producers_too() -> None:
@@ -256,4 +283,4 @@ def test_the_log_is_not_cut_or_restarted_beside_a_flush_or_a_swap(lock: str, is_
 
 async def learn(followed: Followed, cleaned: int) -> None:
     """An earlier leader has said so of the records that it sent."""
-    await followed.log.learn(followed.log.log.end_offset, cleaned, 0)
+    await followed.log.learn(0, cleaned, 0)

@@ -390,7 +390,8 @@ def test_answers_without_records_say_nothing_of_what_was_compacted() -> None:
 def test_records_are_taken_while_compacted_segments_are_put_in_place() -> None:
     async def work(followed: Followed) -> None:
         async with followed.log.files_lock:
-            await followed.follow([answer(0, batch(30))])
+            # That lies above all that the leader has compacted.
+            await followed.follow([answer(0, batch(30), cleaned=30, horizon=30)])
             assert followed.log.log.end_offset == 31
 
     following(work)
