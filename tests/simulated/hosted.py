@@ -12,7 +12,7 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.config import ClusterConfig
+from rayq.config import ClusterConfig, QueueConfig, as_dict
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from tests.simulated.followed import US, PlayedLeader, assignment
@@ -24,6 +24,7 @@ LEADS: dict[str, Any] = {
     "leader": 0, "leader_incarnation": "ours", "leader_host": "here", "isr": [US],
 }
 """The change of an assignment that has this replica lead, alone in sync."""
+QUEUE = messages.QueueMetadata("q" * 32, "q", TOPIC_ID, "t", as_dict(QueueConfig()), 1)
 SEGMENT_BYTES = 1024
 RECORD_BYTES = 130
 """A segment has five of these."""

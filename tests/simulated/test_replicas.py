@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
-from rayq.config import ClusterConfig, QueueConfig, as_dict
+from rayq.config import ClusterConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import (
     FencedEpochError,
@@ -24,7 +26,7 @@ from rayq.errors import (
 )
 from rayq.wire import messages
 from tests.simulated.followed import IN_SYNC, LEADER_EPOCH, THEM, US
-from tests.simulated.hosted import LEADS, SEGMENT_BYTES, Hosted, hosting
+from tests.simulated.hosted import LEADS, QUEUE, SEGMENT_BYTES, Hosted, hosting
 from tests.simulated.remote_store import TOPIC_ID
 
 COORDINATORS = {
@@ -35,7 +37,6 @@ COORDINATORS = {
 HOUR_MS = 3_600_000
 SMALL: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES}
 OLD_GO: dict[str, Any] = {**SMALL, "retention_ms": 10_000}
-QUEUE = messages.QueueMetadata("q" * 32, "q", TOPIC_ID, "t", as_dict(QueueConfig()), 1)
 
 
 def epochs_asked_in(hosted: Hosted) -> set[int]:
@@ -362,6 +363,30 @@ def test_damage_that_a_reader_reports_ends_the_replica_where_others_can_answer(
     hosting(work, config=SMALL, **LEADS)
 
 
+@pytest.mark.parametrize("is_stored_only", [True, False])
+def test_what_is_only_in_the_object_store_is_brought_anew_instead(
+    is_stored_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(hosted: Hosted) -> None:
+        asked: list[tuple[str, int]] = []
+
+        async def check_range(offset: int) -> bool:
+            asked.append(("store", offset))
+            return is_stored_only
+
+        async def verify(offset: int) -> None:
+            asked.append(("disk", offset))
+
+        reads = hosted.replica.leader(LEADER_EPOCH).reads
+        monkeypatch.setattr(reads, "check_range", check_range)
+        monkeypatch.setattr(hosted.log, "verify", verify)
+        answer = await hosted.replica.check_range(messages.CheckRange(TOPIC_ID, 0, 7))
+        assert answer == messages.Done()
+        assert asked == [("store", 7)] if is_stored_only else [("store", 7), ("disk", 7)]
+
+    hosting(work, **LEADS)
+
+
 # --- what it measures -----------------------------------------------------------------------------
 
 OF_ANY_LOG = {"rayq_log_size_bytes": 0, "rayq_log_end_offset": 0}
@@ -390,6 +415,7 @@ OF_A_LEADER = {
             {"rayq_remote_size_bytes": 0}, ["rayq_log_unreadable_batches"],
         ),
         (LEADS, True, {}, ["rayq_remote_size_bytes", "rayq_log_unreadable_batches"]),
+        ({"topic": OFFSETS_TOPIC, **LEADS}, True, {"rayq_partition_replicas": 2}, []),
     ],
 )
 def test_what_is_measured_of_each_role(
@@ -464,5 +490,17 @@ def test_a_replica_that_stops_serves_no_more(is_closed: bool) -> None:
         again = Hosted(hosted.process, hosted.host, ClusterConfig(), {})
         await again.open()
         assert again.log.log.end_offset == 5
+
+    hosting(work, **LEADS)
+
+
+def test_nothing_is_kept_of_a_replica_that_is_gone() -> None:
+    async def work(hosted: Hosted) -> None:
+        gone = weakref.ref(hosted.replica)
+        hosted.replica.abandon()
+        await asyncio.sleep(1.0)
+        del hosted.replica
+        gc.collect()
+        assert gone() is None
 
     hosting(work, **LEADS)

@@ -15,7 +15,7 @@ from rayq.remote_pointer import RemotePointer
 from rayq.storage.batch import encode_batch
 from rayq.wire import messages
 from tests.simulated.followed import LEADER_EPOCH, THEM, US, answer, batch
-from tests.simulated.hosted import LEADS, RECORD_BYTES, SEGMENT_BYTES, Hosted, hosting
+from tests.simulated.hosted import LEADS, QUEUE, RECORD_BYTES, SEGMENT_BYTES, Hosted, hosting
 from tests.simulated.remote_store import TOPIC_ID
 
 SMALL: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES}
@@ -81,7 +81,7 @@ def test_its_first_look_is_due_at_once() -> None:
     hosting(work, **LEADS | {"isr": [US, THEM]})
 
 
-def test_each_look_serves_transactions_clocks_and_the_object_store(
+def test_each_look_serves_queues_transactions_clocks_and_the_object_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work(hosted: Hosted) -> None:
@@ -94,10 +94,14 @@ def test_each_look_serves_transactions_clocks_and_the_object_store(
         )
         monkeypatch.setattr(replica._clock_watch, "look", lambda: looks.append("age"))
         monkeypatch.setattr(replica._delay_clock, "look", lambda: looks.append("delays"))
+        monkeypatch.setattr(replica.queues(LEADER_EPOCH), "tick", lambda: looks.append("queues"))
         now_ms = replica._clock_watch._now_ms
         monkeypatch.setattr(replica._clock_watch, "now_ms", lambda: int(now_ms))
         replica.tick(2000.0)
-        assert looks == ["age", "delays", "open 2000.0", f"store 2000.0 {int(now_ms)}"]
+        seen = ["age", "delays", "open 2000.0", f"store 2000.0 {int(now_ms)}"]
+        assert looks == ["queues", *seen]
+        replica.tick(2000.4)
+        assert looks == ["queues", *seen, "queues"], "queues are looked at more often"
 
     hosting(work, config={"remote_storage": True}, **LEADS)
 
@@ -140,33 +144,43 @@ def test_an_error_in_what_is_due_ends_the_replica(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_too_old_goes_at_each_interval_and_followers_hear_of_it() -> None:
     async def work(hosted: Hosted) -> None:
-        await hosted.write(12)
-        first, second = segment_starts(hosted)[-1], 0
-        began_s = hosted.now_s
-        hosted.replica.tick(began_s)
-        await asyncio.sleep(11)
-        hosted.replica.tick(began_s + 29.9)
-        await asyncio.sleep(0.2)
-        assert hosted.log.log.start_offset == 0, "it was looked at less than 30 s before"
-        told = asyncio.ensure_future(hosted.log.appended.wait(1.0))
-        await asyncio.sleep(0)
-        hosted.replica.tick(began_s + 30.5)
-        assert await told
+        async def is_told_at(now_s: float) -> bool:
+            """Whether followers hear of something new that comes with this tick."""
+            told = asyncio.ensure_future(hosted.log.appended.wait(1.0))
+            await asyncio.sleep(0)
+            hosted.replica.tick(now_s)
+            return await told
+
         log = hosted.log.log
+        await hosted.write(12)
+        first = segment_starts(hosted)[-1]
+        assert not await is_told_at(2000.0), "nothing is too old"
+        await asyncio.sleep(11)
+        assert not await is_told_at(2029.9), "it was looked at less than 30 s before"
+        assert log.start_offset == 0
+        assert await is_told_at(2030.0) is False, "the last look at anything was just before"
+        assert await is_told_at(2030.5)
         assert (log.start_offset, log.persisted_log_start) == (first, first)
         await hosted.write(12)
         second = segment_starts(hosted)[-1]
         await asyncio.sleep(11)
-        told = asyncio.ensure_future(hosted.log.appended.wait(1.0))
-        hosted.replica.tick(began_s + 60.4)
-        assert not await told
-        assert hosted.log.log.start_offset == first
-        hosted.replica.tick(began_s + 60.9)
-        await asyncio.sleep(0.5)
-        assert hosted.log.log.start_offset == second
-        told = asyncio.ensure_future(hosted.log.appended.wait(1.0))
-        hosted.replica.tick(began_s + 91.4)
-        assert not await told, "nothing more is too old"
+        assert not await is_told_at(2060.0)
+        assert log.start_offset == first
+        assert await is_told_at(2060.5)
+        assert log.start_offset == second
+        assert not await is_told_at(2091.0), "nothing more is too old"
+
+    hosting(work, config=OLD_GO, **LEADS)
+
+
+def test_what_is_too_old_goes_exactly_when_it_is_looked_at_again() -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.write(12)
+        hosted.replica.tick(2000.0)
+        await asyncio.sleep(11)
+        hosted.replica.tick(2030.0)
+        await asyncio.sleep(0.2)
+        assert hosted.log.log.start_offset == segment_starts(hosted)[-1]
 
     hosting(work, config=OLD_GO, **LEADS)
 
@@ -402,16 +416,29 @@ def test_a_log_that_was_adopted_is_led_with_all_that_belongs_to_it() -> None:
         await asyncio.sleep(30)
         with pytest.raises(NotLeaderError):
             replica.leader(LEADER_EPOCH)
-        hosted.told(isr=[US, THEM])
+        hosted.told(isr=[THEM, US])
         await asyncio.sleep(40)
         assert isinstance(hosted.asked[0], messages.MoveRemote)
         pointer = hosted.controller.pointer
-        hosted.told(remote=pointer, is_remote_doubted=False)
-        await asyncio.sleep(1)
         leader = replica.leader(LEADER_EPOCH)
         assert leader.state.isr == (US, THEM)
         assert leader.remote is not None and leader.remote.log.pointer == pointer
         assert hosted.log.trouble is None
-        replica.queues(LEADER_EPOCH)
+        hosted.told(remote=pointer, is_remote_doubted=False, isr=[US])
+        assert replica.leader(LEADER_EPOCH) is leader
+        await hosted.write(1)
+        for _ in range(3):
+            await hosted.tick()
+        assert any(name.startswith("rayq_queue") for name in hosted.samples())
 
-    hosting(work, **LEADS, is_remote_doubted=True, config={"remote_storage": True})
+    stored = {"remote_storage": True}
+    hosting(work, **LEADS, is_remote_doubted=True, config=stored, queues=[QUEUE])
+
+
+def test_a_log_without_an_object_store_is_led_at_once_whatever_metadata_were_lost() -> None:
+    async def work(hosted: Hosted) -> None:
+        assert hosted.replica.leader(LEADER_EPOCH).remote is None
+        hosted.told(leader_epoch=9)
+        assert hosted.replica.leader(9).remote is None
+
+    hosting(work, **LEADS, is_remote_doubted=True)
