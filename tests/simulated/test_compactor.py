@@ -214,6 +214,44 @@ def test_what_is_too_old_is_closed_to_be_compacted() -> None:
     compacting(work, max_compaction_lag_ms=20_000)
 
 
+def test_a_segment_that_was_closed_for_its_age_is_flushed_before_it_is_committed() -> None:
+    async def work(compacted: Compacted) -> None:
+        compacted.write(3)
+        compacted.log.high_watermark = 0
+        await compacted.tick(0)
+        await compacted.tick(2 * INTERVAL_S)
+        assert compacted.jobs == []
+        assert [one.base_offset for one in compacted.log.log._segments] == [0, 3]
+        assert compacted.log.log.flushed_offset == 3
+
+    compacting(work, max_compaction_lag_ms=20_000)
+
+
+def test_segments_of_other_topics_are_not_closed_for_compaction() -> None:
+    async def work(compacted: Compacted) -> None:
+        compacted.write(3)
+        for _ in range(3):
+            await compacted.tick(2 * INTERVAL_S)
+        assert [one.base_offset for one in compacted.log.log._segments] == [0]
+
+    compacting(work, cleanup_policy="delete", max_compaction_lag_ms=20_000)
+
+
+def test_what_comes_during_a_pass_waits_until_enough_is_dirty() -> None:
+    async def work(compacted: Compacted) -> None:
+        compacted.write(12)
+        compacted.may_go_on.clear()
+        for _ in range(2):
+            await compacted.tick(INTERVAL_S)
+        compacted.write(12)
+        compacted.may_go_on.set()
+        await asyncio.sleep(1.0)
+        assert len(compacted.jobs) == 1
+        assert compacted.log.log.cleaned_offset > 0
+
+    compacting(work, min_cleanable_dirty_ratio=0.99)
+
+
 def test_what_is_not_committed_is_left_alone_and_what_is_gets_a_checkpoint_first() -> None:
     async def work(compacted: Compacted) -> None:
         compacted.write(12)
@@ -331,20 +369,24 @@ def test_a_bug_in_a_pass_ends_the_replica() -> None:
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_damage_ends_the_replica_unless_the_log_is_another_by_now(is_cut: bool) -> None:
     async def work(compacted: Compacted) -> None:
+        compacted.write(12)
+        for _ in range(2):
+            await compacted.tick(INTERVAL_S)
         compacted.errors = [CorruptBatchError("a bit flipped")]
         compacted.write(12)
         compacted.may_go_on.clear()
-        await compacted.tick(0)
         await compacted.tick(INTERVAL_S)
+        offset = compacted.jobs[1].dirty_offset
+        assert offset > 2
         if is_cut:
-            compacted.log.log.truncate(2)
+            compacted.log.log.truncate(12)
         compacted.may_go_on.set()
         await asyncio.sleep(0.5)
         assert not compacted.log.is_compacted_now
         if is_cut:
             assert (compacted.failures, compacted.log.failure) == (0, None)
         else:
-            expected = "Reading t-0 at offset 0: a bit flipped"
+            expected = f"Reading t-0 at offset {offset}: a bit flipped"
             assert (compacted.log.failure, compacted.log.is_damaged) == (expected, True)
 
     compacting(work)
