@@ -20,6 +20,8 @@ from rayq.errors import (
 )
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
+from rayq.wire.connection import SILENT_PEER_S
+from rayq.wire.server import Peer, Server
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import (
     CLUSTER_ID,
@@ -351,6 +353,32 @@ def test_its_replicas_are_looked_after_in_time() -> None:
         assert proposed == messages.AlterPartition(
             IDS["t"], 0, 3, INCARNATION, LEADER_EPOCH, 1, [(3, INCARNATION)]
         )
+
+    playing(script)
+
+
+def test_a_connection_to_a_leader_that_is_gone_without_a_word_is_given_up() -> None:
+    async def script(broker: Broker) -> None:
+        other = broker.world.host("other")
+        process = other.process("leader")
+        fetched: list[Any] = []
+
+        def hold(_peer: Peer, request: Any, _payload: memoryview) -> asyncio.Future[Any]:
+            fetched.append(request)
+            return asyncio.get_running_loop().create_future()
+
+        server = Server(process.environment, broker.identity, hold, CONFIG)
+        await process.run(server.start(other.address, 0))
+        leader = {"leader": 4, "leader_incarnation": "4" * 32, "isr": [(4, "4" * 32)]}
+        await broker.tell(
+            assigned(**leader, leader_host=server.host, leader_port=server.port)
+        )
+        connection = broker.host._pool.current(server.host, server.port)
+        assert connection is not None and not connection.closed
+        assert fetched[0].broker == 3
+        broker.world.network.cut([broker.node], [other])
+        await asyncio.sleep(SILENT_PEER_S + 3)
+        assert connection.closed
 
     playing(script)
 
