@@ -61,13 +61,19 @@ class Broker:
             role="server", key=call(read_secret, self.environment.disk, DATA),
             cluster_id=CLUSTER_ID, broker=3,
         )
-        self.pool = ConnectionPool(self.environment, self.identity, CONFIG)
+        self.refused: list[RayqError] = []
+        """The errors about what wants no answer."""
+        self.pool = ConnectionPool(
+            self.environment, self.identity, CONFIG, lambda _, error: self.refused.append(error)
+        )
         self.received: list[tuple[float, Any]] = []
         self.news: list[dict[str, Any]] = []
         self.refusals: list[RayqError] = []
         self.is_silent = False
         self._told = Signal()
         self.is_over = False
+        self.watch: Callable[[], None] = lambda: None
+        """Called after each event of the simulation."""
 
     # --- the broker -------------------------------------------------------------------------------
 
@@ -170,5 +176,6 @@ def playing(script: Callable[[Broker], Awaitable[None]], *, is_started: bool = T
                 await broker.start()
             await script(broker)
 
+        world.loop.observer = lambda _: broker.watch()
         world.run(broker.process.run(run()))
         assert world.errors == []

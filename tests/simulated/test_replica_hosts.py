@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq.actors.replica.replica import Replica
 from rayq.errors import (
-    DirectoryInUseError,
     NotLeaderError,
     RayqError,
     StaleBrokerError,
@@ -133,8 +133,8 @@ def test_a_broker_that_comes_back_elsewhere_is_found() -> None:
         assert broker.received == [], "it is not said where the broker listens"
         assert not broker.host.has_lease()
         server = await broker.listen()
-        await asyncio.sleep(0.5)
-        assert len(broker.attached) == 1
+        await asyncio.sleep(0.15)
+        assert len(broker.attached) == 1, "it looks again soon"
         await broker.tell(assigned(), removed=[(IDS["u"], 0), (IDS["u"], 1), (IDS["t"], 9)])
         server.close()
         await asyncio.sleep(1.0)
@@ -265,14 +265,15 @@ def test_a_replica_that_was_removed_while_it_waited_is_not_opened() -> None:
         await broker.tell(assigned())
         await broker.tell(removed=[(IDS["t"], 0)])
         held.close()
+        broker.environment.disk.remove_tree(f"{DATA}/t-0")
         await asyncio.sleep(0.5)
-        open_directory(broker, "t").close()
+        assert broker.node.disk.find(f"{DATA}/t-0") is None, "it is not made anew"
         assert broker.host.replicas == []
 
     playing(script)
 
 
-def test_a_full_disk_and_a_lack_of_descriptors_heal() -> None:
+def test_a_lack_of_descriptors_heals() -> None:
     async def script(broker: Broker) -> None:
         limit = broker.replicas.environment
         object.__setattr__(limit, "has_descriptors_for_replica", lambda: False)
@@ -282,10 +283,7 @@ def test_a_full_disk_and_a_lack_of_descriptors_heal() -> None:
         assert replica.status() == status(-1)
         with pytest.raises(NotLeaderError, match="is not opened.*ulimit"):
             await broker.describe()
-        with pytest.raises(DirectoryInUseError):
-            holder = open_directory(broker, "t")
-            holder.close()
-            raise DirectoryInUseError("it was not held")
+        open_directory(broker, "t").close()  # Nobody holds it.
         object.__setattr__(limit, "has_descriptors_for_replica", lambda: True)
         await asyncio.sleep(1.5)
         assert (await broker.describe()).trouble is None
@@ -328,8 +326,7 @@ def test_a_directory_that_cannot_be_used_ends_its_replica_and_no_other(trouble: 
 def test_replicas_are_opened_some_at_a_time() -> None:
     async def script(broker: Broker) -> None:
         broker.node.disk.stall(2.0)
-        many = [msgspec.structs.replace(assigned(), partition=number) for number in range(40)]
-        await broker.tell(*many)
+        await broker.tell(*partitions(40))
         begun = {path.split("/")[2] for path in broker.node.disk.paths() if "/t-" in path}
         assert 10 <= len(begun) <= 16
         await asyncio.sleep(20)
@@ -337,6 +334,40 @@ def test_replicas_are_opened_some_at_a_time() -> None:
         assert all(one.flushed == 0 for one in broker.beats[-1].replicas)
 
     playing(script)
+
+
+def test_others_have_their_turn_while_many_assignments_are_taken() -> None:
+    async def script(broker: Broker) -> None:
+        counts: set[int] = set()
+        broker.watch = lambda: counts.add(len(broker.host.replicas))
+        await broker.tell(*partitions(120))
+        assert counts == {0, 49, 99, 120}
+
+    playing(script)
+
+
+def test_replicas_are_closed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(broker: Broker) -> None:
+        await broker.tell(*partitions(20))
+        now, counts, close = set[Replica](), list[int](), Replica.close
+
+        async def counted(replica: Replica) -> messages.ReplicaStatus:
+            now.add(replica)
+            counts.append(len(now))
+            try:
+                return await close(replica)
+            finally:
+                now.remove(replica)
+
+        monkeypatch.setattr(Replica, "close", counted)
+        answer = await broker.ask(messages.StopReplicaHost())
+        assert (len(answer.replicas), len(counts), max(counts)) == (20, 20, 16)
+
+    playing(script)
+
+
+def partitions(count: int) -> list[messages.PartitionAssignment]:
+    return [msgspec.structs.replace(assigned(), partition=number) for number in range(count)]
 
 
 def test_its_replicas_are_looked_after_in_time() -> None:
@@ -394,13 +425,15 @@ def test_a_stop_says_where_each_log_ends_and_then_the_process_is_over() -> None:
         assert answer.replicas == [status(1, LEADER_EPOCH), status(0, topic="u")]
         assert await broker.ask(messages.StopReplicaHost()) == answer
         assert not broker.is_over, "the answer leaves first"
+        await broker.tell(assigned("u", partition=1))
+        assert len(broker.host.replicas) == 2, "it takes nothing more"
         await asyncio.sleep(0.5)
         assert broker.is_over
         beats = len(broker.beats)
         await asyncio.sleep(2.0)
         assert len(broker.beats) <= beats
         with pytest.raises(RayqError):
-            await broker.describe()
+            await broker.ask(messages.DescribeMetrics())
         open_directory(broker, "t").close()
 
     playing(script)
@@ -412,7 +445,7 @@ def test_a_process_that_ends_at_once_lets_go_of_everything() -> None:
         broker.replicas.call(broker.host.abort)
         await asyncio.sleep(0.5)
         with pytest.raises(RayqError):
-            await broker.describe()
+            await broker.ask(messages.DescribeMetrics())
         open_directory(broker, "t").close()
         count = len(broker.received)
         await asyncio.sleep(2.0)
