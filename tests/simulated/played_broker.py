@@ -61,11 +61,7 @@ class Broker:
             role="server", key=call(read_secret, self.environment.disk, DATA),
             cluster_id=CLUSTER_ID, broker=3,
         )
-        self.refused: list[RayqError] = []
-        """The errors about what wants no answer."""
-        self.pool = ConnectionPool(
-            self.environment, self.identity, CONFIG, lambda _, error: self.refused.append(error)
-        )
+        self.pool = ConnectionPool(self.environment, self.identity, CONFIG)
         self.received: list[tuple[float, Any]] = []
         self.news: list[dict[str, Any]] = []
         self.refusals: list[RayqError] = []
