@@ -424,6 +424,7 @@ def test_a_log_that_was_adopted_is_led_with_all_that_belongs_to_it() -> None:
         assert leader.state.isr == (US, THEM)
         assert leader.remote is not None and leader.remote.log.pointer == pointer
         assert hosted.log.trouble is None
+        replica.queues(LEADER_EPOCH)  # Raises where they are not led.
         hosted.told(remote=pointer, is_remote_doubted=False, isr=[US])
         assert replica.leader(LEADER_EPOCH) is leader
         await hosted.write(1)
