@@ -1,106 +1,52 @@
-"""Where a follower cuts its log when its leader's differs (KIP-279), and when it refuses to."""
+"""Where a follower cuts its log when its leader's differs (KIP-279), when it refuses to, and when it
+copies the log anew."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from proving.simulation import World
-from proving.simulation.process import Process
-from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.config import ClusterConfig
-from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
-from tests.storage.support import append
+from tests.simulated.followed import (
+    END,
+    IN_SYNC,
+    LEADER_EPOCH,
+    SNAPSHOT,
+    Followed,
+    PlayedLeader,
+    answer,
+    batch,
+    diverging,
+    following,
+)
 
-EPOCHS = [(2, 0), (4, 10), (6, 20)]
-END = 30
-WAIT_S = 5.0
-
-
-class PlayedLeader:
-    """A pool and a connection in one: it gives the answers in a list, then none."""
-
-    closed = False
-
-    def __init__(self, answers: list[Any]) -> None:
-        self.answers = answers
-        self.fetches: list[messages.ReplicaFetch] = []
-
-    async def get(self, host: str, port: int) -> PlayedLeader:
-        return self
-
-    async def request(self, request: Any, **timeouts: float) -> Any:
-        if isinstance(request, messages.ReplicaFetch):
-            self.fetches.append(request)
-        if not self.answers:
-            await asyncio.get_running_loop().create_future()
-        return self.answers.pop(0)
-
-    def send(self, request: Any) -> None:
-        pass
-
-
-def assignment(*, last_unclean_epoch: int | None = None) -> messages.PartitionAssignment:
-    return messages.PartitionAssignment(
-        "t", "id", 0, {}, 1, "theirs", "leader", 1, 8, 1, last_unclean_epoch,
-        [(1, "theirs")], [(0, "ours"), (1, "theirs")],
-    )
-
-
-def diverging(epoch: int | None, end: int) -> tuple[messages.ReplicaFetchResponse, bytes]:
-    return messages.ReplicaFetchResponse(0, 0, 40, epoch, end), b""
+ASKS_FOR_SNAPSHOT = messages.ReplicaSnapshot("id", 0, LEADER_EPOCH)
 
 
 def follow(
     answers: list[Any],
     *,
     high_watermark: int = 0,
-    last_unclean_epoch: int | None = None,
     prepare: Callable[[ReplicaLog], Awaitable[None]] | None = None,
+    **changes: Any,
 ) -> tuple[ReplicaLog, PlayedLeader]:
-    """A log of 30 records in three epochs, and its state after these answers."""
-    leader = PlayedLeader(answers)
+    """A log of 30 records in three epochs, and its state after these answers. The assignment has
+    these changes."""
+    found: list[tuple[ReplicaLog, PlayedLeader]] = []
 
-    async def script(process: Process) -> ReplicaLog:
-        environment = process.environment
-        log = ReplicaLog(
-            environment,
-            ClusterConfig(),
-            assignment(),
-            broker=0,
-            incarnation="ours",
-            on_flushed=lambda _: None,
-            on_failure=lambda: None,
-        )
-        await log.open(
-            PartitionDirectory.open(
-                environment, "/data/t-0", topic="t", topic_id="id", partition=0,
-                incarnation="ours", pid_start_time=1,
-            )
-        )
-        for epoch, start in EPOCHS:
-            for number in range(start, start + 10):
-                append(log.log, epoch=epoch, producer_id=epoch, base_sequence=number - start)
-        log.high_watermark = high_watermark
-        await log.checkpoint()
+    async def work(followed: Followed) -> None:
         if prepare is not None:
-            await prepare(log)
-        follower = Follower(
-            log, cast(Any, leader), assignment(last_unclean_epoch=last_unclean_epoch)
-        )
-        follower.start()
-        await asyncio.sleep(WAIT_S)
-        return log
+            await prepare(followed.log)
+        found.append((followed.log, await followed.follow(answers, **changes)))
 
-    with World(seed=1) as world:
-        process = world.host("broker").process("replica")
-        return world.run(process.run(script(process))), leader
+    following(work, high_watermark=high_watermark)
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +72,32 @@ def test_a_follower_cuts_where_the_last_common_epoch_ends_here_or_there(
     again = leader.fetches[1]
     assert (again.offset, again.last_epoch) == (cut, log.log.epochs.epoch_of(cut - 1))
     assert again.flushed <= cut
+
+
+def test_where_nothing_is_common_all_that_is_left_is_cut() -> None:
+    async def delete(log: ReplicaLog) -> None:
+        await log.advance_log_start(5)
+
+    log, leader = follow([diverging(1, 9)], prepare=delete)
+    assert (log.failure, log.log.start_offset, log.log.end_offset) == (None, 5, 5)
+    assert [type(one) for one in leader.requests] == [messages.ReplicaFetch] * 2
+
+
+def test_a_cut_and_a_restart_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rayq.actors.replica.follower")
+    reset = messages.ReplicaFetchResponse(90, 0, 40, reset_to=0), b""
+
+    async def delete(log: ReplicaLog) -> None:
+        await log.drop_local(10)
+
+    follow([diverging(4, 12), diverging(2, 5), SNAPSHOT, reset, SNAPSHOT], prepare=delete)
+    place = {"topic": "t", "partition": 0, "epoch": LEADER_EPOCH, "broker": 0}
+    found = [(one.__dict__["rayq_event"], one.__dict__["rayq_fields"]) for one in caplog.records]
+    assert found == [
+        ("log_truncated", {**place, "from_offset": END, "to_offset": 12}),
+        ("log_restarted", {**place, "offset": 0}),
+        ("log_restarted", {**place, "offset": 0}),
+    ]
 
 
 def test_what_is_cut_is_forgotten_of_the_producers_too() -> None:
@@ -197,10 +169,118 @@ def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
 
         log.environment.tasks.spawn(swap(), "swap")
 
-    snapshot = messages.ReplicaSnapshotResponse(0, []), ProducerState().snapshot()
     log, leader = follow(
-        [diverging(4, 12), snapshot], last_unclean_epoch=7, prepare=compact_meanwhile
+        [diverging(4, 12), SNAPSHOT], last_unclean_epoch=7, prepare=compact_meanwhile
     )
     assert log.failure is None
     assert (log.log.start_offset, log.log.end_offset) == (0, 0)
     assert leader.fetches[1].offset == 0
+
+
+@pytest.mark.parametrize(
+    "cleaned, last_unclean_epoch, is_copied_anew",
+    [
+        (31, 7, True),
+        (30, 7, False),  # The log was whole.
+        (31, None, False),
+        (31, 6, False),  # It knows of that election.
+    ],
+)
+def test_a_log_that_was_half_copied_is_whole_only_below_leaders_that_were_elected_cleanly(
+    cleaned: int, last_unclean_epoch: int | None, is_copied_anew: bool
+) -> None:
+    async def work(followed: Followed) -> None:
+        await learn(followed, cleaned)
+        leader = await followed.follow(
+            [SNAPSHOT] if is_copied_anew else [], last_unclean_epoch=last_unclean_epoch
+        )
+        offsets = [one.offset for one in leader.fetches]
+        if is_copied_anew:
+            assert (leader.requests[0], offsets) == (ASKS_FOR_SNAPSHOT, [0])
+        else:
+            assert (len(leader.requests), offsets) == (1, [END])
+        assert followed.log.failure is None
+
+    following(work)
+
+
+def test_whether_the_log_was_half_copied_is_asked_once() -> None:
+    """While it is copied from this leader it is no reason to begin anew."""
+
+    async def work(followed: Followed) -> None:
+        await learn(followed, 40)
+        copied = [answer(0, batch(number, epoch=4), cleaned=40) for number in (0, 1)]
+        leader = await followed.follow([SNAPSHOT, *copied], last_unclean_epoch=7)
+        assert [one.offset for one in leader.fetches] == [0, 1, 2]
+        assert leader.requests.count(ASKS_FOR_SNAPSHOT) == 1
+
+    following(work, is_empty=True)
+
+
+@pytest.mark.parametrize(
+    "changes, is_over",
+    [
+        (IN_SYNC, True),  # A member in sync has nothing but what its leader has.
+        ({**IN_SYNC, "last_unclean_epoch": 6}, True),
+        ({**IN_SYNC, "last_unclean_epoch": 7}, False),
+        ({}, False),
+    ],
+)
+def test_a_cut_into_what_must_stay_whole_ends_a_member_in_sync_and_has_others_begin_anew(
+    changes: dict[str, Any], is_over: bool
+) -> None:
+    async def work(followed: Followed) -> None:
+        await followed.log.drop_local(20)
+        leader = await followed.follow([diverging(4, 15), SNAPSHOT], **changes)
+        if is_over:
+            assert followed.log.failure is not None and "only up to 15" in followed.log.failure
+            assert len(leader.requests) == 1
+        else:
+            assert followed.log.failure is None
+            assert leader.requests[1] == ASKS_FOR_SNAPSHOT
+            assert [one.offset for one in leader.fetches] == [END, 0]
+
+    following(work)
+
+
+@pytest.mark.parametrize("local_start, start", [(None, 5), (5, 5), (80, 80)])
+def test_it_begins_anew_with_the_leaders_epochs_and_producers(
+    local_start: int | None, start: int
+) -> None:
+    async def work(followed: Followed) -> None:
+        theirs = ProducerState()
+        theirs.load(followed.log.log.producers.snapshot())
+        theirs.forget_from(20)
+        snapshot = messages.ReplicaSnapshotResponse(5, [(2, 0), (4, 3)], local_start)
+        reset = messages.ReplicaFetchResponse(90, 5, 40, reset_to=start), b""
+        leader = await followed.follow([reset, (snapshot, theirs.snapshot())])
+        assert leader.requests[1] == ASKS_FOR_SNAPSHOT
+        assert (leader.asked[1].timeout_s, leader.asked[1].patience_s) == (3, 300)
+        log = followed.log.log
+        assert (log.start_offset, log.local_start_offset, log.end_offset) == (5, start, start)
+        assert log.epochs.entries() == [(2, 0), (4, 3)]
+        assert log.producers.ids_from(0, 10) == [2, 4]
+        assert followed.log.high_watermark == start
+        assert leader.fetches[1].offset == start
+
+    following(work, high_watermark=20)
+
+
+@pytest.mark.parametrize("lock", ["files_lock", "flush_lock"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_the_log_is_not_cut_or_restarted_beside_a_flush_or_a_swap(lock: str, is_cut: bool) -> None:
+    async def work(followed: Followed) -> None:
+        reset = messages.ReplicaFetchResponse(90, 0, 40, reset_to=0), b""
+        answers = [diverging(4, 12)] if is_cut else [reset, SNAPSHOT]
+        async with getattr(followed.log, lock):
+            await followed.follow(answers)
+            assert followed.log.log.end_offset == END
+        await asyncio.sleep(1.0)
+        assert followed.log.log.end_offset == (12 if is_cut else 0)
+
+    following(work)
+
+
+async def learn(followed: Followed, cleaned: int) -> None:
+    """An earlier leader has said so of the records that it sent."""
+    await followed.log.learn(0, cleaned, 0)
