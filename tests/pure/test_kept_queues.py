@@ -213,6 +213,11 @@ def test_a_full_keeper_takes_writes_up_to_its_reserve(monkeypatch: pytest.Monkey
         [(b"l", bytes(fits)), (b"k", None)],
     ):
         assert len(kept.write(KEY, fence, records)) == len(records)
+    # Also where it holds more than it should: what is settled is taken.
+    with monkeypatch.context() as lower:
+        lower.setattr(kept_queues, "RESERVE_BYTES", 500)
+        assert kept.write(KEY, fence, [(b"k", bytes(fits))])
+        assert kept.write(KEY, fence, [(b"k", bytes(fits - 1))])
     # Nor does another queue of this keeper get more.
     other = StateKey("r", 0)
     fence = open_state(kept, 1, "a", other)
