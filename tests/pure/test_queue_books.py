@@ -207,12 +207,13 @@ def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
     check(later, left, start, edge)
     assert later.to_move(9) == state.to_move(9) and later.moves() == state.moves()
     for one in (later, state):
+        kept = Keeper()
+        kept.write(keeper.records.items())
         one.learn(1400)
-        check(
-            one, [*left, *[Unsettled(n, "ready", 0, None, None) for n in range(edge, 1401)]],
-            start, 1401,
-        )
-        drain(one, keeper)
+        anew = [Unsettled(number, "ready", 0, None, None) for number in range(edge, 1401)]
+        check(one, [*left, *anew], start, 1401)
+        check(again(one, kept), [*left, *anew], start, 1401)
+        drain(one, kept)
 
 
 @pytest.mark.parametrize("first", [0, 1, 255, 256, 300])
@@ -394,6 +395,16 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     assert later.changes() == []
 
 
+def test_a_block_is_listed_once_however_often_its_records_come_back() -> None:
+    state, _keeper = opened(ready=600)
+    for count in range(1, 30):
+        locks = state.take("a", 600, now_s=0)
+        assert not state.release("a", 0, locks)
+        assert not state.release("a", 0, [(0, 599, count)])
+    # A list that grows with each of them would never end.
+    assert state._listed == [0, 1, 2]
+
+
 # --- moves -------------------------------------------------------------------------------------
 
 
@@ -508,6 +519,21 @@ def test_a_move_of_records_that_left_meanwhile_takes_nothing_back() -> None:
             check(state, page, 301, 600)
             assert state.to_move(9) == [] and state.moves() == []
             drain(state, keeper)
+
+
+@pytest.mark.parametrize("outcome", ["dead", "done"])
+@pytest.mark.parametrize("ends", ["end", "release"])
+def test_a_move_takes_nothing_that_was_neither_claimed_nor_dying(
+    outcome: Outcome, ends: str
+) -> None:
+    state, keeper = busy()
+    page, dying = listed(state), state.to_move(9)
+    state.begin_move(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10, 600)], outcome))
+    check(state, page, 5, LEARNED)
+    (state.end_move if ends == "end" else state.release_move)(5)
+    check(state, page, 5, LEARNED)
+    assert state.to_move(9) == dying
+    drain(state, keeper)
 
 
 def test_a_cut_leaves_a_move_those_records_that_are_what_they_were() -> None:
