@@ -10,6 +10,7 @@ import pytest
 from rayq.core import queue_ledger
 from rayq.core.kept_queues import KeptRecord
 from rayq.core.large_holds import LargeHolds
+from rayq.core.queue_block import ALL, Block
 from rayq.core.queue_mover import Unsettled
 from rayq.core.queue_moves import Dying, Move, Outcome
 from rayq.core.queue_records import block_record, dying_record, head_record, move_record
@@ -97,6 +98,21 @@ def drain(state: QueueState, keeper: Keeper) -> None:
     check(opened_at(state, keeper), [], state.learned, state.learned)
 
 
+def numbers(keeper: Keeper, kind: bytes) -> set[int]:
+    """Of which blocks, dying records or moves something is kept."""
+    return {int.from_bytes(key[-8:]) for key in keeper.records if key[:-8] == kind}
+
+
+def check_kept(state: QueueState, keeper: Keeper) -> None:
+    """That nothing is kept of what is over."""
+    keeper.write(state.changes())
+    assert numbers(keeper, b"dying") == {one.offset for one in state.to_move(9)}
+    assert numbers(keeper, b"move") == {one.move_id for one in state.moves()}
+    undone = {one.offset // 256 for one in listed(state)}
+    blocks = numbers(keeper, b"block")
+    assert blocks <= undone | {state.start_offset // 256, state.learned // 256}
+
+
 def test_every_state_is_listed_counted_and_taken_over() -> None:
     state, keeper = busy()
     page = listed(state)
@@ -159,12 +175,41 @@ def test_retention_takes_what_is_below_and_nothing_else(edge: int) -> None:
     assert state.to_move(9) == [one for one in dying if one.offset >= edge]
     assert state.moves() == moves, "their batches may be in the target already"
     assert state.advance_start(edge) == 0 and state.expired == gone
+    check_kept(state, keeper)
     later = again(state, keeper)
     check(later, unclaimed(left), start, learned)
     assert later.to_move(9) == state.to_move(9) and later.moves() == moves
     for one in (later, state):
         one.learn(learned)
         drain(one, keeper)
+
+
+@pytest.mark.parametrize("learned", [1, 255, 256, 257, 511, 512])
+def test_only_what_was_learned_counts_as_lost_by_retention(learned: int) -> None:
+    for edge in (1, 255, 256, 257, 511, 512, 513, 1024):
+        state, keeper = opened(ready=learned)
+        assert state.advance_start(edge) == state.expired == min(learned, edge)
+        left = [Unsettled(one, "ready", 0, None, None) for one in range(edge, learned)]
+        check(state, left, edge, max(learned, edge))
+        check(again(state, keeper), left, edge, max(learned, edge))
+        state.learn(1100)
+        drain(state, keeper)
+
+
+def test_far_ranges_are_settled_in_the_blocks_where_they_begin_and_end() -> None:
+    far = 2**40
+    for first, last in ((0, far), (1, far), (1, far + 1), (2, far - 1), (0, far + 300)):
+        state, keeper = opened(ready=2)
+        state.learn_gap(far - 1)
+        state.learn(far + 600)
+        state.take("a", 9999, now_s=0)
+        page = listed(state)
+        assert not state.ack("a", 0, [(first, last, 1)])
+        left = [one for one in page if not first <= one.offset <= last]
+        start = left[0].offset
+        check(state, left, start, far + 601)
+        check(again(state, keeper), left, start, far + 601)
+        drain(state, keeper)
 
 
 @pytest.mark.parametrize("edge", [*EDGES, *BEYOND])
@@ -179,6 +224,7 @@ def test_a_purge_settles_what_nobody_has_below_and_nothing_else(edge: int) -> No
     assert state.purge(edge) == len(page) - len(left) + learned - LEARNED
     check(state, left, 5, learned)
     assert state.is_changed and (state.expired, state.dead) == (0, 0)
+    check_kept(state, keeper)
     later = again(state, keeper)
     check(later, unclaimed(left), 5, learned)
     for one in (later, state):
@@ -203,6 +249,7 @@ def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
     assert state.to_move(9) == [one for one in dying if one.offset < edge]
     moved = {one.move_id: [of.offset for of in one.records] for one in state.moves()}
     assert moved == {move_id: [at] for move_id, at in ((1, 20), (2, 702)) if at < edge}
+    check_kept(state, keeper)
     later = again(state, keeper)
     check(later, left, start, edge)
     assert later.to_move(9) == state.to_move(9) and later.moves() == state.moves()
@@ -329,6 +376,12 @@ def test_the_epochs_of_records_above_the_start_are_known() -> None:
     ):
         state.ack("a", 0, [(0, last, 1)])
         assert state.epochs == again(state, keeper).epochs == expected
+    # Also where it begins beyond all that was learned.
+    state, _keeper = opened(ready=1)
+    state.learn_epoch(3, 0)
+    state.learn_epoch(5, 1)
+    state.advance_start(2000)
+    assert state.epochs == [(5, 1)]
     for edge, expected in ((11, [(3, 0), (5, 10)]), (10, [(3, 0)]), (1, [(3, 0)]), (0, [])):
         state, keeper = opened(ready=1)
         state.learn_epoch(3, 0)
@@ -380,8 +433,9 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     state.take("a", 1, now_s=0)
     [(_key, locked)] = [one for one in state.changes() if one[0] != b"head"]
     dying = Dying(0, 1, "rejected", "bad")
+    # The locked record is the first of its block: the start lies behind it.
     records = [head_record(0, 300, 1300, [], [(2, 2)], None)]
-    records += [(block_record(number, None)[0], locked) for number in (0, 2, 6, 900)]
+    records += [(block_record(number, None)[0], locked) for number in (0, 1, 2, 6, 900)]
     records += [dying_record(one, dying) for one in (299, 1300, 5000)]
     records += [dying_record(one, msgspec.structs.replace(dying, offset=one)) for one in (300, 1299)]
     keeper.write(records)
@@ -393,6 +447,39 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
         "-dying 299", "-dying 1300", "-dying 5000", "-block 0", "-block 2", "-block 6", "-block 900"
     ]
     assert later.changes() == []
+    # The start passes what is done, and nothing beyond what was learned is locked.
+    ended = Block()
+    ended.done, ended.counts = 0b1111, {1: ALL}
+    ended.lock(1 << 5 | 1 << 200, "a", (1, 1))
+    kept = [head_record(0, 2, 200, [], [], None), block_record(0, ended)]
+    keeper = Keeper()
+    keeper.write(kept)
+    later = opened_at(state, keeper)
+    locked_one = Unsettled(5, "locked", 2, "a", 30_100)
+    ready = [Unsettled(one, "ready", 1, None, None) for one in (4, *range(6, 200))]
+    check(later, sorted([locked_one, *ready], key=lambda one: one.offset), 4, 200)
+
+
+def test_a_keeper_tells_all_in_the_order_of_the_keys() -> None:
+    state, keeper = busy()
+    check_kept(state, keeper)
+    later = QueueState.replay(
+        state.config, sorted(keeper.records.items()), now_ms=0, now_s=0
+    )
+    assert later is not None and later.changes() == [], "all of it is known to the keeper"
+    check(later, unclaimed(listed(state)), 5, LEARNED)
+
+
+def test_the_oldest_record_that_nobody_has_may_wait_for_its_key() -> None:
+    state, _keeper = opened(ready=3, ordered_by_key=True)
+    state.take("a", 1, now_s=0)
+    assert (state.ready, state.blocked) == (0, 2)
+    assert (state.first_unsettled_ready(), state.first_ready()) == (1, None)
+    state.ack("a", 0, [(0, 0, 1)])
+    assert (state.ready, state.blocked) == (1, 1)
+    assert (state.first_unsettled_ready(), state.first_ready()) == (1, 1)
+    state.take("a", 2, now_s=0)
+    assert state.first_unsettled_ready() is None
 
 
 def test_a_block_is_listed_once_however_often_its_records_come_back() -> None:
@@ -439,10 +526,15 @@ def test_claimed_records_come_back_as_what_they_were() -> None:
 def test_discarded_records_are_done_and_only_dying_ones_count_as_dead() -> None:
     state, keeper = busy()
     page = listed(state)
-    state.discard([11, 700])
-    assert state.dead == 0 and state.is_changed
-    state.discard([0, 5, 10, 20, 21, 600, 702, 5000])
-    assert state.dead == 1
+    for offsets, is_changed, dead in (
+        ([0, 5, 10, 20, 600, 702, 5000], False, 0),
+        ([11, 700], True, 0),
+        ([21, 10], True, 1),
+        ([11, 21, 700], False, 1),
+    ):
+        keeper.write(state.changes())
+        state.discard(offsets)
+        assert (state.is_changed, state.dead) == (is_changed, dead)
     left = [one for one in page if one.offset not in (11, 21, 700)]
     check(state, left, 5, LEARNED)
     assert [one.offset for one in state.to_move(9)] == [530]
@@ -534,6 +626,14 @@ def test_a_move_takes_nothing_that_was_neither_claimed_nor_dying(
     check(state, page, 5, LEARNED)
     assert state.to_move(9) == dying
     drain(state, keeper)
+    # Nor under the next leader.
+    state, keeper = busy()
+    state.begin_move(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10)], outcome))
+    state = again(state, keeper)
+    check(state, unclaimed(page), 5, LEARNED)
+    (state.end_move if ends == "end" else state.release_move)(5)
+    check(state, unclaimed(page), 5, LEARNED)
+    assert state.to_move(9) == dying
 
 
 def test_a_cut_leaves_a_move_those_records_that_are_what_they_were() -> None:
