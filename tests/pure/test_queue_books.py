@@ -458,6 +458,12 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     locked_one = Unsettled(5, "locked", 2, "a", 30_100)
     ready = [Unsettled(one, "ready", 1, None, None) for one in (4, *range(6, 200))]
     check(later, sorted([locked_one, *ready], key=lambda one: one.offset), 4, 200)
+    ended = Block()
+    ended.done = ALL
+    keeper.write([head_record(0, 0, 300, [], [], None), block_record(0, ended)])
+    later = opened_at(state, keeper)
+    check(later, [Unsettled(one, "ready", 0, None, None) for one in range(256, 300)], 256, 300)
+    assert keys_of(later.changes()) == ["head", "-block 0"]
 
 
 def test_a_keeper_tells_all_in_the_order_of_the_keys() -> None:
