@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -91,7 +93,7 @@ def test_an_opening_names_its_leader_and_its_opener() -> None:
     assert list(kept) == [], "nothing is known before the log has it"
     take(kept, records)
     assert kept.open_state(KEY, data_leader_epoch=5, opener="a") == (fence, [])
-    later = {"data_leader_epoch": 5, "opener": "a", "is_first_page": False}
+    later: dict[str, Any] = {"data_leader_epoch": 5, "opener": "a", "is_first_page": False}
     assert kept.open_state(KEY, **later) == (fence, [])
     for epoch, opener in ((5, "b"), (6, "a"), (6, "b")):
         again, records = kept.open_state(KEY, data_leader_epoch=epoch, opener=opener)
