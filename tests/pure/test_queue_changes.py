@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rayq.config import MESSAGE_BYTES_CEILING
 from rayq.core import queue_changes, topic_changes
 from rayq.core.cluster_state import ClusterState, Queue
-from rayq.core.metadata_records import decode_records, encode_records
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    QueueChanged,
+    QueueDeleted,
+    TopicCreated,
+    decode_records,
+    encode_records,
+)
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,
@@ -185,3 +195,195 @@ def test_partitions_that_would_break_the_order_of_keys_need_force() -> None:
     queue_changes.check_new_partitions(state, "t", force=True)
     queue_changes.check_new_partitions(state, "u", force=False)
     queue_changes.check_new_partitions(state, "unknown", force=False)
+
+
+def ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"n{next(numbers)}"
+
+
+def create_records(state: ClusterState, **changes: Any) -> list[MetadataRecord]:
+    arguments: dict[str, Any] = {
+        "name": "q", "topic": "t", "options": {}, "partitions": None, "replication_factor": None,
+        "topic_options": {}, "keeper_partitions": 4,
+    }
+    return queue_changes.create_queue(state, new_id=ids(), **{**arguments, **changes})
+
+
+def test_a_queue_is_created_together_with_what_it_needs_and_is_not_there() -> None:
+    state = cluster()
+    records = create_records(
+        state, topic="t", options={"max.deliveries": 3}, partitions=2, replication_factor=2,
+        topic_options={"flush": "os", "max_message_bytes": 1000},
+    )
+    topics = [one for one in records if isinstance(one, TopicCreated)]
+    assert [(one.name, one.replication_factor) for one in topics] == [
+        ("__queue_state", 3), ("t", 2), ("q.dead", 2)
+    ]
+    assert [one.config for one in topics[1:]] == [
+        {"flush": "os", "max_message_bytes": 1000},
+        {"flush": "os", "max_message_bytes": 1000 + 64 * 1024, "retention_ms": None},
+    ]
+    ids_of = {one.name: one.topic_id for one in topics}
+    assert len(set(ids_of.values())) == 3
+    queues = [one for one in records if isinstance(one, QueueChanged)]
+    assert [(one.name, one.topic_id, one.config, one.partitions) for one in queues] == [
+        ("q.dead", ids_of["q.dead"], queue_changes.DEAD_QUEUE, 1),
+        ("q", ids_of["t"], {"max_deliveries": 3}, 2),
+    ]
+    assert len({one.queue_id for one in queues} | set(ids_of.values())) == 5
+    assert records[-1] == queues[-1], "what it needs is there before it is"
+    # The second one finds the topic, and needs dead letters of its own.
+    apply(state, records)
+    names = [one.name for one in create_records(state, name="r")
+             if isinstance(one, TopicCreated | QueueChanged)]
+    assert names == ["r.dead", "r.dead", "r"]
+    options = {"dead_letters": "discard"}
+    [only] = create_records(state, name="r", options=options)
+    assert only == QueueChanged(only.queue_id, "r", ids_of["t"], options, 2)  # type: ignore[attr-defined]
+    # A topic of dead letters has as many copies as the topic that they come from.
+    dead = next(one for one in create_records(state, name="r")
+                if isinstance(one, TopicCreated) and one.name == "r.dead")
+    assert dead.replication_factor == 2
+
+
+@pytest.mark.parametrize(("source_bytes", "dead_bytes"), [
+    (1, 1 + 64 * 1024),
+    (MESSAGE_BYTES_CEILING - 64 * 1024 - 1, MESSAGE_BYTES_CEILING - 1),
+    (MESSAGE_BYTES_CEILING - 1, MESSAGE_BYTES_CEILING),
+    (MESSAGE_BYTES_CEILING, MESSAGE_BYTES_CEILING),
+])
+def test_dead_letters_have_room_for_their_headers_up_to_the_most(
+    source_bytes: int, dead_bytes: int
+) -> None:
+    state = cluster()
+    make(state, "q", "t", 1, {"max_message_bytes": source_bytes})
+    dead = state.topic_named("q.dead")
+    assert dead is not None and dead.config.max_message_bytes == dead_bytes
+
+
+def test_a_queue_over_a_topic_of_dead_letters_drops_its_own() -> None:
+    state = cluster()
+    with pytest.raises(ConfigError, match="own dead letters"):
+        make(state, "r", "r.dead", 1)
+    make(state, "r", "r.dead", 1, dead_letters="discard")
+    make(state, "s", "r.dead")
+    assert state.queue_ids.keys() == {"r", "s", "s.dead"}
+
+
+def test_whose_dead_letters_go_to_a_name_is_told_by_both() -> None:
+    state = cluster()
+    make(state, "keeps", "t", 1)
+    make(state, "drops", "t", dead_letters="discard")
+    create(state, "drops.dead")
+    create(state, "nobody.dead")
+    create(state, "keeps_dead")
+    for topic in ("t", "drops.dead", "nobody.dead", "keeps_dead", "keeps", "unknown"):
+        queue_changes.check_deleted_topic(state, topic)
+        queue_changes.check_topic_config(state, topic, {"cleanup_policy": "compact"})
+    apply(state, queue_changes.delete_queue(state, "drops"))
+    for check in (
+        lambda: queue_changes.check_deleted_topic(state, "keeps.dead"),
+        lambda: queue_changes.delete_queue(state, "keeps.dead"),
+        lambda: queue_changes.check_topic_config(
+            state, "keeps.dead", {"cleanup_policy": "compact"}
+        ),
+    ):
+        with pytest.raises(ConfigError, match="dead letters of queue 'keeps'"):
+            check()
+    [deleted] = queue_changes.delete_queue(state, "keeps")
+    topic = state.topic_named("t")
+    assert topic is not None
+    assert deleted == QueueDeleted(state.queue_ids["keeps"], topic.topic_id)
+
+
+def test_dead_letters_go_to_a_queue_of_the_same_topic_only() -> None:
+    state = cluster()
+    create(state, "t")
+    create(state, "u")
+    make(state, "q.dead", "u", dead_letters="discard")
+    before = encode_records(state.snapshot())
+    for change in (lambda: make(state, "q"), lambda: make(state, "q", "new", 1)):
+        with pytest.raises(QueueExistsError, match="reads another topic"):
+            change()
+    assert encode_records(state.snapshot()) == before
+    make(state, "q", dead_letters="discard")
+    with pytest.raises(QueueExistsError, match="reads another topic"):
+        alter(state, "q", dead_letters="keep")
+    apply(state, queue_changes.delete_queue(state, "q.dead"))
+    create(state, "q.dead", 3)
+    make(state, "q.dead", "q.dead", dead_letters="discard", max_deliveries=7)
+    alter(state, "q", dead_letters="keep")
+    letters = state.queues[state.queue_ids["q.dead"]]
+    assert (letters.partitions, letters.config.max_deliveries) == (3, 7)
+
+
+def test_a_queue_is_altered_to_what_it_could_be_created_with() -> None:
+    state = cluster()
+    create(state, "keyed", cleanup_policy="compact")
+    make(state, "keyed", "keyed", dead_letters="discard")
+    make(state, "one", "t", 1, dead_letters="discard")
+    make(state, "alone", "own", 1, dead_letters="discard")
+    for retention in ("hold", "delete_done"):
+        with pytest.raises(ConfigError, match="not compacted"):
+            alter(state, "keyed", retention=retention)
+        assert alter(state, "alone", retention=retention).config.retention == retention
+    make(state, "two", "t", dead_letters="discard")
+    with pytest.raises(ConfigError, match="'t' has queue 'two', too"):
+        alter(state, "one", retention="delete_done")
+    assert alter(state, "one", retention="hold").config.retention == "hold"
+    with pytest.raises(ConfigError, match="'alone' deletes"):
+        make(state, "other", "own")
+    alter(state, "alone", retention="topic")
+    make(state, "other", "own")
+    with pytest.raises(ConfigError, match="Did you mean"):
+        alter(state, "one", retentions="hold")
+
+
+def test_an_altered_queue_keeps_all_that_was_not_named() -> None:
+    state = cluster()
+    create(state, "t", 3)
+    before = make(state, "q", dead_letters="discard", backoff_s=2, ordered_by_key=True)
+    # Options of a rayq of tomorrow stay, though this one does not know them.
+    options = {**before.options, "tomorrow": 1}
+    apply(state, [QueueChanged(before.queue_id, "q", before.topic_id, options, 3)])
+    [record] = queue_changes.alter_queue(
+        state, "q", {"backoff.max.s": 90, "ordered_by_key": True, "start": "earliest"},
+        new_id=ids(),
+    )
+    changed = {"backoff_max_s": 90, "start": "earliest"}
+    assert record == QueueChanged(before.queue_id, "q", before.topic_id, {**options, **changed}, 3)
+    # What becomes its dead letters comes with it, once.
+    records = queue_changes.alter_queue(state, "q", {"dead_letters": "keep"}, new_id=ids())
+    assert [type(one) for one in records if not isinstance(one, PartitionChanged)] == [
+        TopicCreated, QueueChanged, QueueChanged
+    ]
+    assert records[-1] == QueueChanged(
+        before.queue_id, "q", before.topic_id, {**options, "dead_letters": "keep"}, 3
+    )
+    apply(state, records)
+    [_only] = queue_changes.alter_queue(state, "q", {"backoff_s": 3}, new_id=ids())
+
+
+def test_every_queue_of_a_topic_counts_and_its_own_does_not(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_changes, "QUEUES_OF_A_TOPIC_MAX", 1)
+    state = cluster()
+    create(state)
+    create(state, "u")
+    make(state, "a", dead_letters="discard", retention="delete_done")
+    make(state, "b", "u", dead_letters="discard")
+    alter(state, "a", retention="hold")
+    alter(state, "a", retention="delete_done")
+    with pytest.raises(QueueLimitError, match="'t' has 1 queues"):
+        make(state, "c")
+
+
+def test_compaction_looks_at_what_a_topic_would_be() -> None:
+    state = cluster()
+    make(state, "q", "t", 1, retention="delete_done", dead_letters="discard")
+    for changes in ({}, {"cleanup_policy": "delete"}, {"cleanup.policy": "delete"}):
+        queue_changes.check_topic_config(state, "t", changes)
+    with pytest.raises(ConfigError, match=r"\(retention='delete_done'\)"):
+        queue_changes.check_topic_config(state, "t", {"cleanup_policy": "compact"})
