@@ -15,6 +15,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
+from rayq.core.topic_changes import OWN_TOPIC_OPTIONS
 from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
@@ -110,7 +111,7 @@ def leading(of: type[LedT], work: Callable[[LedT], Awaitable[None]]) -> None:
     """Plays `work` with the leader of an empty partition."""
     members = [(1, "1a")]
     given = messages.PartitionAssignment(
-        of.topic, of.topic_id, of.partition, {"cleanup_policy": "compact"}, 1, "1a", "h", 1, EPOCH,
+        of.topic, of.topic_id, of.partition, OWN_TOPIC_OPTIONS, 1, "1a", "h", 1, EPOCH,
         1, None, members, [*members],
     )
 

@@ -4,12 +4,13 @@ what becomes of them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from proving.simulation import World
 from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import WRITES_MAX, CoordinatorLog
 from rayq.actors.signal import Signal
@@ -82,6 +83,12 @@ class _Played:
         return ["".join(key for key, _ in batch) for batch in self.batches]
 
 
+def _run(story: Coroutine[Any, Any, None]) -> None:
+    with World(seed=1) as world:
+        world.run(story)
+        assert world.errors == []
+
+
 async def _turns() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -91,7 +98,7 @@ def _played(story: Callable[[_Played], Awaitable[None]]) -> None:
     async def play() -> None:
         await story(_Played())
 
-    asyncio.run(play())
+    _run(play())
 
 
 def test_records_on_which_no_answer_is_based_go_with_the_next_decision() -> None:
@@ -332,7 +339,7 @@ def test_a_new_coordinator_reads_all_that_there_is_piece_by_piece(
         assert count == 6 and stored.verified == []
         assert stored.reads == [(2, 8, 1), (4, 8, 1), (6, 8, 1)]
 
-    asyncio.run(story())
+    _run(story())
 
 
 def test_a_new_coordinator_begins_once_all_of_its_log_is_committed() -> None:
@@ -350,7 +357,7 @@ def test_a_new_coordinator_begins_once_all_of_its_log_is_committed() -> None:
         stored.log = SimpleNamespace(start_offset=8, end_offset=8)
         assert await stored.replay(lambda key, value: None) == 0
 
-    asyncio.run(story())
+    _run(story())
 
 
 @pytest.mark.parametrize("failure", [None, NotLeaderError("the disk is the reason")])
@@ -365,7 +372,7 @@ def test_damage_that_is_read_is_looked_for_on_the_disk(failure: RayqError | None
             await stored.replay(lambda key, value: found.append(value))
         assert found == [b"2", None] and stored.verified == [4]
 
-    asyncio.run(story())
+    _run(story())
 
 
 def test_other_work_goes_on_while_a_long_log_is_read() -> None:
@@ -384,4 +391,4 @@ def test_other_work_goes_on_while_a_long_log_is_read() -> None:
         await stored.replay(lambda key, value: None)
         assert turns - before >= len(stored.pieces)
 
-    asyncio.run(story())
+    _run(story())
