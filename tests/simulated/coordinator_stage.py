@@ -66,6 +66,19 @@ class Led:
         """Too few replicas are in sync."""
         self._replicas(2, in_sync=1)
 
+    def lose(self) -> None:
+        """The process is without its broker's lease: another may lead."""
+        self.has_lease = False
+
+    def regain(self) -> None:
+        self.has_lease = True
+
+    def pause(self, seconds: float) -> None:
+        """No code of the process runs for so long, once its task waits."""
+        self.process.pause()
+        loop = self.process.host.world.loop
+        loop.call_later(seconds, self.process.resume, context=loop.root.context)
+
     def _replicas(self, count: int, *, in_sync: int) -> None:
         members = [(number, f"{number}a") for number in range(1, count + 1)]
         self.given = msgspec.structs.replace(
@@ -102,6 +115,10 @@ class Led:
             raise error
 
         self.leader.produce = produce  # type: ignore[method-assign]
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 LedT = TypeVar("LedT", bound=Led)

@@ -23,7 +23,7 @@ from rayq.errors import (
     UnsupportedFormatError,
 )
 from rayq.wire import messages
-from tests.simulated.coordinator_stage import Led, leading
+from tests.simulated.coordinator_stage import Led, leading, now_s
 
 
 class Words(Coordinator[str]):
@@ -97,10 +97,6 @@ class Told(Led):
 
 def played(work: Callable[[Told], Awaitable[None]]) -> None:
     leading(Told, work)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def outcome(waiting: asyncio.Future[list[str]]) -> RayqError | list[str]:

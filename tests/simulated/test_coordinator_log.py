@@ -197,6 +197,25 @@ def test_a_few_batches_are_under_way_and_what_comes_meanwhile_is_written_togethe
     _played(story)
 
 
+def test_no_more_are_under_way_when_answers_and_decisions_come_in_one_turn() -> None:
+    async def story(of: _Played) -> None:
+        loop = asyncio.get_running_loop()
+        for key in "abc":
+            of.log.append([_Record(key, "1")])
+            await _turns()
+        of.under_way[0].set_result(ANSWER)
+        loop.call_soon(of.log.append, [_Record("e", "1")])
+        of.log.append([_Record("d", "1")])
+        loop.call_soon(of.log.append, [_Record("f", "1")])
+        await _turns()
+        assert of.keys == ["a", "b", "c", "d", "e"], "four of them are under way"
+        of.under_way[1].set_result(ANSWER)
+        await _turns()
+        assert of.keys[5:] == ["f"]
+
+    _played(story)
+
+
 @pytest.mark.parametrize("limit_bytes, batches", [(1, "a b c d"), (4, "a b c d"), (5, "ab cd")])
 def test_a_batch_takes_whole_decisions_until_it_has_its_size(
     monkeypatch: pytest.MonkeyPatch, limit_bytes: int, batches: str

@@ -307,7 +307,7 @@ def test_a_deleted_queue_is_forgotten_with_all_its_partitions() -> None:
                 [], version_min=9, wait_ms=queue_keeper.CONFIRMED_WAIT_MS, queue_ids=["q"]
             ),
         ]
-        assert _kept(of) == {StateKey("r", 0)}
+        assert _kept(of) == {StateKey("r", 0)} == set(of.keeper._sequences)
         with pytest.raises(QueueFencedError, match="deleted"):
             await of.write(fences[StateKey("q", 0)], (b"a", b"3"), sequence=10)
         of.keeper.end("a test")

@@ -79,6 +79,7 @@ def test_nothing_is_left_of_those_who_waited(monkeypatch: pytest.MonkeyPatch) ->
             patched.setattr(loop, "create_future", create_future)
             for _ in range(5):
                 assert not await signal.wait(0.01)
+            assert [one() for one in made[:4]] == [None] * 4, "though nobody has notified"
             for _ in range(5):
                 loop.call_soon(signal.notify)
                 assert await signal.wait(1000.0)
