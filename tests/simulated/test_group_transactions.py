@@ -4,137 +4,18 @@ what is pending is neither told nor overwritten."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from proving.simulation.process import Process
-from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
-from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     OffsetPendingError,
-    RayqError,
     TimeoutError,
     TransactionEndedError,
     TransactionOrderError,
     UnknownMemberError,
 )
-from rayq.transaction_ids import make_family
 from rayq.wire import messages
-from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
-from tests.simulated.coordinator_stage import EPOCH, Led, leading
-
-WHERE = ("offsets", 0, EPOCH)
-"""Topic id, partition and leader epoch of the coordinator's partition."""
-FAMILY, OTHER = make_family(0, 1), make_family(0, 2)
-
-
-class Transactions(Links):
-    """Answers each join when the test says so, or at once."""
-
-    def __init__(self) -> None:  # It has no network.
-        self.joins: list[tuple[int, int, str, int]] = []
-        self.aborts: list[tuple[int, int]] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.refusal: RayqError | None = None
-
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
-        self.joins.append((family, epoch, topic_id, partition))
-        await self.gate.wait()
-        if self.refusal is not None:
-            raise self.refusal
-
-    async def abort(self, family: int, epoch: int) -> None:
-        self.aborts.append((family, epoch))
-        if self.refusal is not None:
-            raise self.refusal
-
-
-class Groups(Led):
-    """The coordinator of one group, `g`."""
-
-    topic, topic_id = OFFSETS_TOPIC, WHERE[0]
-
-    def __init__(
-        self, process: Process, log: ReplicaLog, given: messages.PartitionAssignment
-    ) -> None:
-        self.transactions = Transactions()
-        super().__init__(process, log, given)
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.peer = Peer("client", None, "", closed, AnswerRoom(lambda: True))
-        self.begin()
-
-    def links(self) -> Links:
-        return self.transactions
-
-    def begin(self) -> None:
-        self.coordinator = GroupCoordinator(
-            self.log,
-            self.leader,
-            self.given,
-            ask_broker=self._metadata,
-            metadata_version=1,
-            clock_watch=ClockWatch(self.log.environment.clock),
-            links=self.transactions,
-        )
-
-    async def _metadata(self, request: messages.Request[Any]) -> messages.MetadataResponse:
-        await asyncio.sleep(0.1)
-        partitions = [
-            messages.PartitionMetadata(number, 1, 1, 1, [], [], None) for number in range(2)
-        ]
-        topic = messages.TopicMetadata("t", "T", {}, partitions)
-        return messages.MetadataResponse("c", 1, 1, None, [], [], [topic])
-
-    async def beat(self, member: str, *owned: int, epoch: int = 0) -> int:
-        answer = await self.coordinator.heartbeat(
-            self.peer,
-            messages.GroupHeartbeat(
-                *WHERE, "g", member, epoch, None, "a test", ["t"], None, "uniform", 45_000, 60_000,
-                [("T", one) for one in owned], 0,
-            ),
-        )
-        return answer.member_epoch
-
-    async def send(
-        self,
-        offset: int,
-        *partitions: int,
-        transaction: tuple[int, int] | None = (FAMILY, 0),
-        member: str = "",
-        member_epoch: int = 0,
-        sequence: int = 1,
-    ) -> list[tuple[str, int, str, str]]:
-        offsets = [("T", one, offset, None, "") for one in partitions]
-        answer = await self.coordinator.commit(
-            messages.CommitOffsets(
-                *WHERE, "g", member, member_epoch, sequence, offsets, transaction
-            )
-        )
-        return answer.refused
-
-    async def end(
-        self, epoch: int = 0, *, family: int = FAMILY, is_commit: bool = True
-    ) -> None:
-        await self.coordinator.write_marker(
-            messages.WriteMarker(*WHERE, family, epoch, is_commit, 3)
-        )
-
-    async def fetch(self, *partitions: int) -> dict[int, int]:
-        answer = await self.coordinator.fetch_committed(
-            messages.FetchCommitted(*WHERE, "g", [("T", one) for one in partitions] or None)
-        )
-        return {one.partition: one.offset for one in answer.offsets}
-
-
-def coordinating(work: Callable[[Groups], Awaitable[None]]) -> None:
-    leading(Groups, work)
+from tests.simulated.group_stage import FAMILY, OTHER, WHERE, Groups, coordinating
 
 
 def test_positions_take_effect_with_their_transaction() -> None:

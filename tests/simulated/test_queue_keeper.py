@@ -233,6 +233,7 @@ def test_the_next_keeper_knows_all_and_fences_who_opened_before_records_were_los
         with pytest.raises(NotLeaderError, match="coordinates the queues of __queue_state-3 no more"):
             await of.write(fence, (b"a", b"2"), sequence=7)
         of.begin()
+        assert of.measured() == [("3", 0)], "before it knows more"
         await of.write(fence, (b"b", b"1"), sequence=1)  # What was held back names the old epoch.
         with pytest.raises(QueueFencedError, match="epoch 4: 3 is over"):
             await of.open(epoch=3, opener="b")
@@ -332,6 +333,7 @@ def test_a_queue_is_forgotten_only_by_who_may_write_and_knows() -> None:
         of.version = 10
         of.is_starved()
         assert await look() == {StateKey("gone", 0)}
+        assert of.keeper._log.generation == 0, "it does not even try"
         of.commits()
         of.has_lease = False
         assert await look() == {StateKey("gone", 0)}

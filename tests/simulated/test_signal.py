@@ -55,6 +55,7 @@ def test_who_is_cancelled_does_not_take_it_for_the_end_of_its_time() -> None:
         await asyncio.sleep(1)
         for one in waiting:
             one.cancel()
+        signal.notify()  # In the same turn.
         await asyncio.wait(waiting)
         assert all(one.cancelled() for one in waiting)
         signal.notify()  # What they left behind disturbs nobody.
