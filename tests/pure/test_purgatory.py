@@ -27,7 +27,11 @@ class _Asked:
     def got(self) -> object:
         if not self.future.done():
             return None
-        return "gave up" if self.future.cancelled() else self.future.exception() or self.future.result()
+        return (
+            "gave up"
+            if self.future.cancelled()
+            else self.future.exception() or self.future.result()
+        )
 
 
 _numbers = st.integers(0, 5)

@@ -128,22 +128,42 @@ def leading(of: type[LedT], work: Callable[[LedT], Awaitable[None]]) -> None:
     """Plays `work` with the leader of an empty partition."""
     members = [(1, "1a")]
     given = messages.PartitionAssignment(
-        of.topic, of.topic_id, of.partition, OWN_TOPIC_OPTIONS, 1, "1a", "h", 1, EPOCH,
-        1, None, members, [*members],
+        of.topic,
+        of.topic_id,
+        of.partition,
+        OWN_TOPIC_OPTIONS,
+        1,
+        "1a",
+        "h",
+        1,
+        EPOCH,
+        1,
+        None,
+        members,
+        [*members],
     )
 
     async def script(process: Process) -> None:
         environment = process.environment
         led: list[LedT] = []
         log = ReplicaLog(
-            environment, of.config, given, broker=1, incarnation="1a",
+            environment,
+            of.config,
+            given,
+            broker=1,
+            incarnation="1a",
             on_flushed=lambda offset: led[0].leader.flushed(offset) if led else None,
             on_failure=lambda: None,
         )
         await log.open(
             PartitionDirectory.open(
-                environment, "/data/o-0", topic=of.topic, topic_id=of.topic_id,
-                partition=of.partition, incarnation="1a", pid_start_time=1,
+                environment,
+                "/data/o-0",
+                topic=of.topic,
+                topic_id=of.topic_id,
+                partition=of.partition,
+                incarnation="1a",
+                pid_start_time=1,
             )
         )
         led.append(of(process, log, given))

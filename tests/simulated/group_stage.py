@@ -1,4 +1,4 @@
-"""A coordinator of groups alone: members, the broker and coordinators of transactions are played."""
+"""A coordinator of groups alone: members, broker and coordinators of transactions are played."""
 
 from __future__ import annotations
 
@@ -134,8 +134,20 @@ class Groups(Led):
         return await self.coordinator.heartbeat(
             peer or self.peer,
             messages.GroupHeartbeat(
-                *WHERE, group, member, epoch, instance, "a test", list(topics), None, "uniform",
-                session_ms, 60_000, [("T", one) for one in owned], wait_ms, reason,
+                *WHERE,
+                group,
+                member,
+                epoch,
+                instance,
+                "a test",
+                list(topics),
+                None,
+                "uniform",
+                session_ms,
+                60_000,
+                [("T", one) for one in owned],
+                wait_ms,
+                reason,
             ),
         )
 
@@ -176,15 +188,18 @@ class Groups(Led):
         return answer.refused
 
     async def end(
-        self, epoch: int = 0, *, family: int = FAMILY, is_commit: bool = True
+        self,
+        epoch: int = 0,
+        *,
+        family: int = FAMILY,
+        is_commit: bool = True,
+        coordinator_epoch: int = 3,
     ) -> None:
         await self.coordinator.write_marker(
-            messages.WriteMarker(*WHERE, family, epoch, is_commit, 3)
+            messages.WriteMarker(*WHERE, family, epoch, is_commit, coordinator_epoch)
         )
 
-    async def committed(
-        self, *partitions: int, group: str = "g"
-    ) -> list[messages.CommittedOffset]:
+    async def committed(self, *partitions: int, group: str = "g") -> list[messages.CommittedOffset]:
         answer = await self.coordinator.fetch_committed(
             messages.FetchCommitted(*WHERE, group, [("T", one) for one in partitions] or None)
         )

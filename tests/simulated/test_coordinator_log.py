@@ -1,5 +1,5 @@
-"""The log of a coordinator, with a leader that the test plays: which records go into which batch, and
-what becomes of them."""
+"""The log of a coordinator, with a leader that the test plays: which records go into which batch,
+and what becomes of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class _Played:
             replica_log,
             leader,
             assignment,
-            encode=lambda one: (one.key.encode(), None if one.value is None else one.value.encode()),
+            encode=lambda one: (
+                one.key.encode(),
+                None if one.value is None else one.value.encode(),
+            ),
             on_failure=self._failed,
         )
 
@@ -306,8 +309,8 @@ def _batch(first: int, values: list[bytes | None], *, keyed: bool = True) -> byt
 
 
 class _Stored:
-    """What a new coordinator reads: batches of two records from offset 2 on, the first of them without
-    keys. All is read, and committed, up to 8; the log grows while it is read."""
+    """What a new coordinator reads: batches of two records from offset 2 on, the first of them
+    without keys. All is read, and committed, up to 8; the log grows while it is read."""
 
     def __init__(self) -> None:
         self.pieces = {
@@ -338,8 +341,11 @@ class _Stored:
         replica_log: Any = self
         leader: Any = self.leader
         log: CoordinatorLog[_Record] = CoordinatorLog(
-            replica_log, leader, SimpleNamespace(topic_id="t", partition=0),  # type: ignore[arg-type]
-            encode=lambda record: (b"", None), on_failure=lambda error: None,
+            replica_log,
+            leader,
+            SimpleNamespace(topic_id="t", partition=0),  # type: ignore[arg-type]
+            encode=lambda record: (b"", None),
+            on_failure=lambda error: None,
         )
         return asyncio.ensure_future(log.replay(take))
 
@@ -353,7 +359,12 @@ def test_a_new_coordinator_reads_all_that_there_is_piece_by_piece(
         stored, found = _Stored(), []
         count = await stored.replay(lambda key, value: found.append((key, value)))
         assert found == [
-            (None, b"2"), (None, None), (b"k4", b"4"), (b"k5", b"5"), (b"k6", None), (b"k7", b"7"),
+            (None, b"2"),
+            (None, None),
+            (b"k4", b"4"),
+            (b"k5", b"5"),
+            (b"k6", None),
+            (b"k7", b"7"),
         ]
         assert count == 6 and stored.verified == []
         assert stored.reads == [(2, 8, 1), (4, 8, 1), (6, 8, 1)]

@@ -82,7 +82,8 @@ def test_members_share_the_partitions_and_are_described() -> None:
         described = await of.describe()
         assert described.state == "stable"
         assert [(one.assigned, one.revoking) for one in described.members] == [
-            ([kept], []), (partitions(moved), []),
+            ([kept], []),
+            (partitions(moved), []),
         ]
         assert await of.list_groups() == [messages.GroupSummary("g", "stable", 2)]
         assert of.measured("rayq_consumergroup_members") == {"g": 2}
@@ -94,7 +95,11 @@ def test_members_share_the_partitions_and_are_described() -> None:
 def test_a_heartbeat_is_held_for_its_time_and_half_a_session_at_most() -> None:
     async def work(of: Groups) -> None:
         await joined(of, "a")
-        for wait_ms, session_ms, held_s in ((700, 45_000, 0.7), (9_000, 3_000, 1.5), (0, 45_000, 0)):
+        for wait_ms, session_ms, held_s in (
+            (700, 45_000, 0.7),
+            (9_000, 3_000, 1.5),
+            (0, 45_000, 0),
+        ):
             began_s = now_s()
             epoch = await of.beat("a", 0, 1, epoch=1, wait_ms=wait_ms, session_ms=session_ms)
             assert epoch == 1 and now_s() - began_s == pytest.approx(held_s, abs=0.05)
@@ -137,9 +142,7 @@ def test_the_heartbeats_of_other_members_and_groups_answer_none() -> None:
     async def work(of: Groups) -> None:
         epochs = await joined(of, "a", "b")
         owned = {one.member: one.assigned[0].partition for one in (await of.describe()).members}
-        held = asyncio.ensure_future(
-            of.beat("a", owned["a"], epoch=epochs["a"], wait_ms=20_000)
-        )
+        held = asyncio.ensure_future(of.beat("a", owned["a"], epoch=epochs["a"], wait_ms=20_000))
         await asyncio.sleep(0.1)
         await of.beat("b", owned["b"], epoch=epochs["b"])
         await of.beat("a", group="h")

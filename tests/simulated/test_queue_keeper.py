@@ -164,7 +164,8 @@ def test_writes_come_in_the_order_of_their_numbers_under_each_opening() -> None:
             with pytest.raises(QueueFencedError) as told:
                 await of.write(fence, (b"at", b"late"), sequence=late)
             assert told.value.message == (
-                f"Write {late} of partition 0 of queue q was held back: its leader has gone on to 7."
+                f"Write {late} of partition 0 of queue q was held back: its leader has gone on to "
+                "7."
             )
         await of.write(sister, (b"at", b"0"), partition=1, sequence=0)
         fence = (await of.open(opener="b"))[0].fence
@@ -230,7 +231,9 @@ def test_the_next_keeper_knows_all_and_fences_who_opened_before_records_were_los
         fence = (await of.open(epoch=4))[0].fence
         await of.write(fence, (b"a", b"1"), sequence=6)
         of.keeper.end("a test")
-        with pytest.raises(NotLeaderError, match="coordinates the queues of __queue_state-3 no more"):
+        with pytest.raises(
+            NotLeaderError, match="coordinates the queues of __queue_state-3 no more"
+        ):
             await of.write(fence, (b"a", b"2"), sequence=7)
         of.begin()
         assert of.measured() == [("3", 0)], "before it knows more"
@@ -269,7 +272,10 @@ def test_answers_wait_until_all_is_committed() -> None:
         assert not any(one.done() for one in waiting)
         of.commits()
         found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert found[:2] == [False, (messages.OpenQueueStateResponse(fence, None, 0), [(b"a", b"2")])]
+        assert found[:2] == [
+            False,
+            (messages.OpenQueueStateResponse(fence, None, 0), [(b"a", b"2")]),
+        ]
         assert isinstance(found[3], QueueFencedError)
         of.is_starved()
         for refused in of.open("q"), of.write(fence, (b"a", b"3"), sequence=3):
@@ -292,7 +298,12 @@ def test_a_deleted_queue_is_forgotten_with_all_its_partitions() -> None:
         for key in (StateKey("q", 0), StateKey("q", 1), StateKey("r", 0)):
             fences[key] = (await of.open(*key))[0].fence
             await of.write(
-                fences[key], (b"a", b"1"), (b"b", b"2"), queue_id=key[0], partition=key[1], sequence=9
+                fences[key],
+                (b"a", b"1"),
+                (b"b", b"2"),
+                queue_id=key[0],
+                partition=key[1],
+                sequence=9,
             )
         await asyncio.sleep(2.5 * DELETED_CHECK_INTERVAL_S)
         assert _kept(of) == {*fences} and len(of.asked) == 2, "one look in each interval"
@@ -404,7 +415,11 @@ def test_many_queues_are_asked_for_in_pages(monkeypatch: pytest.MonkeyPatch) -> 
     assert asyncio.run(queue_keeper.deleted_queues(set("abcde"), broker)) == set("bde")
     pages = [(one.version_min, one.queue_ids) for one in asked if hasattr(one, "queue_ids")]
     assert pages == [
-        (0, ["a", "b"]), (0, ["c", "d"]), (0, ["e"]), (7, ["b", "d"]), (7, ["e"]),
+        (0, ["a", "b"]),
+        (0, ["c", "d"]),
+        (0, ["e"]),
+        (7, ["b", "d"]),
+        (7, ["e"]),
     ]
     asked.clear()
     assert asyncio.run(queue_keeper.deleted_queues(set(), broker)) == set() and asked == []

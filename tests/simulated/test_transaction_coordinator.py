@@ -321,7 +321,10 @@ def test_who_touches_a_transaction_keeps_it_for_an_hour_at_most() -> None:
         await of.touch(key)  # Nothing is open.
         await of.join(key, ("T", 0))
         (summary,) = (await of.describe()).transactions
-        assert (summary.age_ms, summary.transaction_timeout_ms) == (pytest.approx(5, abs=10), 10_000)
+        assert (summary.age_ms, summary.transaction_timeout_ms) == (
+            pytest.approx(5, abs=10),
+            10_000,
+        )
         for _ in range(3):
             await asyncio.sleep(8)
             await of.touch(key)
@@ -408,7 +411,9 @@ def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions(
         of.begin_anew()
         await asyncio.sleep(UNUSED_CHECK_INTERVAL_S - 1)
         listed = await of.listed(idle=True)
-        assert [one.transactional_id for one in listed.transactions] == sorted([unused, used, keeps])
+        assert [one.transactional_id for one in listed.transactions] == sorted(
+            [unused, used, keeps]
+        )
         await asyncio.sleep(2)
         listed = await of.listed(idle=True)
         assert [one.transactional_id for one in listed.transactions] == sorted([used, keeps])
@@ -481,8 +486,13 @@ def test_ids_are_listed_in_pages_and_described(monkeypatch: pytest.MonkeyPatch) 
         await of.init(names[0], owner)
         await of.end(key_of(1, 1), owner=owner, name="n", of=names[0])
         assert await of.describe(names[0]) == messages.DescribeTransactionResponse(
-            names[0], "01234567", *key_of(1, 2), TIMEOUT_MS, "n",
-            [messages.TransactionSummary(names[0], *key_of(1, 2), "ready", None, 0, TIMEOUT_MS)], [],
+            names[0],
+            "01234567",
+            *key_of(1, 2),
+            TIMEOUT_MS,
+            "n",
+            [messages.TransactionSummary(names[0], *key_of(1, 2), "ready", None, 0, TIMEOUT_MS)],
+            [],
         )
 
     coordinating(work)

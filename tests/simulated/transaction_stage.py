@@ -145,9 +145,7 @@ class Coordinating(Led):
         await self.coordinator.touch(messages.TouchTransaction(*WHERE, NAME, owner, *key))
 
     async def seal(self, key: TransactionKey, owner: str = "a") -> list[tuple[str, int]]:
-        answer = await self.coordinator.seal(
-            messages.SealTransaction(*WHERE, NAME, owner, *key)
-        )
+        answer = await self.coordinator.seal(messages.SealTransaction(*WHERE, NAME, owner, *key))
         return answer.participants
 
     async def abort(self, key: TransactionKey) -> None:
