@@ -79,6 +79,13 @@ class Led:
         loop = self.process.host.world.loop
         loop.call_later(seconds, self.process.resume, context=loop.root.context)
 
+    async def is_busy(self, seconds: float) -> None:
+        """For so long most of the process's time is taken, a little at a time."""
+        until_s = now_s() + seconds
+        while now_s() < until_s:
+            self.pause(0.03)
+            await asyncio.sleep(0.01)
+
     def _replicas(self, count: int, *, in_sync: int) -> None:
         members = [(number, f"{number}a") for number in range(1, count + 1)]
         self.given = msgspec.structs.replace(

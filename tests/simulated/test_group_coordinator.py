@@ -236,6 +236,17 @@ def test_time_in_which_no_member_could_be_heard_ends_no_session() -> None:
     coordinating(work)
 
 
+def test_a_busy_process_gives_no_member_more_time() -> None:
+    async def work(of: Groups) -> None:
+        await of.beat("a", session_ms=5_000)
+        await of.is_busy(4.8)
+        assert await of.members() == ["a"]
+        await of.is_busy(0.5)
+        assert await of.members() == []
+
+    coordinating(work)
+
+
 def test_a_new_coordinator_gives_each_member_a_whole_session() -> None:
     async def work(of: Groups) -> None:
         await of.beat("a", session_ms=2_000)

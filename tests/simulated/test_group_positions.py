@@ -421,8 +421,10 @@ def test_a_position_is_told_only_by_who_may_still_write() -> None:
             of.delete(),
             of.end(),
             describe_open(of),
+            abort_unknown(of, FAMILY, 0),
+            of.send(1, 0, transaction=None),
         ):
-            with pytest.raises(NotEnoughReplicasError):
+            with pytest.raises(NotEnoughReplicasError, match="groups wait for more brokers"):
                 await refused
         assert (await of.describe()).offsets[0].offset == 1
         assert len(await of.list_groups()) == 1

@@ -364,6 +364,18 @@ def test_time_in_which_nobody_could_be_heard_counts_for_no_transaction() -> None
     coordinating(work)
 
 
+def test_a_busy_process_gives_no_transaction_more_time() -> None:
+    async def work(of: Coordinating) -> None:
+        key = await of.init(timeout_ms=5_000)
+        await of.join(key, ("T", 0))
+        await of.is_busy(4.8)
+        assert await of.outcome(key) == "open"
+        await of.is_busy(0.5)
+        assert await of.outcome(key) == "aborted"
+
+    coordinating(work)
+
+
 def test_a_new_coordinator_leaves_each_transaction_a_little_time() -> None:
     async def work(of: Coordinating) -> None:
         key = await of.init(timeout_ms=3_000)

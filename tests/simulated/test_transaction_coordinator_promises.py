@@ -91,25 +91,66 @@ def test_a_question_makes_sure_that_no_newer_coordinator_has_begun() -> None:
     coordinating(work)
 
 
-@pytest.mark.parametrize("what", ["starved", "lease"])
-def test_who_may_not_decide_refuses(what: str) -> None:
+@pytest.mark.parametrize("is_starved", [True, False])
+def test_who_may_not_decide_refuses(is_starved: bool) -> None:
     async def work(of: Coordinating) -> None:
         key = await of.init()
         await of.join(key, ("T", 0))
-        of.is_starved() if what == "starved" else of.lose()
-        error = NotEnoughReplicasError if what == "starved" else NotLeaderError
+        end_offset = of.end_offset
+        if is_starved:
+            of.is_starved()
+            error, match = NotEnoughReplicasError, "transactions wait for more brokers"
+        else:
+            of.lose()
+            error, match = NotLeaderError, "it lost its broker"
         for refused in (
-            of.init(), of.end(key), of.touch(key), of.seal(key), of.join(key, ("T", 1)),
-            of.outcome(key), of.abort(key),
-        ):  # fmt: skip
-            with pytest.raises(error):
+            of.init(),
+            of.end(key),
+            of.touch(key),
+            of.seal(key),
+            of.join(key, ("T", 1)),
+            of.outcome(key),
+            of.abort(key),
+        ):
+            with pytest.raises(error, match=match):
                 await refused
-        if what == "starved":
+        if is_starved:
             assert (await of.describe()).transactions and (await of.listed()).transactions
         else:
             for asked in of.describe(), of.listed():
-                with pytest.raises(error):
+                with pytest.raises(error, match=match):
                     await asked
+        of.commits()
+        of.regain()
+        assert await of.outcome(key) == "open" and of.end_offset == end_offset
+        assert await of.seal(key) == [("T", 0)]
+
+    coordinating(work)
+
+
+def test_a_coordinator_that_begins_is_waited_for() -> None:
+    async def work(of: Coordinating) -> None:
+        key = await of.init()
+        await of.join(key, ("T", 0))
+        for ask in (
+            lambda: of.listed(),
+            lambda: of.describe(),
+            lambda: of.outcome(key),
+            lambda: of.touch(key),
+            lambda: of.join(key, ("T", 1)),
+            lambda: of.seal(key),
+            lambda: of.abort(key_of(1, 1)),
+            lambda: of.init(),
+            lambda: of.end(key),
+        ):
+            of.begin_anew()
+            of.waits()
+            asking = asyncio.ensure_future(ask())
+            await asyncio.sleep(0)
+            of.commits()
+            await asking
+        assert await of.outcome(key) == "committed"
+        assert of.marked(key) == [("T", 0, True), ("T", 1, True)]
 
     coordinating(work)
 
