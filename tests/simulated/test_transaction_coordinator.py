@@ -130,6 +130,8 @@ def test_a_coordinator_that_cannot_ask_its_broker_says_so() -> None:
         assert "given out all families" in limited.value.message
         of.numbers = FAMILIES_MAX - 2
         assert await of.init() == key_of(FAMILIES_MAX - 1), "this is the last one"
+        of.leaders.failure = of.failure = NotLeaderError("no broker")
+        assert await of.init() == key_of(FAMILIES_MAX - 1), "nothing is asked twice"
 
     coordinating(work)
 
@@ -406,6 +408,30 @@ def test_what_has_had_its_time_waits_for_the_family_that_it_needs() -> None:
         assert of.marked(key) == [("T", 0, False)]
         assert await of.outcome(key) == "unknown"
         assert await of.init() == key_of(of.numbers)
+
+    coordinating(work)
+
+
+def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
+    """The first of two waits for its family, while the state of both is dropped."""
+
+    async def work(of: Coordinating) -> None:
+        first, second = key_of(7, EPOCH_MAX), key_of(8)
+        await of.stored(
+            IdRecord(NAME, IdValue("a", 1_000, first, START_WALL_MS)),
+            IdRecord(OTHER, IdValue("a", 1_000, second, START_WALL_MS)),
+        )
+        of.begin_anew()
+        await of.join(first, ("T", 0))
+        await of.join(second, ("T", 0))
+        of.answering.clear()
+        await asyncio.sleep(2)
+        of.coordinator._reset(NotEnoughReplicasError("a test"))
+        of.answering.set()
+        await asyncio.sleep(1)
+        assert [await of.outcome(key) for key in (first, second)] == ["open", "open"]
+        await asyncio.sleep(FAILOVER_TIMEOUT_MS / 1000)
+        assert of.marked(first) == of.marked(second) == [("T", 0, False)]
 
     coordinating(work)
 

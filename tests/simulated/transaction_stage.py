@@ -83,6 +83,9 @@ class Coordinating(Led):
         super().__init__(process, log, given)
         self.numbers = 0
         self.asked: list[Any] = []
+        self.answering = asyncio.Event()
+        """Cleared while the broker holds its answers back."""
+        self.answering.set()
         self.failure: RayqError | None = None
         self.clock_watch = ClockWatch(self.environment.clock)
         self.begin()
@@ -106,6 +109,7 @@ class Coordinating(Led):
 
     async def _broker(self, request: messages.Request[Any]) -> Any:
         self.asked.append(request)
+        await self.answering.wait()
         await asyncio.sleep(0.001)
         if self.failure is not None:
             raise self.failure
