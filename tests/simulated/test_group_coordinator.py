@@ -338,6 +338,18 @@ def test_held_heartbeats_end_when_the_state_is_dropped() -> None:
     coordinating(work)
 
 
+def test_members_get_partitions_however_the_state_and_the_topics_come_back() -> None:
+    async def work(of: Groups) -> None:
+        await of.beat("a")
+        for number in range(20):
+            of.coordinator._reset(NotEnoughReplicasError("a test"))
+            await asyncio.sleep(0.01 * number)
+            answer = await of.heartbeat("a", group=f"group-{number}")
+            assert answer.assigned == partitions(0, 1)
+
+    coordinating(work)
+
+
 def test_the_next_coordinator_knows_the_members_and_counts_anew() -> None:
     async def work(of: Groups) -> None:
         epochs = await joined(of, "a", "b")

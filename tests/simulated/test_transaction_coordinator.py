@@ -99,6 +99,17 @@ def test_a_family_whose_epochs_are_used_up_is_followed_by_another() -> None:
     coordinating(work)
 
 
+def test_a_family_that_a_refused_producer_has_drawn_is_for_the_next_one() -> None:
+    async def work(of: Coordinating) -> None:
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match="transaction_timeout_ms"):
+                await of.init(timeout_ms=1)
+        assert await of.init() == key_of(1)
+        assert of.asked == [messages.AllocateProducerId()]
+
+    coordinating(work)
+
+
 def test_an_id_of_another_coordinator_is_refused() -> None:
     async def work(of: Coordinating) -> None:
         name = named("x-", here=False)
