@@ -335,7 +335,7 @@ def test_who_may_not_decide_any_more_ends_no_unknown_transaction() -> None:
         await asyncio.sleep(0.1)
         of.is_starved()
         of.transactions.gate.set()
-        with pytest.raises(NotEnoughReplicasError):
+        with pytest.raises(NotEnoughReplicasError, match="groups wait for more brokers"):
             await aborting
         of.commits()
         with pytest.raises(OffsetPendingError):
@@ -351,7 +351,7 @@ def test_a_commit_that_waited_for_its_transaction_is_decided_by_who_may_decide_t
         await asyncio.sleep(0.1)
         of.is_starved()
         of.transactions.gate.set()
-        with pytest.raises(NotEnoughReplicasError):
+        with pytest.raises(NotEnoughReplicasError, match="groups wait for more brokers"):
             await sending
         of.commits()
         assert await of.fetch() == {}
