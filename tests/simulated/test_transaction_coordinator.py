@@ -433,8 +433,7 @@ def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
             IdRecord(OTHER, IdValue("a", 1_000, second, START_WALL_MS)),
         )
         of.begin_anew()
-        await of.join(first, ("T", 0))
-        await of.join(second, ("T", 0))
+        await asyncio.gather(*(of.join(one, ("T", 0)) for one in (first, second)))
         of.answering.clear()
         await asyncio.sleep(2)
         of.coordinator._reset(NotEnoughReplicasError("a test"))
