@@ -160,6 +160,24 @@ def test_a_family_that_was_drawn_for_a_state_which_is_gone_is_not_used() -> None
     coordinating(work)
 
 
+def test_a_request_that_waited_is_not_decided_by_a_state_that_is_gone() -> None:
+    async def work(of: Coordinating) -> None:
+        await of.init()
+        of.begin_anew()
+        assert of.measured() == [("2", 0)], "before it knows more"
+        of.leaders.answering.clear()
+        waiting = asyncio.ensure_future(of.end(key_of(1)))
+        await asyncio.sleep(0.1)
+        end_offset = of.end_offset
+        of.coordinator._reset(NotEnoughReplicasError("a test"))
+        of.leaders.answering.set()
+        with pytest.raises(CoordinatorLoadingError, match="begins anew"):
+            await waiting
+        assert await of.init() == key_of(1) and of.end_offset == end_offset
+
+    coordinating(work)
+
+
 def test_several_producers_that_begin_together_get_families_of_their_own() -> None:
     async def work(of: Coordinating) -> None:
         names = [named(f"p{number}-") for number in range(5)]
@@ -189,6 +207,7 @@ def test_an_end_tells_each_participant_and_no_other_partition() -> None:
         samples = {one.name: one for one in of.environment.metrics.collect()}
         assert samples["rayq_transaction_end_seconds"].count == 2
         assert 0 < samples["rayq_transaction_end_seconds"].value < 1
+        assert of.coordinator._markers == {}, "nothing is left of them"
 
     coordinating(work)
 
@@ -446,6 +465,26 @@ def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
     coordinating(work)
 
 
+def test_what_ends_while_another_one_waits_for_its_family_needs_no_abort() -> None:
+    async def work(of: Coordinating) -> None:
+        first, second = key_of(7, EPOCH_MAX), key_of(8)
+        await of.stored(
+            IdRecord(NAME, IdValue("a", 1_000, first, START_WALL_MS)),
+            IdRecord(OTHER, IdValue("a", 1_000, second, START_WALL_MS)),
+        )
+        of.begin_anew()
+        await asyncio.gather(*(of.join(one, ("T", 0)) for one in (first, second)))
+        of.answering.clear()
+        await asyncio.sleep(2)
+        assert (await of.end(second, of=OTHER)).is_complete
+        of.answering.set()
+        await asyncio.sleep(1)
+        assert (of.marked(first), of.marked(second)) == ([("T", 0, False)], [("T", 0, True)])
+        assert of.log.failure is None and await of.outcome(second) == "committed"
+
+    coordinating(work)
+
+
 def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions() -> None:
     async def work(of: Coordinating) -> None:
         at = START_WALL_MS
@@ -453,7 +492,7 @@ def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions(
         of.clock_watch._now_ms = of.clock_watch._wall_ms = at
         await of.stored(
             IdRecord(unused, IdValue("a", TIMEOUT_MS, key_of(4), at - UNUSED_ID_MS)),
-            IdRecord(used, IdValue("a", TIMEOUT_MS, key_of(5), at - UNUSED_ID_MS + 300_000)),
+            IdRecord(used, IdValue("a", TIMEOUT_MS, key_of(5), at - UNUSED_ID_MS + 330_000)),
             IdRecord(keeps, IdValue("a", TIMEOUT_MS, key_of(6), at - UNUSED_ID_MS, last_name="n")),
         )
         of.begin_anew()
@@ -465,7 +504,10 @@ def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions(
         await asyncio.sleep(2)
         listed = await of.listed(idle=True)
         assert [one.transactional_id for one in listed.transactions] == sorted([used, keeps])
-        await asyncio.sleep(UNUSED_CHECK_INTERVAL_S * 6)
+        await asyncio.sleep(345 - (of.environment.clock.wall_ms() - at) / 1000)
+        listed = await of.listed(idle=True)
+        assert len(listed.transactions) == 2, "it is looked for them once a minute"
+        await asyncio.sleep(30)
         of.begin_anew()
         listed = await of.listed(idle=True)
         assert [one.transactional_id for one in listed.transactions] == [keeps]

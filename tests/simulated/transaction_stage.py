@@ -53,8 +53,12 @@ class Leaders(Links):
         self.held: set[tuple[str, int]] = set()
         self.gone: set[str] = set()
         self.failure: RayqError | None = None
+        self.answering = asyncio.Event()
+        """Cleared while it is not known how many coordinators there are."""
+        self.answering.set()
 
     async def coordinators(self) -> int:
+        await self.answering.wait()
         if self.failure is not None:
             raise self.failure
         return PARTITIONS
