@@ -465,7 +465,10 @@ def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
     coordinating(work)
 
 
-def test_what_ends_while_another_one_waits_for_its_family_needs_no_abort() -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_what_ends_while_another_one_waits_for_its_family_needs_no_abort(
+    is_complete: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(of: Coordinating) -> None:
         first, second = key_of(7, EPOCH_MAX), key_of(8)
         await of.stored(
@@ -476,13 +479,20 @@ def test_what_ends_while_another_one_waits_for_its_family_needs_no_abort() -> No
         await asyncio.gather(*(of.join(one, ("T", 0)) for one in (first, second)))
         of.answering.clear()
         await asyncio.sleep(2)
-        assert (await of.end(second, of=OTHER)).is_complete
+        if not is_complete:
+            of.leaders.held.add(("T", 0))
+        answer = await of.end(second, of=OTHER, wait_ms=100)
+        assert answer.is_complete is is_complete
         of.answering.set()
         await asyncio.sleep(1)
+        of.leaders.held.clear()
+        await asyncio.sleep(2)
         assert (of.marked(first), of.marked(second)) == ([("T", 0, False)], [("T", 0, True)])
         assert of.log.failure is None and await of.outcome(second) == "committed"
 
-    coordinating(work)
+    with caplog.at_level(logging.WARNING):
+        coordinating(work)
+    assert len(caplog.records) == 1 and NAME in caplog.records[0].getMessage()
 
 
 def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions() -> None:

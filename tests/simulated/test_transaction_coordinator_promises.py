@@ -6,16 +6,21 @@ import asyncio
 
 import pytest
 
+from proving.simulation.world import START_WALL_MS
 from rayq.actors.transactions.transaction_coordinator import (
     TICK_S,
 )
+from rayq.core.transaction_records import IdRecord, IdValue
 from rayq.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     RayqError,
 )
+from rayq.transaction_ids import EPOCH_MAX
 from tests.simulated.transaction_stage import (
+    NAME,
     OTHER,
+    TIMEOUT_MS,
     Coordinating,
     coordinating,
     key_of,
@@ -151,6 +156,24 @@ def test_a_coordinator_that_begins_is_waited_for() -> None:
             await asking
         assert await of.outcome(key) == "committed"
         assert of.marked(key) == [("T", 0, True), ("T", 1, True)]
+        await of.join(key_of(1, 1), ("T", 0))
+        of.begin_anew()
+        await of.abort(key_of(1, 1))
+        assert await of.outcome(key_of(1, 1)) in ("aborting", "aborted")
+
+    coordinating(work)
+
+
+def test_an_abort_draws_the_family_that_it_needs() -> None:
+    async def work(of: Coordinating) -> None:
+        key = key_of(7, EPOCH_MAX)
+        await of.stored(IdRecord(NAME, IdValue("a", TIMEOUT_MS, key, START_WALL_MS)))
+        of.begin_anew()
+        await of.join(key, ("T", 0))
+        await of.abort(key)
+        assert await of.init() == key_of(1)
+        await asyncio.sleep(0.1)
+        assert of.marked(key) == [("T", 0, False)]
 
     coordinating(work)
 
