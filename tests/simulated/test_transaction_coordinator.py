@@ -39,7 +39,7 @@ from rayq.errors import (
 from rayq.transaction_ids import EPOCH_MAX, FAMILIES_MAX, coordinator_partition
 from rayq.wire import messages
 from tests.simulated.coordinator_stage import EPOCH, now_s
-from tests.simulated.transaction_stage import (
+from tests.simulated.transaction_coordinator_stage import (
     NAME,
     OTHER,
     PARTITIONS,

@@ -17,7 +17,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.transaction_ids import EPOCH_MAX
-from tests.simulated.transaction_stage import (
+from tests.simulated.transaction_coordinator_stage import (
     NAME,
     OTHER,
     TIMEOUT_MS,
