@@ -4,170 +4,22 @@ what is pending is neither told nor overwritten."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from proving.simulation import World
-from proving.simulation.process import Process
-from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
-from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     OffsetPendingError,
-    RayqError,
     TimeoutError,
     TransactionEndedError,
     TransactionOrderError,
     UnknownMemberError,
 )
-from rayq.storage.data_directory import PartitionDirectory
-from rayq.transaction_ids import make_family
 from rayq.wire import messages
-from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
-
-WHERE = ("offsets", 0, 8)
-"""Topic id, partition and leader epoch of the coordinator's partition."""
-FAMILY, OTHER = make_family(0, 1), make_family(0, 2)
-
-
-class Transactions(Links):
-    """Answers each join when the test says so, or at once."""
-
-    def __init__(self) -> None:  # It has no network.
-        self.joins: list[tuple[int, int, str, int]] = []
-        self.aborts: list[tuple[int, int]] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.refusal: RayqError | None = None
-
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
-        self.joins.append((family, epoch, topic_id, partition))
-        await self.gate.wait()
-        if self.refusal is not None:
-            raise self.refusal
-
-    async def abort(self, family: int, epoch: int) -> None:
-        self.aborts.append((family, epoch))
-        if self.refusal is not None:
-            raise self.refusal
-
-
-class Led:
-    """The coordinator of one group, `g`."""
-
-    def __init__(self, log: ReplicaLog, given: messages.PartitionAssignment, peer: Peer) -> None:
-        self.log, self.given, self.peer = log, given, peer
-        self.transactions = Transactions()
-        self.leader = Leader(
-            log, given, propose=self._propose, has_lease=lambda: True, links=self.transactions
-        )
-        self.leader.committed(given)
-        self.leader.flushed(log.log.flushed_offset)
-        self.begin()
-
-    def begin(self) -> None:
-        self.coordinator = GroupCoordinator(
-            self.log,
-            self.leader,
-            self.given,
-            ask_broker=self._metadata,
-            metadata_version=1,
-            clock_watch=ClockWatch(self.log.environment.clock),
-            links=self.transactions,
-        )
-
-    async def _propose(self, request: messages.AlterPartition) -> None:
-        pass
-
-    async def _metadata(self, request: messages.Request[Any]) -> messages.MetadataResponse:
-        await asyncio.sleep(0.1)
-        partitions = [
-            messages.PartitionMetadata(number, 1, 1, 1, [], [], None) for number in range(2)
-        ]
-        topic = messages.TopicMetadata("t", "T", {}, partitions)
-        return messages.MetadataResponse("c", 1, 1, None, [], [], [topic])
-
-    async def beat(self, member: str, *owned: int, epoch: int = 0) -> int:
-        answer = await self.coordinator.heartbeat(
-            self.peer,
-            messages.GroupHeartbeat(
-                *WHERE, "g", member, epoch, None, "a test", ["t"], None, "uniform", 45_000, 60_000,
-                [("T", one) for one in owned], 0,
-            ),
-        )
-        return answer.member_epoch
-
-    async def send(
-        self,
-        offset: int,
-        *partitions: int,
-        transaction: tuple[int, int] | None = (FAMILY, 0),
-        member: str = "",
-        member_epoch: int = 0,
-        sequence: int = 1,
-    ) -> list[tuple[str, int, str, str]]:
-        offsets = [("T", one, offset, None, "") for one in partitions]
-        answer = await self.coordinator.commit(
-            messages.CommitOffsets(
-                *WHERE, "g", member, member_epoch, sequence, offsets, transaction
-            )
-        )
-        return answer.refused
-
-    async def end(
-        self, epoch: int = 0, *, family: int = FAMILY, is_commit: bool = True
-    ) -> None:
-        await self.coordinator.write_marker(
-            messages.WriteMarker(*WHERE, family, epoch, is_commit, 3)
-        )
-
-    async def fetch(self, *partitions: int) -> dict[int, int]:
-        answer = await self.coordinator.fetch_committed(
-            messages.FetchCommitted(*WHERE, "g", [("T", one) for one in partitions] or None)
-        )
-        return {one.partition: one.offset for one in answer.offsets}
-
-
-def coordinating(work: Callable[[Led], Awaitable[None]]) -> None:
-    members = [(1, "1a")]
-    given = messages.PartitionAssignment(
-        OFFSETS_TOPIC, WHERE[0], WHERE[1], {"cleanup_policy": "compact"}, 1, "1a", "h", 1, WHERE[2],
-        1, None, members, members,
-    )
-
-    async def script(process: Process) -> None:
-        environment = process.environment
-        led: list[Led] = []
-        log = ReplicaLog(
-            environment, ClusterConfig(), given, broker=1, incarnation="1a",
-            on_flushed=lambda offset: led[0].leader.flushed(offset) if led else None,
-            on_failure=lambda: None,
-        )
-        await log.open(
-            PartitionDirectory.open(
-                environment, "/data/o-0", topic=OFFSETS_TOPIC, topic_id=WHERE[0], partition=0,
-                incarnation="1a", pid_start_time=1,
-            )
-        )
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        led.append(Led(log, given, Peer("client", None, "", closed, AnswerRoom(lambda: True))))
-        await work(led[0])
-
-    with World(seed=1) as world:
-        process = world.host("broker").process("replica")
-        world.run(process.run(script(process)), limit_s=3_600)
-        assert world.errors == []
+from tests.simulated.group_stage import FAMILY, OTHER, WHERE, Groups, coordinating
 
 
 def test_positions_take_effect_with_their_transaction() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         await led.send(3, 0, 1, transaction=None)
         assert await led.send(7, 0) == []
         assert led.transactions.joins == [(FAMILY, 0, WHERE[0], WHERE[1])]
@@ -190,7 +42,7 @@ def test_positions_take_effect_with_their_transaction() -> None:
 
 
 def test_a_transaction_joins_once_for_all_its_positions() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         await led.send(3, 0)
         await led.send(4, 1, sequence=2)
         assert len(led.transactions.joins) == 1
@@ -204,7 +56,7 @@ def test_a_transaction_joins_once_for_all_its_positions() -> None:
 
 
 def test_a_member_that_loses_its_partition_during_the_join_is_refused() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         epoch = await led.beat("a")
         led.transactions.gate.clear()
         sending = asyncio.ensure_future(led.send(3, 0, member="a", member_epoch=epoch))
@@ -220,7 +72,7 @@ def test_a_member_that_loses_its_partition_during_the_join_is_refused() -> None:
 
 
 def test_a_transaction_that_may_not_join_takes_no_position() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         led.transactions.refusal = TransactionEndedError("it has ended")
         with pytest.raises(TransactionEndedError, match="it has ended"):
             await led.send(3, 0)
@@ -230,7 +82,7 @@ def test_a_transaction_that_may_not_join_takes_no_position() -> None:
 
 
 def test_ends_come_in_the_order_of_a_producers_transactions() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         await led.send(3, 0)
         with pytest.raises(TransactionOrderError):
             await led.end(1)
@@ -243,7 +95,7 @@ def test_ends_come_in_the_order_of_a_producers_transactions() -> None:
 
 
 def test_what_was_answered_is_known_to_the_next_coordinator() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         await led.send(3, 0)
         await led.send(4, 1, transaction=(OTHER, 5))
         await led.end(5, family=OTHER)
@@ -261,7 +113,7 @@ def test_what_was_answered_is_known_to_the_next_coordinator() -> None:
 
 
 def test_transactions_of_a_member_that_is_gone_are_aborted() -> None:
-    async def work(led: Led) -> None:
+    async def work(led: Groups) -> None:
         epoch = await led.beat("a")
         await led.send(3, 0, member="a", member_epoch=epoch)
         await led.send(3, 1, transaction=(OTHER, 0), member="a", member_epoch=epoch)

@@ -6,12 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
-from rayq.actors.transactions.links import PATIENCE_S, TOPIC_GONE_S, Links
+from rayq.actors.transactions.links import (
+    ATTEMPT_TIMEOUT_S,
+    PATIENCE_S,
+    RETRY_MAX_S,
+    RETRY_S,
+    TOPIC_GONE_S,
+    Links,
+)
+from rayq.core.kept_queues import keeper_partition
 from rayq.errors import (
+    ClosedError,
     ControllerUnavailableError,
     CoordinatorLoadingError,
     DisconnectedError,
@@ -44,16 +54,24 @@ class Servers:
         self.topics = [topic("__transaction_state", "S", 0, 1), topic("t", "T", 2)]
         self.controller: str | None = "host:1"
         self.asked: list[tuple[str, Any]] = []
+        self.sent: list[tuple[int, bytes, float]] = []
+        """Port, payload and time-out of each request."""
+        self.questions: list[Any] = []
+        """To the broker."""
         self.looks = 0
+        self.given = b""
         self.answer: Callable[[Any], Awaitable[Any]] = self.done
         self.links = Links(process.environment, cast(Any, self), ask_broker=cast(Any, self.broker))
 
     async def done(self, request: Any) -> Any:
         return messages.Done()
 
-    async def broker(self, request: messages.Metadata) -> messages.MetadataResponse:
+    async def broker(self, request: Any) -> Any:
+        self.questions.append(request)
         self.looks += 1
         await asyncio.sleep(0.001)
+        if isinstance(request, messages.AllocateProducerId):
+            return messages.AllocateProducerIdResponse(77, 0)
         found = [
             one
             for one in self.topics
@@ -65,8 +83,9 @@ class Servers:
         self, host: str, port: int, request: Any, payload: bytes = b"", *, timeout_s: float
     ) -> Any:
         self.asked.append((host, request))
+        self.sent.append((port, payload, timeout_s))
         await asyncio.sleep(0.001)
-        return await self.answer(request), b""
+        return await self.answer(request), memoryview(self.given)
 
     def fails(self, *errors: RayqError) -> None:
         """The next answers are these errors."""
@@ -141,7 +160,7 @@ def test_an_error_that_any_leader_gives_costs_no_look() -> None:
 def test_a_partition_without_a_leader_is_looked_up_again() -> None:
     async def work(of: Servers) -> None:
         of.topics[1] = topic("t", "T", None)
-        for partition in (0, 5):
+        for partition in (0, 1, 5):
             with pytest.raises(NotLeaderError):
                 await of.mark(partition=partition)
         of.topics[1] = topic("t", "T", 1)
@@ -223,5 +242,233 @@ def test_how_a_transaction_ended_and_how_many_coordinators_there_are() -> None:
         of.answer = answer
         assert await of.links.outcome(FAMILY, 0) == "aborting"
         assert await of.links.coordinators() == 2
+
+    played(work)
+
+
+def test_each_question_says_all_that_its_caller_said() -> None:
+    async def work(of: Servers) -> None:
+        of.topics[0] = topic("__transaction_state", "S", 0, 1, epoch=6)
+
+        async def answer(request: Any) -> Any:
+            if isinstance(request, messages.DescribeOutcome):
+                return messages.DescribeOutcomeResponse("open")
+            return messages.Done()
+
+        of.answer = answer
+        await of.links.join(FAMILY, 3, "T", 9)
+        await of.links.abort(FAMILY, 4)
+        assert await of.links.outcome(FAMILY, 5) == "open"
+        assert of.asked == [
+            ("host-1", messages.JoinTransaction("S", 1, 6, FAMILY, 3, "T", 9)),
+            ("host-1", messages.AbortTransaction("S", 1, 6, FAMILY, 4)),
+            ("host-1", messages.DescribeOutcome("S", 1, 6, FAMILY, 5)),
+        ]
+        assert of.sent == [(1, b"", ATTEMPT_TIMEOUT_S)] * 3
+        assert of.questions == [messages.Metadata(["__transaction_state"])], "looked up once"
+
+    played(work)
+
+
+def test_questions_that_differ_are_asked_apart_and_equal_ones_together() -> None:
+    async def work(of: Servers) -> None:
+        async def answer(request: Any) -> Any:
+            if isinstance(request, messages.DescribeOutcome):
+                return messages.DescribeOutcomeResponse(f"{request.family}, {request.epoch}")
+            return messages.Done()
+
+        of.answer = answer
+        other = make_family(0, 7)
+        assert await asyncio.gather(
+            *(of.links.outcome(*one) for one in 2 * [(FAMILY, 0), (FAMILY, 1), (other, 0)])
+        ) == 2 * [f"{FAMILY}, 0", f"{FAMILY}, 1", f"{other}, 0"]
+        assert len(of.asked) == 3
+        await asyncio.gather(*(of.links.abort(*one) for one in 2 * [(FAMILY, 0), (FAMILY, 1)]))
+        assert len(of.asked) == 5
+        joins = [(FAMILY, 0, "T", 0), (FAMILY, 0, "T", 1), (FAMILY, 0, "U", 0), (FAMILY, 1, "T", 0)]
+        await asyncio.gather(*(of.links.join(*one) for one in 2 * joins))
+        assert len(of.asked) == 9
+        await of.links.join(*joins[0])
+        assert len(of.asked) == 10, "an answer is for those who waited for it"
+
+    played(work)
+
+
+def test_who_gives_up_a_question_leaves_it_to_the_others() -> None:
+    async def work(of: Servers) -> None:
+        of.fails(*(NotLeaderError(".") for _ in range(3)), TransactionEndedError("late"))
+        waiting = [asyncio.ensure_future(of.links.join(FAMILY, 3, "T", 0)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(found[0], asyncio.CancelledError)
+        assert [repr(one) for one in found[1:]] == ["TransactionEndedError('late')"] * 2
+        assert found[1] is not found[2], "one object is never raised twice"
+
+    played(work)
+
+
+def test_a_question_ends_with_its_process() -> None:
+    async def work(of: Servers) -> None:
+        async def answer(request: Any) -> Any:
+            await asyncio.sleep(1000)
+
+        of.answer = answer
+        before = set(asyncio.all_tasks())
+        waiting = asyncio.ensure_future(of.links.join(FAMILY, 3, "T", 0))
+        await asyncio.sleep(0.1)
+        for task in asyncio.all_tasks() - before - {waiting}:
+            task.cancel()
+        with pytest.raises(ClosedError):
+            await waiting
+
+    played(work)
+
+
+def test_a_question_is_repeated_less_and_less_often() -> None:
+    async def work(of: Servers) -> None:
+        times: list[float] = []
+
+        async def answer(request: Any) -> Any:
+            times.append(asyncio.get_running_loop().time())
+            raise CoordinatorLoadingError("not yet")
+
+        of.answer = answer
+        with pytest.raises(TimeoutError) as told:
+            await of.links.join(FAMILY, 3, "T", 0)
+        assert told.value.message == (
+            "The coordinator of transactions in __transaction_state-1 did not answer for 30 s: "
+            "not yet"
+        )
+        pauses = [later - at for at, later in zip(times, times[1:], strict=False)]
+        expected = [min(RETRY_S * 2**number, RETRY_MAX_S) for number in range(len(pauses))]
+        assert pauses == pytest.approx(expected, abs=0.01)
+        assert PATIENCE_S - RETRY_MAX_S - 0.1 < sum(pauses) < PATIENCE_S
+
+    played(work)
+
+
+@pytest.mark.parametrize("error", [NotLeaderError("moved"), TransactionEndedError("late")])
+def test_what_was_learnt_meanwhile_is_kept(error: RayqError) -> None:
+    """The request was sent by an older picture: its error says nothing of the newer one."""
+
+    async def work(of: Servers) -> None:
+        gate = asyncio.Event()
+
+        async def answer(request: Any) -> Any:
+            if request.leader_epoch == 1:
+                await gate.wait()
+                raise error
+            return messages.Done()
+
+        of.answer = answer
+        slow = asyncio.ensure_future(of.mark())
+        await asyncio.sleep(0.1)
+        of.topics[1] = topic("t", "T", 0, epoch=2)
+        await of.links._look_up([], ["T"])
+        looks = of.looks
+        gate.set()
+        with pytest.raises(type(error)):
+            await slow
+        await of.mark()
+        assert of.hosts[-1] == "host-0" and of.looks == looks
+
+    played(work)
+
+
+def test_a_leader_without_an_address_is_none() -> None:
+    async def work(of: Servers) -> None:
+        whole = topic("t", "T", 0).partitions[0]
+        endpoint = messages.ReplicaEndpoint
+        for replicas in (
+            [endpoint(0, None, 1)],
+            [endpoint(0, "host-0", None)],
+            [endpoint(1, "host-1", 1)],
+            [],
+        ):
+            partition = msgspec.structs.replace(whole, replicas=replicas)
+            of.topics[1] = messages.TopicMetadata("t", "T", {}, [partition])
+            with pytest.raises(NotLeaderError) as told:
+                await of.mark()
+            assert told.value.message == "Partition 0 of topic T has no leader now."
+        assert of.asked == []
+        replicas = [endpoint(1, "host-1", 1), endpoint(0, "host-0", 5)]
+        partition = msgspec.structs.replace(whole, replicas=replicas)
+        of.topics[1] = messages.TopicMetadata("t", "T", {}, [partition])
+        await of.mark()
+        assert (of.hosts, of.sent) == (["host-0"], [(5, b"", ATTEMPT_TIMEOUT_S)])
+
+    played(work)
+
+
+def test_a_keeper_is_asked_once_with_a_payload_there_and_back() -> None:
+    async def work(of: Servers) -> None:
+        def build(topic_id: str, partition: int, epoch: int) -> messages.WriteQueueState:
+            return messages.WriteQueueState(topic_id, partition, epoch, "q", 4, 5, 6)
+
+        with pytest.raises(UnknownTopicError, match="There is no topic __queue_state"):
+            await of.links.ask_keeper("q", build, b"there")
+        of.topics.append(topic("__queue_state", "Q", 0, 1, 2, epoch=3))
+        of.given = b"back"
+
+        async def answer(request: Any) -> Any:
+            return messages.WriteQueueStateResponse(True)
+
+        of.answer = answer
+        found, payload = await of.links.ask_keeper("q", build, b"there")
+        assert (found, bytes(payload)) == (messages.WriteQueueStateResponse(True), b"back")
+        partition = keeper_partition("q", 3)
+        assert of.asked == [(f"host-{partition}", build("Q", partition, 3))]
+        assert of.sent == [(1, b"there", ATTEMPT_TIMEOUT_S)]
+        looks = of.looks
+        await of.links.ask_keeper("r", build)
+        assert of.hosts[1:] == [f"host-{keeper_partition('r', 3)}"] and of.looks == looks
+        of.fails(CoordinatorLoadingError("not yet"))
+        with pytest.raises(CoordinatorLoadingError):
+            await of.links.ask_keeper("q", build)
+        of.controller = None
+        of.fails(NotLeaderError("moved"))
+        for error in NotLeaderError, ControllerUnavailableError:
+            with pytest.raises(error):
+                await of.links.ask_keeper("q", build)
+
+    played(work)
+
+
+def test_topics_are_found_by_name() -> None:
+    async def work(of: Servers) -> None:
+        of.topics.append(topic("u", "U", 1, None, 2))
+        assert await of.links.find_topic("u") == ("U", 3)
+        assert await asyncio.gather(of.links.find_topic("t"), of.links.find_topic("t")) == [
+            ("T", 1),
+            ("T", 1),
+        ]
+        assert of.questions == [messages.Metadata(["u"]), messages.Metadata(["t"])]
+        of.topics.append(topic("empty", "E"))
+        for name in "nobody", "empty":
+            with pytest.raises(UnknownTopicError, match=f"There is no topic '{name}'"):
+                await of.links.find_topic(name)
+        of.controller = None
+        with pytest.raises(ControllerUnavailableError, match="may be old"):
+            await of.links.find_topic("t")
+        assert await of.links.new_producer_id() == 77
+
+    played(work)
+
+
+def test_own_topics_are_looked_up_until_they_are_there_and_then_never_again() -> None:
+    async def work(of: Servers) -> None:
+        own = of.topics.pop(0)
+        for _ in range(2):
+            with pytest.raises(UnknownTopicError):
+                await of.links.coordinators()
+        of.topics.append(own)
+        looks = of.looks
+        assert [await of.links.coordinators() for _ in range(3)] == [2, 2, 2]
+        assert of.looks == looks + 1
+        await of.mark()  # Another topic's look-up changes nothing about it.
+        assert await of.links.find_own("__transaction_state") == "S"
+        assert of.looks == looks + 2
+        assert not of.links.is_gone("S") and not of.links.is_gone("nobody asked")
 
     played(work)
