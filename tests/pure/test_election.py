@@ -325,6 +325,7 @@ NOBODY = {"leader": None, "leader_incarnation": None}
         (LED, [], 2, NOBODY),
         (leaderless(members(1, 2)), replicas(3), 2, None),
         (leaderless(members(1, 2), members(3)), [], 1, None),
+        (leaderless(()), replicas(1, 2, 3), 2, None),
     ],
 )
 def test_an_election_decides_this_and_leaves_the_rest(

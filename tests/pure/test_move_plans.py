@@ -106,6 +106,9 @@ def test_these_moves_spread_the_load(
     "nodes, before, gone, plan",
     [
         ("abcd", [[0, 1], [2, 1], [2, 3]], {0}, {0: [3, 1]}),  # Broker 3 leads none, 2 two.
+        ("abcd", [[0, 1], [2, 1], [2, 1], [1, 3], [1, 3], [1, 3]], {0}, {0: [3, 1]}),
+        ("abcd", [[1, 0], [2, 1], [2, 1], [1, 3], [1, 3], [1, 3]], {0}, {0: [1, 2]}),
+        ("abcd", [[0, 1], [2, 1]], {0, 3}, {0: [2, 1]}),  # Broker 3 carries none: it is gone.
         ("abcd", [[1, 0], [2, 1], [3, 2]], {0}, {0: [1, 3]}),  # Broker 3 carries one, 2 two.
         ("abbc", [[1, 0], [3, 2], [3, 1], [3, 2]], {0}, {0: [1, 3]}),  # 2 shares a node.
         ("abb", [[1, 0]], {0}, {0: [1, 2]}),  # Rather that than none.

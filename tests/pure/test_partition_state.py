@@ -341,8 +341,17 @@ def test_a_proposal_that_was_refused_is_made_again() -> None:
     fetched(state, 3, 10)
     for _ in range(2):
         assert state.proposal(1.0) == tuple(ALL)
-        state.proposal_refused(tuple(ALL), 7)
+        for _ in range(2):  # An answer that came twice says no more than once.
+            state.proposal_refused(tuple(ALL), 7)
         assert state.undecided == []
+
+
+def test_a_follower_that_was_never_heard_in_this_epoch_does_not_join_even_an_empty_log() -> None:
+    state = leader(end=0, isr=ALL[:2])
+    fetched(state, 2, 0)
+    assert state.proposal(1.0) is None
+    fetched(state, 3, 0)
+    assert state.proposal(1.0) == tuple(ALL)
 
 
 def test_what_was_unknown_of_an_older_partition_epoch_says_nothing_of_the_same_set_now() -> None:
@@ -438,6 +447,18 @@ def test_a_follower_that_tells_that_it_has_flushed_all_is_caught_up(
     fetched(state, 3, 5, 1.0)
     state.follower_flushed(3, "3a", flushed=flushed, now_s=20.0)
     assert (state.proposal(25.0) == tuple(ALL)) is joins
+
+
+@pytest.mark.parametrize("flushed, left", [(19, [3]), (20, [])])
+def test_a_member_that_tells_that_it_has_flushed_less_still_lags(
+    flushed: int, left: list[int]
+) -> None:
+    state = leader()
+    fetched(state, 3, 10, 1.0)
+    state.appended(20, now_s=1.0)
+    fetched(state, 2, 20, 11.0)
+    state.follower_flushed(3, "3a", flushed=flushed, now_s=11.0)
+    assert lags(state, 11.5) == left
 
 
 def test_a_notice_of_a_flush_from_a_process_that_is_not_the_registered_one_is_refused() -> None:

@@ -72,6 +72,13 @@ def test_what_is_there_already_counts(
     assert place(nodes, existing, partitions=3, replication_factor=2) == placed
 
 
+def test_brokers_lead_equally_many_once_those_that_led_fewer_have_caught_up() -> None:
+    nodes = {0: "a", 1: "b", 2: "c"}
+    existing = [(0, 1)] * 4
+    everything = existing + place(nodes, existing, partitions=8, replication_factor=2)
+    assert Counter(replicas[0] for replicas in everything) == dict.fromkeys(nodes, 4)
+
+
 def test_a_broker_carries_as_many_replicas_as_it_may_and_no_more() -> None:
     state = ClusterState()
     for broker in (0, 1):
