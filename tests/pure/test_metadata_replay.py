@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq.config import QueueConfig, TopicConfig
@@ -388,3 +389,68 @@ def test_a_request_and_a_block_of_ids_change_nothing_else(state: ClusterState) -
     assert changed(state, ProducerIdsAllocated(4000)) == {"next_producer_id": 4000}
     assert changed(state, RequestDone("r3")) == {"requests_done": ["r1", "r2", "r3"]}
     assert changed(state, RequestDone("r1")) == {}
+
+
+# --- what must hold -------------------------------------------------------------------------------
+
+
+def wrong(**changes: Any) -> PartitionChanged:
+    return PartitionChanged("T", 0, msgspec.structs.replace(VALUE, **changes))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        PartitionChanged("T", 0, PartitionValue(())),
+        PartitionChanged("U", 0, PartitionValue((2, 2))),
+        wrong(isr=(*VALUE.isr, Member(2, "d2", "2a"))),  # It has no replica.
+        wrong(elr=(Member(2, "d2", "2a"),)),
+        wrong(elr=(Member(0, "d0", "0a"),)),  # It is in the ISR, too.
+        wrong(isr=VALUE.isr * 2),
+        wrong(target=(0, 1)),
+        wrong(origin=(0, 1)),
+        wrong(replicas=(1, 0), target=(0, 1), origin=(0, 1)),
+        wrong(replicas=(0, 1, 2), target=(0,), origin=(2, 1)),
+        wrong(leader=None),
+        wrong(leader=1, leader_incarnation="1a"),  # It is not in the ISR.
+        wrong(leader_incarnation="0b"),
+        wrong(leader_incarnation=None),
+        process(2),
+        RemoteMoved("U", 0, POINTER),  # The topic has nothing in the store.
+        RemoteMoved("T", 0, RemotePointer(1, 1, "m", 6, 5, 1, 10)),
+        SnapshotPinned("four", "V", {0: 0}, 1),
+        EpochStarted(0, "h", 9, "c", "of an epoch before"),
+    ],
+)
+def test_a_state_that_cannot_be_is_told(state: ClusterState, record: MetadataRecord) -> None:
+    state.replay(record)
+    with pytest.raises(AssertionError):
+        state.validate()
+
+
+def test_an_empty_range_in_the_store_and_a_partition_nobody_leads_can_be(
+    state: ClusterState,
+) -> None:
+    apply(state, [
+        RemoteMoved("T", 0, RemotePointer(1, 1, "m", 5, 5, None, 0)),
+        wrong(leader=None, leader_incarnation=None),
+    ])  # fmt: skip
+
+
+def test_names_and_moves_that_are_not_those_of_their_topics_are_told(state: ClusterState) -> None:
+    def spoilt(attribute: str, value: Any) -> ClusterState:
+        copy = built(state.snapshot())
+        setattr(copy, attribute, value)
+        return copy
+
+    for attribute, value in [
+        ("topic_ids", {"t": "U", "u": "T"}),
+        ("moving", set()),
+        ("moving", {("T", 0), ("T", 1)}),
+        ("queue_ids", {"q": "P", "p": "Q"}),
+        ("garbage", {"T": RemoteGarbage("T", "t", 5, ())}),
+        ("_queues_of", {"T": {"Q"}}),
+        ("_queues_of", {"T": {"Q", "P"}, "U": {"Q"}}),
+    ]:
+        with pytest.raises((AssertionError, KeyError)):
+            spoilt(attribute, value).validate()

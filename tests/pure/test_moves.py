@@ -232,6 +232,15 @@ def test_moves_together_may_not_give_a_broker_more_than_it_may_carry(state: Clus
     assert alter(state, {0: (5, 1, 2)}, 7).keys() == {0}  # It has that replica already.
 
 
+def test_what_a_broker_has_already_is_not_counted_twice(state: ClusterState) -> None:
+    for broker in (0, 1, 2):
+        apply(state, [registration(broker, replicas_max=3)])
+    assert alter(state, {0: (3, 1, 2), 1: (0, 4, 2)}).keys() == {0, 1}
+    assert set_factor(state, 4).keys() == {0, 1, 2}
+    fence(state, 2)
+    assert values(reassignment.rebuild(state, {2})).keys() == {0, 1, 2}
+
+
 @pytest.mark.parametrize("throttle", [0, -1])
 def test_a_throttle_lets_something_through(state: ClusterState, throttle: int) -> None:
     with pytest.raises(InvalidReassignmentError, match="positive"):
