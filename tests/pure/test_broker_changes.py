@@ -242,9 +242,11 @@ def test_a_broker_that_stops_alone_leaves_its_logs_end_with_who_is_waited_for(
     ends = [report(2, epoch=2, flushed=60)]
     apply(state, broker_changes.stop_broker(state, 2, ends, EVERYONE, cluster_stops=False))
     assert (value(state).isr, value(state).elr) == ((member(1),), (at(2, (2, 60)),))
-    # One that is eligible already, and whose process another report has replaced since.
-    run_replicas(state, 2, incarnation="b", epoch=2, flushed=60)
-    assert value(state).elr == (member(2, "b"),)
+    # With that very log it returns as if it had never been gone, which is a change to be told.
+    back = [report(2, "b", epoch=2, flushed=60)]
+    registered, changed = broker_changes.register_replicas(state, 2, back, EVERYONE)
+    assert isinstance(registered, ReplicaRegistered)
+    assert changed == t_changed(state, elr=(member(2, "b"),))
 
 
 def test_a_broker_that_stops_without_a_word_of_a_replica_is_missed_as_if_it_had_died(
