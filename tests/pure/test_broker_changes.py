@@ -80,6 +80,10 @@ def test_a_broker_that_restarts_loses_the_replica_processes_that_it_does_not_hol
         again, ReplicaGone("id-t", 0, 0, "0a"), t_changed(state, **led_by(1, 1, 2)),
     ]  # fmt: skip
     assert broker_changes.register_broker(state, again, [("id-t", 0)], EVERYONE) == [again]
+    follower = registration(1, 2)
+    assert broker_changes.register_broker(state, follower, [], EVERYONE) == [
+        follower, ReplicaGone("id-t", 0, 1, "1a"), t_changed(state, isr=(member(0), member(2))),
+    ]  # fmt: skip
     other = registration(3, 2)
     assert broker_changes.register_broker(state, other, [], EVERYONE) == [other]
 
