@@ -25,7 +25,13 @@ from rayq.core.metadata_records import (
     Voter,
     VotersChanged,
 )
-from rayq.errors import FencedEpochError, StaleBrokerError, StalePartitionError, WrongClusterError
+from rayq.errors import (
+    FencedEpochError,
+    StaleBrokerError,
+    StalePartitionError,
+    UnknownTopicError,
+    WrongClusterError,
+)
 from tests.pure.test_cluster_state import (
     EVERYONE,
     apply,
@@ -312,6 +318,7 @@ def test_an_accepted_proposal_is_in_the_order_of_the_replicas(state: ClusterStat
 @pytest.mark.parametrize(
     "isr, changes, error",
     [
+        ([(0, "0a")], {"topic_id": "id-none"}, UnknownTopicError),
         ([(0, "0a")], {"broker": 1}, FencedEpochError),
         ([(0, "0a")], {"leader_epoch": 0}, FencedEpochError),
         ([(0, "0a")], {"leader_epoch": 2}, FencedEpochError),
