@@ -35,7 +35,6 @@ from rayq.core.metadata_records import (
     encode_records,
     encode_together,
 )
-from rayq.core.placement import place
 from rayq.core.remote_changes import ObjectStoreFacts
 from rayq.errors import (
     ConfigError,
@@ -513,17 +512,6 @@ def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
     for record in decode_records(encode_records(state.snapshot())):
         again.replay(record)
     assert again.voters == state.voters
-
-
-def test_replicas_spread_over_nodes_and_leaders_over_brokers() -> None:
-    nodes = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
-    placed = place(nodes, [], partitions=60, replication_factor=3)
-    for replicas in placed:
-        assert len({nodes[broker] for broker in replicas}) == 3
-    leads = [sum(replicas[0] == broker for replicas in placed) for broker in nodes]
-    carries = [sum(broker in replicas for replicas in placed) for broker in nodes]
-    assert leads == [10] * 6
-    assert max(carries) - min(carries) <= 1
 
 
 def test_the_newest_requests_that_are_done_are_remembered_and_no_more() -> None:

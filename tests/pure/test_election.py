@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from rayq.core.election import (
     elect_preferred,
     elect_unclean,
     missing,
+    next_epoch,
     readmit,
     settle,
     with_isr,
@@ -229,6 +232,255 @@ def test_a_partition_that_was_led_before_the_metadata_knows_begins_with_who_hold
     assert value is not None
     assert (value.leader, value.leader_epoch, brokers(value.isr)) == (2, 4, [2])
     assert value.last_unclean_epoch == 4
+
+# A partition that has everything: what an election does not decide stays as it was.
+LED = msgspec.structs.replace(
+    led_by(1, [1, 2, 3]), last_unclean_epoch=2, throttle_bytes_per_s=7, placed_epoch=3,
+    restored_epoch=1,
+)
+
+
+def with_members(
+    value: PartitionValue, isr: Iterable[Member], elr: Iterable[Member] = ()
+) -> PartitionValue:
+    return msgspec.structs.replace(value, isr=tuple(isr), elr=tuple(elr))
+
+
+def leaderless(isr: Iterable[Member], elr: Iterable[Member] = ()) -> PartitionValue:
+    value = with_members(LED, isr, elr)
+    return msgspec.structs.replace(value, leader=None, leader_incarnation=None)
+
+
+def members(*numbers: int) -> tuple[Member, ...]:
+    return tuple(member(one) for one in numbers)
+
+
+def replicas(*numbers: int) -> list[ReplicaRegistered]:
+    return [process(one) for one in numbers]
+
+
+def elected(leader: Member) -> dict[str, Any]:
+    return {
+        "leader": leader.broker, "leader_incarnation": leader.incarnation, "isr": (leader,),
+        "elr": (),
+    }
+
+
+NOBODY = {"leader": None, "leader_incarnation": None}
+
+
+@pytest.mark.parametrize(
+    "value, live, min_insync, changes",
+    [
+        # The leader lives.
+        (LED, replicas(1, 2, 3), 2, None),
+        (LED, replicas(1, 2, 3), 4, None),
+        (LED, replicas(1, 2), 2, {"isr": members(1, 2)}),
+        (LED, replicas(1, 2), 3, {"isr": members(1, 2), "elr": members(3)}),
+        (LED, replicas(1), 2, {"isr": members(1), "elr": members(2, 3)}),
+        (LED, [*replicas(1, 2), process(3, "b")], 2, {"isr": members(1, 2)}),
+        (with_members(LED, members(1), members(2)), replicas(1, 2, 3), 2, None),
+        (with_members(LED, members(1), members(2)), replicas(1), 1, {"elr": ()}),
+        (
+            with_members(LED, members(1, 3), members(2)), replicas(1), 2,
+            {"isr": members(1), "elr": members(3, 2)},
+        ),
+        # It does not: of those in sync, the first replica leads, wherever it stands in the ISR.
+        (
+            with_members(LED, members(1, 3, 2)), replicas(2, 3), 2,
+            {**elected(member(2)), "isr": members(3, 2)},
+        ),
+        (LED, replicas(3), 2, {**elected(member(3)), "elr": members(1, 2)}),
+        (LED, replicas(3), 1, elected(member(3))),
+        (leaderless(members(2, 1)), replicas(1, 2), 1,
+         {**elected(member(1)), "isr": members(2, 1)}),
+        # Nobody is: one that left the ISR, and that runs since.
+        (
+            leaderless(members(1), members(3, 2)), replicas(2, 3), 2,
+            {**elected(member(2)), "elr": members(1, 3)},
+        ),
+        (
+            leaderless(members(1), members(3, 2)), [process(2, "b", flushed=9), process(3)], 1,
+            elected(member(3)),
+        ),
+        # All have restarted: so many as are needed have to come back, and the longest log leads.
+        (LED, [process(1, "b", flushed=9)], 2, NOBODY),
+        (LED, [process(1, "b", flushed=9)], 1, elected(member(1, "b"))),
+        (
+            LED, [process(1, "b", flushed=3), process(2, "b", flushed=4)], 2,
+            {**elected(member(2, "b")), "elr": members(1, 3)},
+        ),
+        (
+            LED, [process(3, "b", flushed=4), process(2, "b", flushed=4)], 2,
+            {**elected(member(2, "b")), "elr": members(1, 3)},  # As long: the first replica.
+        ),
+        (
+            LED, [process(2, "b", last_epoch=None, flushed=9), process(3, "b", flushed=0)], 2,
+            {**elected(member(3, "b")), "elr": members(1, 2)},
+        ),
+        (LED, [process(1, "b"), process(2, "b", directory="new")], 2, NOBODY),
+        (leaderless(members(1)), [process(1, "b")], 2, elected(member(1, "b"))),
+        (leaderless(members(1), members(2)), [process(1, "b"), process(3, flushed=9)], 2, None),
+        # Nobody who may lead lives.
+        (LED, [], 2, NOBODY),
+        (leaderless(members(1, 2)), replicas(3), 2, None),
+        (leaderless(members(1, 2), members(3)), [], 1, None),
+        (leaderless(()), replicas(1, 2, 3), 2, None),
+    ],
+)
+def test_an_election_decides_this_and_leaves_the_rest(
+    value: PartitionValue,
+    live: list[ReplicaRegistered],
+    min_insync: int,
+    changes: dict[str, Any] | None,
+) -> None:
+    settled = settle(value, running(*live), min_insync=min_insync, unclean=False)
+    if changes is None:
+        assert settled is None
+    else:
+        epoch = value.leader_epoch + ("leader" in changes)
+        assert settled == msgspec.structs.replace(
+            value, partition_epoch=value.partition_epoch + 1, leader_epoch=epoch, **changes
+        )
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_where_no_replica_lives_no_election_makes_a_leader(unclean: bool) -> None:
+    settled = settle(LED, {}, min_insync=2, unclean=unclean)
+    assert settled == msgspec.structs.replace(
+        LED, leader=None, leader_incarnation=None, leader_epoch=6, partition_epoch=10
+    )
+    assert settle(settled, {}, min_insync=2, unclean=unclean) is None
+    assert settle(PartitionValue((1, 2)), {}, min_insync=1, unclean=unclean) is None
+
+
+def test_a_new_partition_is_founded_by_those_of_its_replicas_that_live() -> None:
+    value = PartitionValue((3, 1, 2), restored_epoch=4)
+    live = running(process(1, last_epoch=None), process(2, last_epoch=None))
+    assert settle(value, live, min_insync=2, unclean=False) == PartitionValue(
+        (3, 1, 2), isr=members(1, 2), leader=1, leader_incarnation="1a", leader_epoch=5,
+        partition_epoch=1, restored_epoch=4,
+    )
+
+
+def test_the_next_epoch_is_above_those_decided_restored_and_held() -> None:
+    value = led_by(1, [1])
+    assert next_epoch(value, {}) == 6
+    assert next_epoch(value, running(process(2, last_epoch=5), process(3, last_epoch=None))) == 6
+    assert next_epoch(value, running(process(2, last_epoch=6), process(3, last_epoch=1))) == 7
+    assert next_epoch(msgspec.structs.replace(value, restored_epoch=8), {}) == 9
+    assert next_epoch(PartitionValue((1,)), running(process(1, last_epoch=None))) == 1
+
+
+@pytest.mark.parametrize(
+    "live, leader",
+    [
+        (replicas(3), 3),
+        ([process(1, "b", flushed=3), process(2, flushed=4)], 2),
+        ([process(1, "b", flushed=4), process(2, flushed=4)], 1),
+        ([process(2, last_epoch=2, flushed=9), process(3, last_epoch=3, flushed=1)], 3),
+        ([process(2, last_epoch=None, flushed=9), process(3, last_epoch=1)], 3),
+    ],
+)
+def test_an_unclean_election_is_a_change_of_the_whole_in_sync_set(
+    live: list[ReplicaRegistered], leader: int
+) -> None:
+    before = with_members(LED, members(1), members(2))
+    chosen = as_member(running(*live)[leader])
+    after = msgspec.structs.replace(
+        before, isr=(chosen,), elr=(), leader=leader, leader_incarnation=chosen.incarnation,
+        leader_epoch=6, last_unclean_epoch=6, partition_epoch=10,
+    )
+    assert elect_unclean(before, running(*live)) == after
+
+
+def test_the_preferred_leader_takes_over_a_partition_that_is_led_and_changes_nothing_else() -> None:
+    before = msgspec.structs.replace(LED, leader=2, leader_incarnation="2a")
+    after = elect_preferred(before, running(*replicas(1, 2, 3)))
+    assert after == msgspec.structs.replace(
+        before, leader=1, leader_incarnation="1a", leader_epoch=6, partition_epoch=10
+    )
+    assert elect_preferred(leaderless(members(1, 2)), running(*replicas(1))) is None
+    assert elect_preferred(with_members(before, members(2, 3), members(1)), {}) is None
+
+
+@pytest.mark.parametrize(
+    "isr, elr, proposed, min_insync, left",
+    [
+        ((1, 2, 3), (), (1, 2), 2, ()),
+        ((1, 2, 3), (), (1, 2), 3, (3,)),
+        ((1, 2, 3), (), (1,), 2, (2, 3)),
+        ((1, 2), (3,), (1,), 2, (2, 3)),
+        ((1,), (2, 3), (1, 2), 3, (3,)),
+        ((1,), (2, 3), (1, 2), 2, ()),
+        ((1,), (2,), (1, 2, 3), 3, ()),
+    ],
+)
+def test_who_leaves_the_in_sync_set_is_eligible_until_enough_are_in_sync(
+    isr: tuple[int, ...],
+    elr: tuple[int, ...],
+    proposed: tuple[int, ...],
+    min_insync: int,
+    left: tuple[int, ...],
+) -> None:
+    before = with_members(LED, members(*isr), members(*elr))
+    after = with_isr(before, members(*proposed), min_insync=min_insync)
+    assert after == msgspec.structs.replace(
+        before, isr=members(*proposed), elr=members(*left), partition_epoch=10
+    )
+
+
+def stopped(broker: int, last_epoch: int | None = 4, end: int = 17) -> Member:
+    return msgspec.structs.replace(member(broker), stopped_at=(last_epoch, end))
+
+
+@pytest.mark.parametrize("place", ["isr", "elr"])
+@pytest.mark.parametrize(
+    "back, is_same",
+    [
+        (process(2, "b", last_epoch=4, flushed=17), True),
+        (process(2, "b", last_epoch=4, flushed=16), False),
+        (process(2, "b", last_epoch=4, flushed=18), False),
+        (process(2, "b", last_epoch=3, flushed=17), False),
+        (process(2, "b", last_epoch=None, flushed=17), False),
+        (process(2, "b", last_epoch=4, flushed=17, directory="new"), False),
+        (process(1, "b", last_epoch=4, flushed=17), False),
+        (process(3, "b", last_epoch=4, flushed=17, directory="disk-2"), False),
+    ],
+)
+def test_only_the_log_that_was_stopped_on_that_very_disk_returns_as_if_never_gone(
+    place: str, back: ReplicaRegistered, is_same: bool
+) -> None:
+    isr, elr = (member(1),), (member(3),)
+    before = with_members(
+        LED, (*isr, stopped(2)) if place == "isr" else isr,
+        (*elr, stopped(2)) if place == "elr" else elr,
+    )
+    renewed = with_members(
+        LED, (*isr, as_member(back)) if place == "isr" else isr,
+        (*elr, as_member(back)) if place == "elr" else elr,
+    )
+    assert readmit(before, back) == (renewed if is_same else before)
+
+
+def test_who_was_not_stopped_in_a_controlled_way_is_not_taken_for_the_same() -> None:
+    assert readmit(LED, process(2, "b", last_epoch=None, flushed=0)) == LED
+    empty = with_members(LED, [member(1), stopped(2, None, 0)])
+    back = process(2, "b", last_epoch=None, flushed=0)
+    assert readmit(empty, back) == with_members(LED, [member(1), as_member(back)])
+
+
+def test_a_leader_that_returns_otherwise_than_it_was_stopped_is_left_to_the_election() -> None:
+    value = with_members(LED, [stopped(1), member(2)], [stopped(3)])
+    assert readmit(value, process(1, "b", last_epoch=4, flushed=16)) == value
+
+
+def test_the_members_that_are_waited_for_are_named_in_the_order_of_their_brokers() -> None:
+    value = leaderless(members(3, 1), members(2))
+    assert missing(value, {}) == list(members(1, 2, 3))
+    back = [process(1, "b"), process(2, "b", directory="new")]
+    assert missing(value, running(*back)) == list(members(2, 3))
+    assert missing(value, running(*replicas(1, 2, 3))) == []
 
 
 LIFE = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,62 @@ def test_what_is_on_a_broker_that_does_not_take_part_stays_there() -> None:
     assert all(9 in replicas for replicas in plan.values())
 
 
+@pytest.mark.parametrize(
+    "nodes, before, plan",
+    [
+        # The fullest broker gives to the emptiest one; that carries, or leads, at most one less.
+        ("abc", [[0], [0], [0], [1], [2]], {0: [1]}),
+        ("ab", [[0], [0], [1]], {}),
+        ("abc", [[0], [0], [1]], {0: [2]}),
+        ("ab", [[0, 1], [0, 1]], {0: [1, 0]}),
+        ("ab", [[0, 1], [0, 1], [1, 0]], {}),
+        # A new broker takes leaders, as long as who gives leads more partitions than it does.
+        ("abc", [[0, 1], [1, 0], [0, 1], [1, 0]], {0: [2, 1], 1: [2, 0]}),
+        ("abc", [[2], [0], [1, 0], [1, 0]], {2: [1, 2]}),
+        # No two replicas come together, on a node or even on a broker.
+        ("abb", [[0, 1], [0, 1], [0, 1]], {0: [2, 0], 1: [1, 0]}),
+        ("aa", [[0, 1], [0], [0]], {1: [1]}),
+        ("aaa", [[0, 1], [0, 2], [0, 1], [0, 2]], {1: [1, 2], 3: [2, 0]}),
+        # Replicas that share a node stay together where there is no node for one of them.
+        ("aab", [[0, 1, 2]], {}),
+        ("aabc", [[0, 1, 2]], {0: [0, 3, 2]}),
+        ("aab", [[0, 1], [1, 0], [2]], {0: [2, 0], 1: [1, 2], 2: [0]}),
+        # Leadership goes to the broker that leads least, without a detour.
+        ("abc", [[0, 1], [0, 2], [0, 1], [0, 2], [1, 2], [1, 2]], {1: [2, 0], 3: [2, 0]}),
+    ],
+)
+def test_these_moves_spread_the_load(
+    nodes: str, before: list[list[int]], plan: dict[int, list[int]]
+) -> None:
+    spread = move_plans.spread(dict(enumerate(nodes)), placed(*before))
+    assert spread == {("t", number): replicas for number, replicas in plan.items()}
+
+
+@pytest.mark.parametrize(
+    "nodes, before, gone, plan",
+    [
+        ("abcd", [[0, 1], [2, 1], [2, 3]], {0}, {0: [3, 1]}),  # Broker 3 leads none, 2 two.
+        ("abcd", [[0, 1], [2, 1], [2, 1], [1, 3], [1, 3], [1, 3]], {0}, {0: [3, 1]}),
+        ("abcd", [[1, 0], [2, 1], [2, 1], [1, 3], [1, 3], [1, 3]], {0}, {0: [1, 2]}),
+        ("abcd", [[0, 1], [2, 1]], {0, 3}, {0: [2, 1]}),  # Broker 3 carries none: it is gone.
+        ("abcd", [[1, 0], [2, 1], [3, 2]], {0}, {0: [1, 3]}),  # Broker 3 carries one, 2 two.
+        ("abbc", [[1, 0], [3, 2], [3, 1], [3, 2]], {0}, {0: [1, 3]}),  # 2 shares a node.
+        ("abb", [[1, 0]], {0}, {0: [1, 2]}),  # Rather that than none.
+        ("abcde", [[0, 1, 2]], {0, 2}, {0: [3, 1, 4]}),
+        ("abc", [[0, 1], [0, 1], [0, 1]], {0}, {0: [2, 1], 1: [2, 1], 2: [2, 1]}),
+        ("abcd", [[0, 1], [0, 1], [0, 1]], {0}, {0: [2, 1], 1: [3, 1], 2: [2, 1]}),
+        ("abc", [[0, 1]], set(), {}),
+        ("abc", [[0, 1]], {2}, {}),
+    ],
+)
+def test_these_brokers_take_the_places_of_those_that_are_gone(
+    nodes: str, before: list[list[int]], gone: set[int], plan: dict[int, list[int]]
+) -> None:
+    assert move_plans.replace(dict(enumerate(nodes)), placed(*before), gone) == (
+        {("t", number): replicas for number, replicas in plan.items()}, []
+    )
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_a_spread_is_balanced_keeps_nodes_apart_and_is_done_once(data: st.DataObject) -> None:
@@ -100,6 +157,7 @@ def test_more_replicas_go_where_fewest_are_and_the_others_stay_in_place() -> Non
     assert plan == {("t", 0): [0, 2], ("t", 1): [0, 1], ("t", 2): [0, 2]}
     plan, impossible = move_plans.with_factor(nodes_of(0, 1), before, in_sync, 3)
     assert impossible == list(in_sync)
+    assert plan == {key: [0, 1] for key in in_sync}  # As many as there are brokers for.
 
 
 def test_of_too_many_replicas_the_one_that_is_not_in_sync_goes_first() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rayq.core.partition_state import PartitionState
+from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import FencedEpochError
 
 ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
@@ -309,3 +311,299 @@ def test_a_follower_that_went_silent_does_not_join_again_until_it_is_heard() -> 
     assert state.proposal(11.5) is None
     fetched(state, 3, 10, now_s=12.0)
     assert state.proposal(12.0) == tuple(ALL)
+
+
+def test_a_proposal_goes_on_top_of_whatever_partition_epoch_was_seen_first() -> None:
+    state = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=1, epoch_start_offset=0, min_insync=1,
+        lag_time_max_s=10.0, end_offset=0, flushed_offset=0, high_watermark=0, started_s=0.0,
+    )
+    assert state.proposal(0.0) is None
+    state.committed(0, ALL, ALL[:1], 1)
+    assert state.proposal(0.0) == tuple(ALL[:1])
+
+
+def test_metadata_that_is_known_already_decides_no_proposal() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.proposal(1.0) == tuple(ALL)
+    for epoch, isr in ((7, ALL[:2]), (6, ALL[:1])):
+        state.committed(epoch, isr, ALL, 2)
+        assert (state.partition_epoch, state.isr) == (7, tuple(ALL[:2]))
+        assert state.undecided == [tuple(ALL)]
+        assert state.proposal(1.0) is None  # It is under way.
+
+
+def test_a_proposal_that_was_refused_is_made_again() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    for _ in range(2):
+        assert state.proposal(1.0) == tuple(ALL)
+        for _ in range(2):  # An answer that came twice says no more than once.
+            state.proposal_refused(tuple(ALL), 7)
+        assert state.undecided == []
+
+
+def test_a_follower_that_was_never_heard_in_this_epoch_does_not_join_even_an_empty_log() -> None:
+    state = leader(end=0, isr=ALL[:2])
+    fetched(state, 2, 0)
+    assert state.proposal(1.0) is None
+    fetched(state, 3, 0)
+    assert state.proposal(1.0) == tuple(ALL)
+
+
+def test_what_was_unknown_of_an_older_partition_epoch_says_nothing_of_the_same_set_now() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.proposal(1.0) == tuple(ALL)
+    state.proposal_unknown(tuple(ALL), 7)
+    state.committed(8, ALL[:2], ALL, 2)
+    assert state.proposal(1.0) == tuple(ALL)
+    state.proposal_refused(tuple(ALL), 8)
+    assert state.undecided == []
+
+
+def test_a_set_of_unknown_fate_that_nobody_wants_now_is_settled_by_what_is_committed() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.proposal(1.0) == tuple(ALL)
+    state.proposal_unknown(tuple(ALL), 7)
+    state.appended(20, now_s=1.0)
+    fetched(state, 2, 20, 12.0)
+    # The third lags now. What is committed is proposed once more, so that a newer epoch comes.
+    assert state.proposal(12.0) == tuple(ALL[:2])
+
+
+@pytest.mark.parametrize("min_insync, high_watermark", [(1, 10), (2, 10), (3, 0)])
+def test_how_many_have_to_be_in_sync_may_change(min_insync: int, high_watermark: int) -> None:
+    state = leader(isr=ALL[:2])
+    state.committed(7, ALL[:2], ALL, min_insync)
+    fetched(state, 2, 10)
+    assert state.high_watermark == high_watermark
+    assert state.is_under_min_isr is (min_insync == 3)
+
+
+def lags(state: PartitionState, now_s: float) -> list[int]:
+    """The members that a proposal leaves out now."""
+    proposed = state.proposal(now_s)
+    return [] if proposed is None else [one[0] for one in state.isr if one not in proposed]
+
+
+def test_a_member_leaves_when_it_has_lacked_something_for_longer_than_it_may() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    state.appended(20, now_s=4.0)
+    fetched(state, 3, 20, 5.0)
+    assert lags(state, 14.0) == []
+    assert lags(state, 14.25) == [2]
+
+
+def test_a_follower_that_fetches_and_comes_no_closer_leaves() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    state.appended(20, now_s=1.0)
+    for now_s in (2.0, 5.0, 8.0, 11.0):
+        fetched(state, 2, 20, now_s)
+        fetched(state, 3, 19, now_s)
+    assert lags(state, 11.5) == [3]
+
+
+def test_a_follower_was_caught_up_when_it_fetched_what_it_has_flushed_since() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    state.appended(20, now_s=1.0)
+    fetched(state, 3, 12, 8.0)  # The log ended at 20 then.
+    state.appended(30, now_s=9.0)
+    fetched(state, 2, 30, 10.0)
+    fetched(state, 3, 20, 10.0)
+    assert lags(state, 18.0) == []
+    assert lags(state, 18.25) == [3]
+
+
+def test_a_follower_that_lacks_something_is_not_excused_by_what_is_appended() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    for now_s in range(1, 12):
+        state.appended(10 + now_s, now_s=float(now_s))
+        fetched(state, 2, 10 + now_s, float(now_s))
+    assert lags(state, 11.0) == []
+    assert lags(state, 11.25) == [3]
+
+
+@pytest.mark.parametrize("flushed, joins", [(9, False), (10, True)])
+def test_a_follower_that_tells_that_it_has_flushed_all_is_caught_up(
+    flushed: int, joins: bool
+) -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 5, 1.0)
+    state.follower_flushed(3, "3a", flushed=flushed, now_s=20.0)
+    assert (state.proposal(25.0) == tuple(ALL)) is joins
+
+
+@pytest.mark.parametrize("flushed, left", [(19, [3]), (20, [])])
+def test_a_member_that_tells_that_it_has_flushed_less_still_lags(
+    flushed: int, left: list[int]
+) -> None:
+    state = leader()
+    fetched(state, 3, 10, 1.0)
+    state.appended(20, now_s=1.0)
+    fetched(state, 2, 20, 11.0)
+    state.follower_flushed(3, "3a", flushed=flushed, now_s=11.0)
+    assert lags(state, 11.5) == left
+
+
+def test_a_notice_of_a_flush_from_a_process_that_is_not_the_registered_one_is_refused() -> None:
+    state = leader()
+    fetched(state, 2, 10)
+    fetched(state, 3, 9)
+    with pytest.raises(FencedEpochError):
+        state.follower_flushed(3, "3b", flushed=10, now_s=1.0)
+    assert state.high_watermark == 9
+
+
+@pytest.mark.parametrize("flushed, serves", [(5, False), (6, True), (7, True)])
+def test_readers_are_answered_from_the_epochs_start_on(flushed: int, serves: bool) -> None:
+    state = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=5, epoch_start_offset=6, min_insync=2,
+        lag_time_max_s=10.0, end_offset=10, flushed_offset=10, high_watermark=2, started_s=0.0,
+    )
+    state.committed(7, ALL[:2], ALL, 2)
+    fetched(state, 2, flushed)
+    assert (state.high_watermark, state.may_serve) == (flushed, serves)
+
+
+@pytest.mark.parametrize("start, high_watermark, flushed, joins", [
+    (6, 8, 7, False), (6, 8, 8, True), (8, 6, 7, False), (8, 6, 8, True),
+])  # fmt: skip
+def test_a_follower_joins_with_both_on_disk_whichever_is_further(
+    start: int, high_watermark: int, flushed: int, joins: bool
+) -> None:
+    state = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=5, epoch_start_offset=start, min_insync=2,
+        lag_time_max_s=10.0, end_offset=20, flushed_offset=20, high_watermark=high_watermark,
+        started_s=0.0,
+    )
+    state.committed(7, ALL[:2], ALL, 2)
+    fetched(state, 3, flushed)
+    assert (state.proposal(1.0) == tuple(ALL)) is joins
+
+
+class Rule6:
+    """The high watermark as rule 6 of docs/protocol.md says it, from a list of all that came.
+
+    `copies` are the proposals whose fate is unknown, each as often as it was sent."""
+
+    def __init__(self) -> None:
+        self.epoch = 7
+        self.isr: Isr = tuple(ALL)
+        self.min_insync = 2
+        self.registered = dict(ALL)
+        self.flushed: dict[tuple[int, str], int] = {}
+        self.leaders = 10
+        self.copies: list[Isr] = []
+        self.in_flight: Isr | None = None
+        self.high_watermark = 0
+
+    def disk_of(self, member: tuple[int, str]) -> int:
+        if member[0] == 1:
+            return self.leaders
+        is_registered = self.registered.get(member[0]) == member[1]
+        return self.flushed.get(member, 0) if is_registered else 0
+
+    def advance(self) -> None:
+        if len(self.isr) >= self.min_insync:
+            members = {member for isr in (self.isr, *self.copies) for member in isr}
+            least = min(self.disk_of(one) for one in members)
+            self.high_watermark = max(self.high_watermark, least)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([
+            "append", "flush", "fetch", "fetch", "notice", "propose", "propose", "refuse", "lose",
+            "commit", "accept", "restart", "late", "again",
+        ]),
+        st.integers(2, 3),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(STEPS)
+def test_the_high_watermark_is_what_all_that_are_or_may_be_in_sync_have_on_disk(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    state, rule = leader(), Rule6()
+    now_s = 0.0
+
+    def commit(epoch: int, isr: Isr) -> None:
+        state.committed(epoch, isr, rule.registered.items(), rule.min_insync)
+
+    def moved_on(isr: Isr) -> None:
+        rule.epoch, rule.isr, rule.copies, rule.in_flight = rule.epoch + 1, isr, [], None
+        commit(rule.epoch, isr)
+
+    for what, broker, number in steps:
+        now_s += number
+        member = (broker, rule.registered[broker])
+        match what:
+            case "append":
+                state.appended(state.end_offset + number, now_s=now_s)
+            case "flush":
+                rule.leaders = min(state.end_offset, rule.leaders + number)
+                state.flushed(rule.leaders)
+            case "fetch":
+                flushed = min(state.end_offset, rule.flushed.get(member, 6) + number - 2)
+                rule.flushed[member] = max(flushed, rule.flushed.get(member, 0))
+                state.follower_fetched(
+                    *member, flushed=flushed, log_start_offset=0, now_s=now_s
+                )
+            case "notice":
+                flushed = min(state.end_offset, rule.flushed.get(member, 0) + number)
+                if member in rule.flushed:
+                    rule.flushed[member] = flushed
+                state.follower_flushed(*member, flushed=flushed, now_s=now_s)
+            case "propose":
+                proposed = state.proposal(now_s)
+                assert rule.in_flight is None or proposed is None
+                if proposed is not None:
+                    assert (1, "1a") in proposed and proposed == tuple(sorted(proposed))
+                    rule.in_flight = proposed
+                    rule.copies.append(proposed)
+            case "refuse" if rule.in_flight is not None:
+                state.proposal_refused(rule.in_flight, rule.epoch)
+                rule.copies.remove(rule.in_flight)
+                rule.in_flight = None
+            case "lose" if rule.in_flight is not None:
+                state.proposal_unknown(rule.in_flight, rule.epoch)
+                rule.in_flight = None
+            case "accept" if rule.copies:
+                moved_on(rule.copies[number % len(rule.copies)])
+            case "commit":
+                rule.min_insync = 1 + number % 3
+                moved_on(rule.isr if number % 2 else tuple(ALL[: 1 + number % 3]))
+            case "restart":
+                rule.registered[broker] += "b"
+                commit(rule.epoch, rule.isr)
+            case "late":
+                state.proposal_refused(tuple(ALL), rule.epoch - 1)
+                state.proposal_unknown(tuple(ALL), rule.epoch - 1)
+            case "again":
+                commit(rule.epoch - number % 2, tuple(ALL[:1]))
+        rule.advance()
+        state.validate()
+        assert (state.partition_epoch, state.isr) == (rule.epoch, rule.isr)
+        assert (state.high_watermark, set(state.undecided)) == (
+            rule.high_watermark, set(rule.copies)
+        )
