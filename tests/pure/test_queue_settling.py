@@ -1,4 +1,4 @@
-"""How long locks and back-offs last, and what is told to who settles late: exact times and texts."""
+"""How long locks and back-offs last, and what those hear who settle late: exact times and texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayq.core.queue_moves import Dying
+from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import DELAY_MS_MAX, QueueState
 from tests.pure.test_queue_state import again, opened, opened_at
 
@@ -110,7 +110,7 @@ def test_a_range_of_nothing_is_not_lost(call: str) -> None:
 def test_the_back_off_is_that_of_the_failures_however_late_they_are_told(is_late: bool) -> None:
     state, keeper = opened(ready=300, **BACK_OFF)
     waits: dict[int, dict[int, int]] = {}
-    for count, expected_ms in ((1, 2000), (2, 4000), (3, 8000), (4, 16_000), (5, 32_000), (6, 60_000)):
+    for count, expected_ms in enumerate((2000, 4000, 8000, 16_000, 32_000, 60_000), 1):
         assert state.take("a", 300, now_s=0) == [(0, 299, count)]
         keeper.write(state.changes())
         if is_late:
@@ -168,6 +168,30 @@ def test_a_record_that_is_given_back_waits_for_as_long_as_was_asked(
     for one in (state, opened_at(state, keeper, now_ms=7000)):
         assert one.due_in_ms(now_ms=7000, now_s=0) == waits_ms
     assert due_at_ms(state) == ({} if waits_ms is None else {1: waits_ms})
+
+
+def test_a_delay_that_was_given_up_does_not_end_the_next_one() -> None:
+    state, _keeper = opened(ready=600, **BACK_OFF)
+    state.take("a", 600, now_s=0)
+    state.ack("a", 0, [(0, 299, 1), (301, 599, 1)])
+    state.nack("a", 0, [(300, 300, 1, 5000)], now_ms=0, now_s=0)
+    state.claim([300])
+    state.begin_move(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(300, 1, "", ""),)))
+    state.release_move(4)
+    assert state.take("a", 1, now_s=1) == [(300, 300, 2)]
+    assert state.due(now_ms=6000, now_s=6) == 0 and state.counts().locked == 1
+    state.nack("a", 0, [(300, 300, 2, 60_000)], now_ms=1000, now_s=1)
+    # Twice the same delay, since it was claimed and came back, ends once.
+    state.claim([300])
+    state.unclaim([300])
+    assert state.due(now_ms=60_000, now_s=60) == 0
+    assert state.due(now_ms=0, now_s=61) == 1 and state.counts()[:4] == (1, 0, 0, 0)
+    # What was settled meanwhile is not due any more, nor is its block.
+    state.take("a", 1, now_s=61)
+    state.nack("a", 0, [(300, 300, 3, 5000)], now_ms=0, now_s=61)
+    state.purge(600)
+    assert state.start_offset == 600 and state.due_in_ms(now_ms=0, now_s=61) is None
+    assert state.due(now_ms=10**6, now_s=10**6) == 0 and sum(state.counts()) == 0
 
 
 def test_what_failed_for_good_says_how_often_it_was_given_out() -> None:

@@ -109,7 +109,8 @@ def test_later_ones_of_a_key_follow_over_blocks_in_which_nothing_is_ready(count:
 
 def test_a_take_is_kept_and_one_of_nothing_is_no_decision() -> None:
     state, keeper = opened(ready=2)
-    assert state.take("a", 0, now_s=0) == state.take("a", -1, now_s=0) == [] and not state.is_changed
+    assert state.take("a", 0, now_s=0) == state.take("a", -1, now_s=0) == []
+    assert not state.is_changed
     assert state.take("a", 5, now_s=0, from_offset=1) == [(1, 1, 1)] and state.is_changed
     assert again(state, keeper).counts().locked == 1
     assert not state.take("b", 5, now_s=0, from_offset=1) and not state.is_changed
