@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import pytest
 
@@ -31,6 +32,9 @@ class Lines:
             line.remove(offset)
         assert self.order.remove(offset) == (line[0] if is_first and line else None)
 
+    def all_after(self, offset: int) -> list[int]:
+        return list(islice(self.order.all_after(offset), self.end + 1))  # It ends by itself.
+
     def compare(self) -> None:
         order = self.order
         in_lines = {offset for line in self.lines.values() for offset in line}
@@ -40,12 +44,12 @@ class Lines:
                 assert order.before(offset) == before
                 assert order.is_first(offset) == (before is None)
                 later = line[place + 1 :]
-                assert list(order.all_after(offset)) == later
+                assert self.all_after(offset) == later
                 assert order.after(offset) == (later[0] if later else None)
         for other in set(range(self.end + 1)) - in_lines:
             assert order.is_first(other), "nobody waits for what left"
             assert order.before(other) is None and order.after(other) is None
-            assert not list(order.all_after(other))
+            assert not self.all_after(other)
 
 
 @pytest.mark.parametrize("seed", range(10))
