@@ -81,6 +81,37 @@ def test_who_extends_what_is_not_theirs_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("call", ["ack", "release", "extend", "nack", "reject"])
+@pytest.mark.parametrize("epoch, count", [(4, 1), (6, 1), (5, 2), (5, 0)])
+def test_who_names_another_delivery_loses_it_and_nothing_changes(
+    call: str, epoch: int, count: int
+) -> None:
+    state, keeper = opened(ready=4)
+    state = again(state, keeper)
+    state.void_locks(5)
+    state.take("a", 3, now_s=0)
+    state.release("a", 5, [(1, 1, 1)])
+    state.reject("a", 5, [(2, 1, "bad")])
+    keeper.write(state.changes())
+    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    if call == "reject":
+        lost = state.reject("b", epoch, [(one, count, "") for one in range(4)])
+    elif call == "nack":
+        lost = state.nack("b", epoch, [(0, 3, count, 1000)], now_ms=0, now_s=0)
+    elif call == "extend":
+        lost = state.extend("b", epoch, [(0, 3, count, 20_000)], now_s=9)
+    else:
+        lost = getattr(state, call)("b", epoch, [(0, 3, count)])
+    told = {one: who for first, last, who in lost for one in range(first, last + 1)}
+    assert told == {
+        0: "consumer a has it", 1: "nobody has it",
+        2: "it is on its way to the dead letters", 3: "nobody has it",
+    }
+    after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    assert after == before
+    assert not state.is_changed and not state.changes()
+
+
+@pytest.mark.parametrize("call", ["ack", "release", "extend", "nack", "reject"])
 def test_a_range_of_nothing_is_not_lost(call: str) -> None:
     state, _keeper = opened(ready=3)
     state.take("a", 3, now_s=0)
@@ -128,6 +159,16 @@ def test_the_back_off_is_that_of_the_failures_however_late_they_are_told(is_late
         assert due_at_ms(state) == waits[count]
         assert state.due(now_ms=0, now_s=60) == 300
     assert [round(waits[n][7] / waits[n][8], 6) for n in (1, 2)] != [1, 1]
+
+
+def test_when_a_failure_is_told_makes_no_other_back_off() -> None:
+    prompt, late = opened(ready=600, **BACK_OFF)[0], opened(ready=600, **BACK_OFF)[0]
+    for state in (prompt, late):
+        state.take("a", 600, now_s=0)
+        if state is late:
+            state.free_holders({"a"})
+        state.nack("a", 0, [(0, 599, 1, None)], now_ms=0, now_s=0)
+    assert due_at_ms(prompt) == due_at_ms(late) and len(due_at_ms(late)) == 600
 
 
 @pytest.mark.parametrize("is_late", [False, True])
