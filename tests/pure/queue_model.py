@@ -31,7 +31,8 @@ class QueueModel:
     state_epoch: int = 0
     dead: int = 0
     records: dict[int, Record] = field(default_factory=dict)
-    dying: dict[int, tuple[int, str]] = field(default_factory=dict)
+    dying: dict[int, tuple[int, str, str]] = field(default_factory=dict)
+    """`(count, reason, error)`"""
 
     # --- what follows from the records ---
 
@@ -54,6 +55,17 @@ class QueueModel:
             else:
                 yield offset, record, last.get(record.key)
                 last[record.key] = offset
+
+    def states(self) -> list[tuple[int, str, int]]:
+        return [(offset, record.state, record.count) for offset, record in self.records.items()]
+
+    def who_has(self, offset: int) -> str:
+        record = self.records.get(offset)
+        if record is not None and record.state == "locked":
+            return f"consumer {record.holder} has it"
+        if record is not None and record.state == "moving":
+            return "it is on its way to the dead letters"
+        return "nobody has it"
 
     # --- learning ---
 
@@ -124,7 +136,7 @@ class QueueModel:
         if not self._named(offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
-            self.fail(offset, "deliveries")
+            self.fail(offset, f"It was given back after delivery {count}, the last one it has.")
         if self.records[offset].state == "free" and delay_ms:
             self.delay(offset, now_ms + delay_ms, (delay_ms, now_s + delay_ms / 1000))
         return True
@@ -145,7 +157,7 @@ class QueueModel:
         if not self._named(offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
-            self.die(offset, "rejected")
+            self.die(offset, "rejected", "why")
         return self.records[offset].state in ("moving", "done")
 
     def extend(
@@ -161,27 +173,34 @@ class QueueModel:
         record.end_tick = max(record.end_tick, wanted)
         return record.state == "locked"
 
-    def free_all(self, offsets: Iterable[int]) -> None:
+    def free_all(self, offsets: Iterable[int]) -> int:
+        before = self.locked()
         for offset in sorted(offsets):
             if self.records[offset].state == "locked":
-                self.fail(offset, "deliveries")
+                count = self.records[offset].count
+                error = f"Nobody settled delivery {count}, the last one it has, in its time."
+                self.fail(offset, error)
+        return before - self.locked()
 
-    def fail(self, offset: int, reason: str) -> None:
+    def locked(self) -> int:
+        return sum(record.state == "locked" for record in self.records.values())
+
+    def fail(self, offset: int, error: str) -> None:
         record = self.records[offset]
         if record.count - record.excused >= self.config.max_deliveries:
-            self.die(offset, reason)
+            self.die(offset, "deliveries", error)
             self.free_later(offset)
         else:
             self.free(offset)
 
-    def die(self, offset: int, reason: str) -> None:
+    def die(self, offset: int, reason: str, error: str) -> None:
         record = self.records[offset]
         if self.config.dead_letters == "discard":
             record.state = "done"
             self.dead += 1
         else:
             record.state = "moving"
-            self.dying[offset] = (record.count, reason)
+            self.dying[offset] = (record.count, reason, error)
 
     def free(self, offset: int) -> None:
         record = self.records[offset]
@@ -201,19 +220,22 @@ class QueueModel:
             elif other.state != "moving":
                 return
 
-    def expire(self, now_s: float) -> None:
-        self.free_all(
+    def expire(self, now_s: float) -> int:
+        return self.free_all(
             offset
             for offset, record in self.unsettled()
             if record.state == "locked" and record.end_tick <= math.floor(now_s * 10)
         )
 
-    def due(self, now_ms: int, now_s: float) -> None:
+    def due(self, now_ms: int, now_s: float) -> int:
+        many = 0
         for _offset, record in self.unsettled():
             if record.state == "delayed" and record.due_ms is not None:
                 is_over = record.due_ms <= now_ms if record.wait is None else record.wait[1] <= now_s
                 if is_over:
                     record.state, record.due_ms, record.wait = "free", None, None
+                    many += 1
+        return many
 
     # --- opening ---
 

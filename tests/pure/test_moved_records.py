@@ -6,6 +6,7 @@ import pytest
 
 from rayq.core.moved_records import (
     dead_letter_headers,
+    header_of,
     own_headers,
     source_of,
     target_partition,
@@ -43,6 +44,28 @@ def test_other_bytes_name_no_source(value: bytes, source: tuple[str, int] | None
 
 def test_without_the_header_there_is_no_source() -> None:
     assert source_of([("a", b"t/3/7")]) is None
+    assert source_of([]) is None
+
+
+def test_of_several_headers_of_a_name_the_last_counts() -> None:
+    assert [header_of(OWN, name) for name in ("a", "rayq.other", "b")] == [b"3", b"2", None]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rayq.source", "rayq.reason", "rayq.count", "rayq.error", "rayq.doubt",
+        # What consumer pools say of a record.
+        "rayq.error.class", "rayq.error.message",
+    ],
+)
+def test_a_record_that_goes_back_says_nothing_of_its_death(name: str) -> None:
+    dead = [OWN[0], (name, b"1"), *OWN[1:], (name, b"2")]
+    assert own_headers(dead) == OWN
+    letter = dead_letter_headers("t", 3, Dying(7, 2, "deliveries", ""), dead)
+    assert letter[:3] == OWN and [one for one, _value in letter[3:]] == [
+        "rayq.source", "rayq.reason", "rayq.count",
+    ]
 
 
 def test_records_keep_their_partition_where_the_target_has_it() -> None:
