@@ -239,7 +239,9 @@ class BrokerClient:
                 except RayqError as caught:
                     if not caught.retriable:
                         raise
-                    error = caught
+                    is_cut_short = left_s < CHANGE_ATTEMPT_TIMEOUT_S
+                    if error is None or not (is_cut_short and isinstance(caught, TimeoutError)):
+                        error = caught  # Else the refusal before it says more.
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
                 reason = str(error).rstrip(".")

@@ -18,6 +18,7 @@ from rayq.errors import (
     InvalidPartitionsError,
     InvalidRequestError,
     OffsetOutOfRangeError,
+    RemoteSlowError,
     TimeoutError,
     TopicExistsError,
     UnknownTopicError,
@@ -170,6 +171,15 @@ def test_a_change_that_could_not_be_sent_is_not_taken_for_done(
     monkeypatch.setattr(Client, "addresses", lambda _self: [dead, live])
     with fake3.cluster() as cluster, pytest.raises(UnknownTopicError):
         cluster.admin.delete_topic("nope")
+
+
+def test_why_a_change_was_refused_is_told_and_not_how_the_last_attempt_was_cut_short(
+    fake3: FakeCluster,
+) -> None:
+    fake3.fault(CreateTopic, error=RemoteSlowError("the object store is not mounted"))
+    fake3.fault(CreateTopic, times=1000, is_lost=True)
+    with fake3.cluster() as cluster, pytest.raises(TimeoutError, match="is not mounted"):
+        cluster.admin.create_topic("t", timeout_s=0.5)
 
 
 def test_partitions_configs_and_leaders_are_changed(fake3: FakeCluster) -> None:
