@@ -179,7 +179,10 @@ class AsyncioNetwork:
             )
         connected = transport.get_extra_info("socket")
         if connected is not None:
-            _set_options(connected)
+            try:
+                _set_options(connected)
+            except ValueError as error:  # It broke right away: uvloop's socket is no more.
+                raise ConnectionResetError(f"it ended as it began ({error})") from error
         return protocol
 
     async def listen(self, host: str, port: int, accept: Accept) -> AsyncioListener:

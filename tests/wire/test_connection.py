@@ -19,7 +19,7 @@ from rayq.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from rayq.wire import connection
+from rayq.wire import connection, network
 from rayq.wire.authentication import Challenge, Hello
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.connection import Connection
@@ -39,6 +39,21 @@ def test_payloads_of_all_sizes_come_back(run: Any, wire: Any, make_produce: Any)
             response, answer = await client.request(make_produce(3), payload, timeout_s=60)
             assert response == ProduceResponse(3, 0, size)
             assert answer == payload
+
+    run(scenario)
+
+
+def test_a_connection_that_breaks_as_it_begins_is_told_as_one(
+    run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_socket: Any) -> None:
+        raise ValueError("negative file descriptor")  # As uvloop says it.
+
+    async def scenario() -> None:
+        server = await wire.serve()
+        monkeypatch.setattr(network, "_set_options", ended)
+        with pytest.raises(DisconnectedError, match="ended as it began"):
+            await wire.connect(server)
 
     run(scenario)
 
