@@ -19,6 +19,7 @@ from tests.local.conftest import NewTopic
 from tests.local.support import eventually
 
 
+@pytest.mark.thorough
 def test_the_flights_as_consumed_equal_the_source(
     rayq_command: Command, new_topic: NewTopic, tmp_path: Path
 ) -> None:
