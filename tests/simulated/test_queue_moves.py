@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
@@ -327,6 +328,18 @@ def test_a_dead_letter_has_its_own_headers_and_says_where_it_came_from_and_why()
             )
             for offset in (1, 3)
         ]
+
+    played(work)
+
+
+@pytest.mark.filterwarnings("error:coroutine .* was never awaited")
+def test_a_leader_that_ends_as_it_begins_leaves_no_work_that_nobody_awaits() -> None:
+    async def work(cluster: Cluster) -> None:
+        leader = cluster.start()
+        leader.moves.start()
+        leader.moves.stop()
+        await asyncio.sleep(1)
+        gc.collect()
 
     played(work)
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from rayq.actors.queues.move_targets import Target
@@ -73,8 +74,8 @@ class QueueMoves:
         for move in self._state.moves():
             for record in move.records:
                 self._expect(record.offset)
-            self._spawn(self._resume(move), f"{self._where}: move {move.move_id} again")
-        self._spawn(self._run(), f"{self._where}: dead letters")
+            self._spawn(partial(self._resume, move), f"{self._where}: move {move.move_id} again")
+        self._spawn(self._run, f"{self._where}: dead letters")
 
     def wake(self) -> None:
         """Records may have failed for good."""
@@ -90,14 +91,15 @@ class QueueMoves:
                 end.set_result("the partition's leader ended meanwhile: ask again")
         self._under_way.clear()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """A function: a coroutine of a task that is cancelled before it begins is never awaited."""
         task = self._environment.tasks.spawn(self._until_ended(work), name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _until_ended(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _until_ended(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except RayqError as error:  # The opening has ended: what it decides counts no more.
             logger.info("%s: %s", self._where, error)
         except Exception as error:
@@ -202,7 +204,9 @@ class QueueMoves:
             moved += claimed
         elif claimed:
             ends |= {offset: self._expect(offset) for offset in claimed}
-            self._spawn(self._send_back(claimed, to_topic), f"{self._where}: asked moves")
+            self._spawn(
+                partial(self._send_back, claimed, to_topic), f"{self._where}: asked moves"
+            )
         if ends:
             await asyncio.wait(ends.values(), timeout=ANSWER_S)
         await self._source.commit()

@@ -7,7 +7,7 @@ it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -143,7 +143,7 @@ class OpenQueue:
 
     async def begin(self) -> None:
         """Returns when what the opening changed is kept: where a queue begins must not move."""
-        self._writing = self._spawn(self.commits.run(), f"keeps {self.queue}")
+        self._writing = self._spawn(self.commits.run, f"keeps {self.queue}")
         kept = self.commits.kept()
         if kept is not None:
             await asyncio.wait((kept, self._writing), return_when=asyncio.FIRST_COMPLETED)
@@ -154,20 +154,22 @@ class OpenQueue:
         """Gives out and settles, up to an error, which it raises."""
         assert self._writing is not None
         self.moves.start()
-        serving = self._spawn(self._serve(), f"serves {self.queue}")
+        serving = self._spawn(self._serve, f"serves {self.queue}")
         try:
             await asyncio.shield(self._broken)
         finally:
             serving.cancel()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None]:
         """Runs a task that ends only with an error, and the opening with it. That another leader
         fenced this opening is ordinary: it is no failure of a task for the log."""
 
         async def run() -> None:
             try:
                 with self.guard():
-                    await work
+                    await work()
             except RayqError as error:
                 if not self._broken.done():
                     self._broken.set_exception(error)
