@@ -596,11 +596,19 @@ class InternalError(RayqError):
 
 
 class NotLeaderError(InternalError):
-    """The process asked does not lead the partition (any more). The outcome of a write is
-    unknown."""
+    """The process asked does not lead the partition (yet, or any more)."""
 
     retriable = True
+    not_written = True
     stale_metadata = True
+
+
+class LeadershipEndedError(NotLeaderError):
+    """The process led the partition when the request came, and lost it while the request waited.
+    The outcome of a write is unknown."""
+
+    not_written = False
+    outcome_unknown = True
 
 
 class FencedEpochError(InternalError):

@@ -32,6 +32,7 @@ from rayq.errors import (
     DeliveryTimeoutError,
     InvalidRequestError,
     InvalidTimestampError,
+    LeadershipEndedError,
     NotEnoughReplicasError,
     NotLeaderError,
     OutcomeUnknownError,
@@ -370,7 +371,7 @@ def test_topics_with_append_time_report_the_leaders_time(
     [
         {"disconnect": True},
         {"disconnect": True, "carry_out": True},
-        {"error": NotLeaderError("moved"), "carry_out": True},
+        {"error": LeadershipEndedError("moved"), "carry_out": True},
         {"error": NotLeaderError("moved")},
         {"error": NotEnoughReplicasError("too few")},
     ],
@@ -413,9 +414,23 @@ def test_a_lost_answer_is_asked_for_again(fake: FakeCluster, cluster: Cluster) -
     assert len(fake.asked(Produce)) >= 3
 
 
+def test_what_is_refused_after_a_process_that_did_not_lead_was_asked_is_surely_not_written(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    # The replicas of a new topic hear of it a moment later than its first producer.
+    fake.create_topic("t")
+    fake.fault(Produce, times=2, error=NotLeaderError("not yet"))
+    fake.fault(Produce, error=InvalidTimestampError("in the future"))
+    with cluster.producer() as producer:
+        assert isinstance(producer.send("t", b"v").exception(30), InvalidTimestampError)
+        with pytest.raises(DeliveryError):
+            producer.flush()
+    assert fake.values("t") == []
+
+
 def test_without_idempotence_a_retry_may_append_twice(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
-    fake.fault(Produce, error=NotLeaderError("moved"), carry_out=True)
+    fake.fault(Produce, error=LeadershipEndedError("moved"), carry_out=True)
     with cluster.producer(acks=1) as producer:
         assert producer.send("t", b"v").result(30).offset == 1
     assert fake.values("t") == [b"v", b"v"]
@@ -596,7 +611,7 @@ def test_lost_producer_state_and_a_batch_in_doubt_is_an_unknown_outcome(
     fake.create_topic("t")
     with cluster.producer() as producer:
         producer.send("t", b"a").result(30)
-        fake.fault(Produce, error=NotLeaderError("moved"))
+        fake.fault(Produce, error=LeadershipEndedError("moved"))
         fake.forget_producers("t")
         error = producer.send("t", b"b").exception(30)
         assert isinstance(error, OutcomeUnknownError)

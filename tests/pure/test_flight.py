@@ -27,6 +27,7 @@ from rayq.errors import (
     DisconnectedError,
     DiskFullError,
     FencedEpochError,
+    LeadershipEndedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
@@ -211,7 +212,8 @@ AGAIN, FAILS, UNKNOWN = "sent again", "fails", "fails, the outcome is unknown"
 @pytest.mark.parametrize(
     "kind, when_sure, when_in_doubt, leaves_doubt, suspects",
     [
-        (NotLeaderError, AGAIN, AGAIN, True, True),
+        (NotLeaderError, AGAIN, AGAIN, False, True),
+        (LeadershipEndedError, AGAIN, AGAIN, True, True),
         (DisconnectedError, AGAIN, AGAIN, True, True),
         (TimeoutError, AGAIN, AGAIN, True, True),
         (StorageError, AGAIN, AGAIN, True, True),
@@ -453,8 +455,9 @@ def test_when_everything_fails_what_was_in_flight_has_an_unknown_outcome() -> No
 # --- whatever happens -----------------------------------------------------------------------------
 
 ERRORS = [
-    NotLeaderError, NotEnoughReplicasError, OutOfOrderSequenceError, UnknownProducerError,
-    ProducerFencedError, RecordTooLargeError, UnknownServerError, DisconnectedError,
+    NotLeaderError, LeadershipEndedError, NotEnoughReplicasError, OutOfOrderSequenceError,
+    UnknownProducerError, ProducerFencedError, RecordTooLargeError, UnknownServerError,
+    DisconnectedError,
 ]
 
 

@@ -15,6 +15,7 @@ from rayq.errors import (
     DiskFullError,
     DivergedLogError,
     FencedEpochError,
+    LeadershipEndedError,
     LogTruncatedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
@@ -117,7 +118,7 @@ def test_a_leader_that_is_deposed_acknowledges_nothing_more() -> None:
         await led.all_agree()
         waiting = led.waiting(0)
         led.leader.end("another leads")
-        with pytest.raises(NotLeaderError, match="may or may not be written"):
+        with pytest.raises(LeadershipEndedError, match="may or may not be written"):
             waiting.result()
         led.flushed(31)
         for broker in (2, 3):

@@ -27,6 +27,7 @@ from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
+    LeadershipEndedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
@@ -168,7 +169,7 @@ class Leader:
     def end(self, reason: str) -> None:
         """Another replica leads, or this process stops: the requests that wait are told."""
         self._ended = reason
-        error = NotLeaderError(
+        error = LeadershipEndedError(
             f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
             "may or may not be written."
         )

@@ -32,7 +32,6 @@ from rayq.errors import (
     ClosedError,
     DisconnectedError,
     InvalidRequestError,
-    NotLeaderError,
     OverloadedError,
     RayqError,
     UnknownServerError,
@@ -407,7 +406,7 @@ class Sender:
     ) -> None:
         flight = channel.flight
         if answer.cancelled():
-            error: BaseException | None = NotLeaderError("The attempt was given up.")
+            error: BaseException | None = DisconnectedError("The attempt was given up.")
         else:
             error = answer.exception()
         if error is None:
