@@ -191,7 +191,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> Call:
-        call = Call(when, callback, args, self, context or contextvars.copy_context())
+        if context is None:
+            context = contextvars.copy_context()
+        call = Call(when, callback, args, self, context)
         if when <= self._now:
             self._ready.append(call)
         else:

@@ -128,7 +128,7 @@ def _join(
         draft.renew(beat.member)
         if _asks_for(before) != _asks_for(draft.members[beat.member]):
             draft.rebalance(f"{who} subscribed anew", may_fail=True)
-    elif twin is not None and twin != beat.member:
+    elif twin is not None:
         # A static member came back as another process: it takes over what the earlier process had.
         old = draft.members[twin]
         draft.remove(twin)

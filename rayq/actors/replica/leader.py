@@ -241,7 +241,6 @@ class Leader:
         )
         if request.acks != -1:
             return answer
-        self._after_progress()
         if next_offset <= self._replica_log.high_watermark:
             return answer
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
@@ -272,7 +271,6 @@ class Leader:
                 now_ms=self._environment.clock.wall_ms(),
             )
         )
-        self._after_progress()
 
     def _after_progress(self) -> None:
         """Takes the leader's high watermark over and answers the requests that waited for it."""
