@@ -454,17 +454,18 @@ class PartitionDirectory:
             _lock(path, lock, holder)
             try:
                 meta = _whole_partition_meta(disk, path)
-                if meta is None:
-                    with closing(disk.open(f"{path}/{PARTITION_META}", create=True)) as file:
-                        file.truncate(0)
-                        checked_file.write_all(file, _json(wanted), 0)
-                elif meta != wanted:
+                if meta is not None and meta != wanted:
                     raise WrongClusterError(
                         f"{path} holds partition {meta.partition} of topic {meta.topic} "
                         f"({meta.topic_id}), not {partition} of {topic} ({topic_id})."
                     )
-                # Also a process that died before its sync may have made it.
+                # The name may be that of a process that died before its sync, or whose sync failed.
+                # After a failed one the page cache is no witness: it is written anew.
                 is_new = meta is None or not disk.exists(f"{path}/{CHECKPOINT}")
+                if is_new:
+                    with closing(disk.open(f"{path}/{PARTITION_META}", create=True)) as file:
+                        file.truncate(0)
+                        checked_file.write_all(file, _json(wanted), 0)
             except BaseException:
                 lock.close()
                 raise
