@@ -10,6 +10,7 @@ from rayq.config import TopicConfig
 from rayq.environment import Buffer, Disk
 from rayq.errors import (
     CorruptBatchError,
+    DiskFullError,
     OffsetOutOfRangeError,
     RemoteStorageError,
     StorageError,
@@ -333,17 +334,25 @@ class Log:
         if is_restart:
             # The leader's log starts inside this batch.
             self._guarded(lambda: self._restart(first.base_offset, self._start))
+        try:
+            self._append_all(view, batches)
+        except DiskFullError:
+            if is_restart and self._size_bytes == 0:  # An empty log ends where it starts.
+                self._guarded(lambda: self._restart(self._start, self._start))
+            raise
+        return self._end
+
+    def _append_all(self, payload: memoryview, batches: list[tuple[int, BatchHeader]]) -> None:
         while batches:
             count = count_fitting(self._config, self._segments.active, batches)
             if count == 0:
                 self._roll()
                 continue
             begin, last, last_header = batches[0][0], *batches[count - 1]
-            self._write(view[begin : last + last_header.length], self._segments.active.size)
+            self._write(payload[begin : last + last_header.length], self._segments.active.size)
             for _, header in batches[:count]:
                 self._appended(header)
             del batches[:count]
-        return self._end
 
     def _make_room(self, length: int) -> None:
         try:

@@ -12,6 +12,7 @@ from rayq.errors import DiskFullError, StorageError
 from rayq.storage import appending
 from rayq.storage.batch import stamp
 from rayq.storage.log import Log
+from rayq.storage.producer_state import ProducerState
 from tests.storage.support import (
     NOW_MS,
     FaultyDisk,
@@ -74,6 +75,25 @@ def test_a_short_write_is_cut_back(place: Place, faulty: FaultyDisk, written: in
     append(log, 2)
     assert_holds(log, 0, 5)
     assert_holds(place.open(), 0, 5)
+
+
+def test_an_empty_log_without_room_for_the_batch_around_its_start_stays_where_it_is(
+    place: Place, faulty: FaultyDisk
+) -> None:
+    # It ended before the batch, below its own start and its high watermark (seed 14 of `swarm`).
+    payload = make_batch(0, 10)
+    stamp(payload, 0, base_offset=0, leader_epoch=0, append_time_ms=NOW_MS)
+    log = place.open()
+    log.reset(4, [(0, 0)], ProducerState().snapshot())
+    faulty.short_write = 30
+    with pytest.raises(DiskFullError):
+        log.append_as_follower(payload)
+    assert (log.start_offset, log.end_offset, log.size_bytes) == (4, 4, 0)
+    faulty.short_write = None
+    for one in place.open(), log:
+        assert (one.start_offset, one.end_offset, one.size_bytes) == (4, 4, 0)
+    assert log.append_as_follower(payload) == 10
+    assert log.start_offset == 4
 
 
 def test_a_follower_keeps_the_whole_batches_that_found_room(
