@@ -327,6 +327,7 @@ class Writers:
             self._fake._append(partition, marker_batch(transaction(number), is_commit=is_commit))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_snapshot_reads_all_or_nothing_of_each_transaction_now_and_later(

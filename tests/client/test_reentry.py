@@ -431,6 +431,7 @@ def _fork(act: Callable[[], object]) -> int:
         os._exit(code)
 
 
+@pytest.mark.slow
 def test_a_child_forked_while_another_thread_sends_neither_hangs_nor_waits(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
@@ -526,6 +527,7 @@ sys.modules["kept"].producer.send("t", b"v").result(30)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", ["self.producer.close", "cluster.close", "cluster.admin.list_topics"])
 def test_a_finalizer_at_the_end_of_the_interpreter_is_refused(close: str) -> None:
     done = subprocess.run(

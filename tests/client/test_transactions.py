@@ -677,6 +677,7 @@ def test_threads_share_a_transaction_and_its_end_waits_for_what_they_sent(
     assert sum(len(fake.transactions.committed("t", one)) for one in range(3)) == 1200
 
 
+@pytest.mark.slow
 def test_what_a_send_says_about_the_end_is_true_for_each_thread(
     fake: FakeCluster, cluster: Cluster
 ) -> None:

@@ -88,6 +88,7 @@ def verbs(command: object, *path: str) -> Iterator[tuple[str, ...]]:
         yield from verbs(below, *path, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", list(verbs(typer.main.get_command(app))))
 def test_help_fits_80_columns_and_nothing_of_it_is_cut(
     verb: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

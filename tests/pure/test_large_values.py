@@ -36,6 +36,7 @@ VALUES = st.binary(min_size=1, max_size=200)
 OFFSETS = st.lists(st.integers(0, 2**61), min_size=200, max_size=200, unique=True)
 
 
+@pytest.mark.slow
 @given(value=VALUES, chunk_bytes=st.integers(1, 60), offsets=OFFSETS)
 def test_a_value_that_was_cut_is_joined_to_the_same(
     value: bytes, chunk_bytes: int, offsets: list[int]

@@ -339,6 +339,7 @@ class Transactions(RuleBasedStateMachine):
         assert all(not state.transactions[key].is_decided for key in state.deadlines_s)
 
 
+@pytest.mark.slow
 class TestTransactions(Transactions.TestCase):
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rayq.config import DAY_MS, KIB
 from tests.simulated.staged import Stage, play
 
 
+@pytest.mark.slow
 def test_ten_days_ahead_for_seventy_seconds_delete_nothing() -> None:
     async def script(stage: Stage) -> None:
         await stage.process.run(

@@ -54,6 +54,7 @@ class Writes:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap_s", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_a_broker_that_starts_again_adds_nothing_to_the_loss_of_the_controllers_node(
@@ -83,6 +84,7 @@ def test_a_broker_that_starts_again_adds_nothing_to_the_loss_of_the_controllers_
     play(script, seed=9)
 
 
+@pytest.mark.slow
 def test_brokers_that_wait_for_a_hung_controller_keep_their_sessions_with_the_next() -> None:
     """The preferred host takes over from a stand-in after one second, and ends sessions after three
     more."""
@@ -115,6 +117,7 @@ def test_brokers_that_wait_for_a_hung_controller_keep_their_sessions_with_the_ne
     play(script)
 
 
+@pytest.mark.slow
 def test_time_in_which_the_whole_machine_stands_still_comes_on_top() -> None:
     async def script(stage: Stage) -> None:
         cluster = stage.cluster

@@ -411,6 +411,7 @@ class Workload:
 SEEDS = range(int(os.environ.get("STORAGE_SEEDS", "60")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_log_keeps_its_word_through_crashes(seed: int) -> None:
     workload = Workload(seed, traps=True)

@@ -104,6 +104,7 @@ async def script(world: World, answered: list[int], failed: list[int]) -> None:
         assert numbers == sorted(numbers), "frames of one connection overtook each other"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_every_request_is_answered_or_fails_in_time_whatever_happens(seed: int) -> None:
     digests = set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from proving.simulation.network import OTHER_HOST_S
 from tests.simulated.staged import Stage, play
 
@@ -42,5 +44,6 @@ def test_a_batch_that_takes_longer_than_the_fetch_timeout_arrives() -> None:
     catches_up(partitions=1, batches=3, batch_bytes=500_000)
 
 
+@pytest.mark.slow
 def test_many_partitions_share_a_slow_link() -> None:
     catches_up(partitions=6, batches=20, batch_bytes=20_000)

@@ -704,6 +704,7 @@ _steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=200,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

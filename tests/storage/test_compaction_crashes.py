@@ -159,6 +159,7 @@ def run_pass_if_dirty(log: Log, disk: Disk) -> None:
         run_pass(log, disk, NOW_MS + 2)
 
 
+@pytest.mark.slow
 def test_a_crash_anywhere_in_a_pass_or_its_swap_loses_nothing() -> None:
     def check(before: list[Record], log: Log) -> None:
         found = records(log)
@@ -174,6 +175,7 @@ def test_a_crash_anywhere_in_a_pass_or_its_swap_loses_nothing() -> None:
     assert operations > 50, "the test crashed in each of them"
 
 
+@pytest.mark.slow
 def test_a_crash_while_tombstones_go_resurrects_nothing() -> None:
     def prepare(log: Log, disk: Disk) -> None:
         fill(log)
@@ -217,6 +219,7 @@ def fill_with_transactions(log: Log, first: int = 0) -> None:
 COORDINATOR = {"coordinator_partition": 0, "coordinator_epoch": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [12, 10_000])
 def test_a_crash_anywhere_in_a_pass_over_transactions_shows_nothing_aborted(
     keys: int, caplog: pytest.LogCaptureFixture

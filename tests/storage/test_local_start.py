@@ -302,6 +302,7 @@ def open_simulated(disk: Disk) -> Log:
     return Log.open(disk, DIRECTORY, CONFIG, checkpoint_bytes=MIB, now_ms=NOW_MS)
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_of_a_drop_leaves_the_log_whole() -> None:
     """Each start knows the log start and all epochs, and has all records from its local start on,
     which lies below the remote end."""

@@ -153,6 +153,7 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own(place: Place) -> None
     assert len(values_in(read_bytes(log))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reopened", [False, True])
 def test_every_read_gives_whole_batches_from_the_one_that_holds_the_offset(
     place: Place, reopened: bool

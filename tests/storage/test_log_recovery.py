@@ -126,6 +126,7 @@ def many_segments(place: Place, *, checkpoint: bool = True) -> Log:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -278,6 +278,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "lease"])
 def test_the_lock_of_a_killed_process_blocks_nobody(tmp_path: Path, kind: str) -> None:
     # The URL names an fsspec file system that we do not take for a plain directory, but that

@@ -415,6 +415,7 @@ def work(log: Log) -> None:
     log.close(log.end_offset // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "power_loss_at", ["odd", pytest.param("even", marks=pytest.mark.thorough)]
 )

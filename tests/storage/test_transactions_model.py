@@ -415,6 +415,7 @@ def live(life: Life, steps: dict[str, int], count: int) -> None:
         assert not [note for note in report.notes if "no disk damaged it" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_log_knows_of_its_transactions_what_its_bytes_say(tmp_path: Path, seed: int) -> None:
     config = TopicConfig(segment_bytes=1024, index_interval_bytes=200)
@@ -422,6 +423,7 @@ def test_a_log_knows_of_its_transactions_what_its_bytes_say(tmp_path: Path, seed
     live(life, {**STEPS, "retain": 1 if seed % 2 else 0}, 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_compaction_shows_the_latest_committed_records(tmp_path: Path, seed: int) -> None:
     config = TopicConfig(

@@ -261,6 +261,7 @@ def test_a_message_that_is_not_valid_is_answered_and_the_connection_goes_on(
     run(scenario)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), authenticated=st.booleans())
 def test_random_bytes_never_stop_the_server(
