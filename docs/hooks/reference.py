@@ -35,7 +35,10 @@ class InternalErrors(Extension):
 
     def on_module_members(self, *, mod: Module, **_: Any) -> None:
         if mod.path == "rayq.errors":
+            internal = {"InternalError"}
             for name, member in list(mod.members.items()):
-                is_class = isinstance(member, Class)
-                if is_class and "InternalError" in (name, *map(str, member.bases)):
+                if isinstance(member, Class) and not internal.isdisjoint(
+                    {name, *map(str, member.bases)}
+                ):
+                    internal.add(name)  # what derives from it comes later
                     mod.del_member(name)
