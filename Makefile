@@ -74,12 +74,13 @@ demo: $(FOR_THE_DEMO) ## Stream 336,776 flights through three brokers and kill a
 	@$(BIN)/python -m rayq.demo
 	@if $(BIN)/python -m rayq.spark; then $(BIN)/python examples/flight_delays_spark.py; fi
 
-# Three workers keep two cores busy while tests wait for something; tests/conftest.py says which has
-# what.
-PYTEST := $(BIN)/python -m pytest
 # Compiled modules are kept, whatever the environment says: each worker, and each process that a test
 # starts, would compile all of them again.
 unexport PYTHONDONTWRITEBYTECODE
+
+# Three workers keep two cores busy while tests wait for something; tests/conftest.py says which has
+# what. Those of test-fast start no whole clusters, so that there is room for a fourth.
+PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 3
 
 test: $(FOR_THE_TESTS) ## Run the tests; below 10 minutes on two cores
