@@ -116,7 +116,9 @@ def patched(points: frozenset[str]) -> Iterator[None]:
 
 class Disturbance:
     """The points that are knobs of the world. They end with `calm_down`, because a cluster has to
-    come to rest in the end; what only costs time stays."""
+    come to rest in the end; what only costs time stays. Before and after the loss of a disk, which
+    waits until all replicas are in sync, nothing is late and nothing stutters: where sessions are
+    short, too, they would hardly ever be in sync all at once."""
 
     def __init__(self, cluster: SimulatedCluster, points: frozenset[str]) -> None:
         self._cluster = cluster
@@ -171,7 +173,8 @@ class Disturbance:
             context: contextvars.Context | None = None,
         ) -> Call:
             owner = OWNER.get(root) if context is None else context.get(OWNER, root)
-            if self._is_on and owner is not root and rng.random() < self._late_share:
+            is_on = self._is_on and not self._cluster.loses_a_disk
+            if is_on and owner is not root and rng.random() < self._late_share:
                 is_thread = isinstance(getattr(callback, "__self__", None), ProcessThreads)
                 if ("late-threads" if is_thread else "late-timers") in self._points:
                     when += rng.random() * self._late_s
@@ -185,5 +188,5 @@ class Disturbance:
         while self._is_on:
             await asyncio.sleep(rng.expovariate(self._stutters_per_s))
             processes = rng.choice(hosts).processes
-            if processes:
+            if processes and not self._cluster.loses_a_disk:
                 loop.block(rng.choice(processes), STUTTER_S * rng.random() ** 2)

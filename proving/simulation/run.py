@@ -32,6 +32,8 @@ from rayq.testing.checker import check
 
 FAULTS_MIN = 8
 RECOVERY_LIMIT_S = 60.0
+RECORDS_LIMIT_S = 240.0
+"""A single producer whose every request waits for slow threads writes some ten records a second."""
 READ_LIMIT_S = 60.0
 VIRTUAL_LIMIT_S = 900.0
 PROBLEMS_MAX = 20
@@ -207,7 +209,7 @@ async def _script(
     await cluster.wait_until(
         lambda: workload.recorder.acknowledged >= workload.records_min,
         f"{workload.records_min} acknowledged records",
-        limit_s=RECOVERY_LIMIT_S,
+        limit_s=RECORDS_LIMIT_S,
     )
     await workload.stop_sending()
     await workload.read_all(READ_LIMIT_S)
