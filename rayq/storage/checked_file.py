@@ -11,6 +11,7 @@ synced. A crash leaves the old file or the new file, and perhaps a `.tmp` that n
 
 from __future__ import annotations
 
+import errno
 import os.path
 from contextlib import closing
 
@@ -122,9 +123,12 @@ def read_whole(disk: Disk, path: str) -> bytes | None:
 
 
 def write_all(file: File, data: Buffer, position: int) -> None:
-    """Writes all of `data`. Raises the OSError of a disk that becomes full meanwhile."""
+    """Writes all of `data`. Raises the OSError of a disk that becomes full meanwhile, also of one
+    that takes nothing and reports no error."""
     view = memoryview(data)
     while view:
         written = file.pwrite(view, position)
+        if not written:
+            raise OSError(errno.ENOSPC, "a write of nothing")
         view = view[written:]
         position += written

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rayq.config import KIB, MIB, TopicConfig
 from rayq.errors import DiskFullError, StorageError
-from rayq.storage import appending
+from rayq.storage import appending, checked_file
 from rayq.storage.batch import stamp
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
@@ -58,6 +59,21 @@ def test_a_full_disk_refuses_the_append_and_heals(
     flush(log)
     assert_holds(log, 0, 5)
     assert_holds(place.open(), 0, 5)
+
+
+def test_a_file_is_not_replaced_on_a_disk_that_takes_no_byte_and_reports_no_error(
+    faulty: FaultyDisk, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "checkpoint")
+    checked_file.write(faulty, path, "checkpoint", 1, b"old")
+    faulty.short_write = 0
+    with pytest.raises(OSError, match="a write of nothing") as failed:
+        checked_file.write(faulty, path, "checkpoint", 1, b"new")
+    assert appending.is_full(failed.value)
+    assert checked_file.read(faulty, path, "checkpoint", 1) == b"old"
+    faulty.short_write = 2
+    checked_file.write(faulty, path, "checkpoint", 1, b"new")
+    assert checked_file.read(faulty, path, "checkpoint", 1) == b"new"
 
 
 @pytest.mark.parametrize("written", [0, 1, 30, 80, 150])
