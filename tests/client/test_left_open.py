@@ -207,6 +207,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_close_delivers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT],

@@ -186,6 +186,7 @@ def alarms(handler: Callable[[], object], every_s: float) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_send_in_the_middle_of_a_send(
     fake: FakeCluster, cluster: Cluster
 ) -> None:

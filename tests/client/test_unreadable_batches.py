@@ -130,6 +130,7 @@ def test_a_consumer_of_asyncio_and_arrow_tables_do_the_same(
     assert (error.offset, error.next_offset) == (2, 5)
 
 
+@pytest.mark.slow
 def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
     unreadable: str, fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

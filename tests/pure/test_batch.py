@@ -78,6 +78,7 @@ def decode(data: bytes | bytearray, position: int = 0) -> Columns:
     return decode_columns(data, position, read_header(data, position))
 
 
+@pytest.mark.slow
 @given(record_columns(), st.sampled_from(["lz4", "none"]))
 def test_records_survive_encoding_and_stamping(records, compression) -> None:  # type: ignore[no-untyped-def]
     values, keys, headers, timestamps = records
@@ -456,6 +457,7 @@ def test_whatever_a_leader_takes_can_be_read(data: bytes) -> None:
     assert header.has_null_keys or (columns.keys is not None and None not in columns.keys)
 
 
+@pytest.mark.slow
 @given(record_columns(), st.integers(0), st.binary(min_size=1, max_size=4))
 def test_overwritten_bytes_are_noticed_wherever_they_are(records, place, noise) -> None:  # type: ignore[no-untyped-def]
     values, keys, headers, timestamps = records

@@ -677,4 +677,4 @@ class Metadata(RuleBasedStateMachine):
 
 
 Metadata.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestMetadata = Metadata.TestCase
+TestMetadata = pytest.mark.slow(Metadata.TestCase)

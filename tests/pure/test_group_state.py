@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -392,5 +393,5 @@ def durable(state: GroupState) -> Any:
     }
 
 
-TestGroups = Groups.TestCase
+TestGroups = pytest.mark.slow(Groups.TestCase)
 TestGroups.settings = settings(max_examples=60, stateful_step_count=40)

@@ -454,6 +454,7 @@ def _durable(state: GroupState) -> Any:
     return groups, state.transactions, state.ended
 
 
+@pytest.mark.slow
 class TestPositions(Positions.TestCase):
     settings = settings(max_examples=80, stateful_step_count=50)
 

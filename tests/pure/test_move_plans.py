@@ -176,6 +176,7 @@ def test_of_too_many_replicas_the_one_that_is_not_in_sync_goes_first() -> None:
     assert plan == {("t", 0): [1, 2]}
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_another_factor_adds_or_removes_and_does_nothing_else(data: st.DataObject) -> None:

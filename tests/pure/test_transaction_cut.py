@@ -198,6 +198,7 @@ class World:
         return shown_in_all
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_every_cut_shows_all_or_nothing_of_each_transaction(seed: int) -> None:

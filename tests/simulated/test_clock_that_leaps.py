@@ -30,6 +30,7 @@ def test_ten_days_ahead_for_seventy_seconds_delete_nothing() -> None:
     play(script)
 
 
+@pytest.mark.slow
 def test_what_is_old_is_deleted_all_the_same() -> None:
     async def script(stage: Stage) -> None:
         await stage.process.run(

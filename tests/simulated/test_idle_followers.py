@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.simulated.staged import Stage, play
 
 
@@ -22,6 +24,7 @@ def test_an_idle_follower_whose_broker_was_cut_off_comes_back_into_sync_at_once(
     play(script)
 
 
+@pytest.mark.slow
 def test_a_record_that_comes_after_long_is_acknowledged_at_once() -> None:
     async def script(stage: Stage) -> None:
         await stage.process.run(stage.admin.create_topic("idle", 1, 3))

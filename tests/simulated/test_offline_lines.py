@@ -10,6 +10,7 @@ from rayq.actors.controller.controller import OFFLINE_PATIENCE_S
 from tests.simulated.staged import Stage, play
 
 
+@pytest.mark.slow
 def test_a_partition_that_stays_offline_after_a_start_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rayq.actors.replica.leader import PROPOSAL_PAUSE_S, Leader
 from rayq.errors import StalePartitionError
 from rayq.wire import messages
@@ -10,6 +12,7 @@ from tests.simulated.staged import Stage, play
 REFUSED_FOR_S = 3.0
 
 
+@pytest.mark.slow
 def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> None:
     async def script(stage: Stage) -> None:
         cluster = stage.cluster

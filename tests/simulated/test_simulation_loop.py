@@ -189,6 +189,7 @@ def test_one_seed_gives_one_trace_in_any_interpreter() -> None:
     assert first != digest_in_a_fresh_interpreter(2, "1")
 
 
+@pytest.mark.slow
 def test_the_loop_runs_100_000_events_a_second() -> None:
     async def ticker() -> None:
         for _ in range(5000):

@@ -326,6 +326,7 @@ def test_a_crash_at_any_step_of_a_drop_leaves_the_log_whole() -> None:
     assert crash_everywhere(work, check, cut) > 20
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_of_a_restart_leaves_one_log_or_the_other() -> None:
     epochs, restarted = [(0, 0), (3, 30), (8, 62)], 70
 

@@ -45,6 +45,7 @@ def test_a_log_left_by_a_killed_process_has_all_it_had(place: Place) -> None:
     assert again.plan_flush(0) is None
 
 
+@pytest.mark.slow
 def test_a_torn_tail_is_cut_at_open_wherever_it_was_torn(place: Place, tmp_path: Path) -> None:
     log = place.open()
     append(log, 3)
