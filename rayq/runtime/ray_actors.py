@@ -40,7 +40,7 @@ from rayq.actors.hosting import (
 from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
-from rayq.environment import Address, Environment
+from rayq.environment import Address, Environment, ThreadPool
 from rayq.errors import ControllerUnavailableError, DirectoryInUseError, RayqError, to_wire
 from rayq.runtime.cleaner_process import run_cleaner_process
 from rayq.runtime.layout import (
@@ -74,6 +74,8 @@ disks now and then."""
 OBJECT_SERVER_NICE = 10
 """Checksums and copies of old records do not take the time of those that serve new ones."""
 
+RAY_CALLS_MAX = 4
+"""Calls of a broker to Ray that may block, at a time."""
 ANSWER_S = 1.0
 """How long a process that ends by itself gives its last answer to be sent."""
 NODE_CHECK_S = 2.0
@@ -166,6 +168,9 @@ class RayRuntime:
         self._node_id = node_id
         cores = len(os.sched_getaffinity(0))
         self.processes_max = max(2, PROCESSES_PER_CORE * cores // max(1, brokers_on_node))
+        self._calls = ThreadPool(RAY_CALLS_MAX)
+        self._late = 0
+        """Starts that were given up, and that Ray may still carry out."""
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Raises RayqError."""
@@ -176,17 +181,30 @@ class RayRuntime:
         return await self._start(ObjectServerActor, spec, object_server_name(spec))
 
     async def _start(self, kind: type, spec: object, name: str) -> HostProcess:
-        actor: Any = None
+        """Ray's head takes part in the start of an actor. While it is away such a call blocks the
+        thread that makes it, for as long as the raylet waits for its head; the broker goes on."""
+        if self._late:
+            raise RayqError(
+                f"Ray could not start {name}: its head has not answered for {START_TIMEOUT_S:g} s. "
+                "Bring it back (`ray up`); what runs goes on without it."
+            )
+        creating = self._calls.run(self._create, kind, name)
         try:
-            actor = ray.remote(kind).options(
-                **pinned(self._node_id), name=name, max_restarts=0
-            ).remote()
+            actor = await asyncio.wait_for(asyncio.shield(creating), START_TIMEOUT_S)
+        except asyncio.TimeoutError as error:
+            self._late += 1
+            creating.add_done_callback(self._created_late)
+            raise RayqError(
+                f"Ray did not start {name} within {START_TIMEOUT_S:g} s: is its head away?"
+            ) from error
+        except (RayError, ValueError) as error:
+            raise RayqError(f"Ray could not start {name}: {error}") from error
+        try:
             pid, started = await asyncio.wait_for(
                 actor.start.remote(spec, self._config), START_TIMEOUT_S
             )
-        except (RayError, ValueError, asyncio.TimeoutError) as error:
-            if actor is not None:
-                ray.kill(actor)  # It is detached: nobody else would end it.
+        except (RayError, asyncio.TimeoutError) as error:
+            self._calls.run(_end, actor)
             if isinstance(cause := getattr(error, "cause", None), RayqError):
                 raise cause from error
             raise RayqError(f"Ray could not start {name}: {error}") from error
@@ -194,6 +212,16 @@ class RayRuntime:
         if process is None:
             raise RayqError(f"The process {name} (pid {pid}) ended at once.")
         return process
+
+    def _create(self, kind: type, name: str) -> Any:
+        options = {**pinned(self._node_id), "name": name, "max_restarts": 0}
+        return ray.remote(kind).options(**options).remote()
+
+    def _created_late(self, creating: asyncio.Future[Any]) -> None:
+        """The broker has given this process up, and perhaps started another one."""
+        self._late -= 1
+        if creating.exception() is None:
+            self._calls.run(_end, creating.result())
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         return adopt_process(pid, pid_start_time)
@@ -452,6 +480,14 @@ def start_controller_actor(spec: ClusterSpec) -> Any:
 
 
 # --- helpers --------------------------------------------------------------------------------------
+
+
+def _end(actor: Any) -> None:
+    """Ends a detached actor, which nobody else would end."""
+    try:
+        ray.kill(actor)
+    except RayError as error:
+        logger.warning("a process that is not wanted goes on: %s", error)
 
 
 def _survey(environment: Environment, root: str) -> tuple[list[Directory], list[Directory]]:

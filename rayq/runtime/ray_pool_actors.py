@@ -140,23 +140,26 @@ class RayHosting:
         self._work = work
 
     async def start_member(self, name: str) -> MemberHandle:
-        prefix = consumer_prefix(self._work.cluster.name, self._work.spec.name)
         try:
-            actor = (
-                ray.remote(PoolConsumerActor)
-                .options(
-                    name=prefix + name,
-                    namespace=NAMESPACE,
-                    lifetime="detached",
-                    max_restarts=0,
-                    max_concurrency=100,
-                    **ray_options(self._work.spec.config.resources),
-                )
-                .remote(self._work)
-            )
+            # In a thread: the call blocks for as long as Ray's head is away.
+            return RayConsumer(await asyncio.to_thread(self._create, name))
         except (RayError, ValueError) as error:
             raise RayqError(f"Ray refused a consumer: {in_one_line(error)}") from error
-        return RayConsumer(actor)
+
+    def _create(self, name: str) -> Any:
+        prefix = consumer_prefix(self._work.cluster.name, self._work.spec.name)
+        return (
+            ray.remote(PoolConsumerActor)
+            .options(
+                name=prefix + name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_restarts=0,
+                max_concurrency=100,
+                **ray_options(self._work.spec.config.resources),
+            )
+            .remote(self._work)
+        )
 
     async def find_members(self) -> dict[str, MemberHandle]:
         work = self._work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from proving.deployment import PORT, Deployment
 from proving.hosts import Host, Hosts, why_not
 from rayq import Cluster, TopicPartition
+from rayq.errors import TimeoutError
 from tests.local.support import Load, eventually, leader_of, read_all, wait_in_sync
 
 PARTITIONS = 2
@@ -73,6 +75,38 @@ def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -
             _kill_and_add(cluster, deployment, killed, spare, load)
         values = {record.value for record in read_all(cluster, "t")}
         assert b"cut off" not in values
+        load.check()
+        assert load.failures() == []
+
+
+@pytest.mark.thorough
+def test_a_deployed_cluster_goes_on_without_rays_head_and_takes_the_new_one(hosts: Hosts) -> None:
+    """The head's host dies, with a broker and perhaps the controller on it. The others go on; the
+    same `ray up` brings Ray's head and all brokers back on their disks."""
+    desk, head, *others = hosts
+    deployment = Deployment(desk, [head, *others[:2]], hosts.key)
+    deployment.up()
+    with deployment.connect() as cluster:
+        cluster.create_topic("t", partitions=PARTITIONS, replication_factor=3)
+        lost = _broker_on(cluster, head)
+        with Load(cluster, "t") as load:
+            head.kill()
+            eventually(lambda: lost not in _live(cluster), "its session is over", 30)
+            eventually(
+                lambda: all(leader_of(cluster, "t", one) != lost for one in range(PARTITIONS)),
+                "others lead",
+            )
+            # Its replicas want new processes, which only Ray's head can start. The brokers that ask
+            # for them serve on meanwhile.
+            with contextlib.suppress(TimeoutError):
+                cluster.create_topic("u", partitions=2, replication_factor=2, timeout_s=20)
+            load.wait_for_more(2_000)
+            head.boot()
+            deployment.up()
+            _wait_all_in_sync(cluster, 3)
+            load.wait_for_more(200)
+        with cluster.producer() as producer:
+            producer.send("u", b"at last").result(60)
         load.check()
         assert load.failures() == []
 
