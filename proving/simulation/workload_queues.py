@@ -67,6 +67,9 @@ LOOK_S = 0.7
 CLOCK_LOOK_S = 0.02
 IDLE_MAX_S = 5.0
 """So long a record may be ready beside a take that waits, once the cluster is whole."""
+FULL_MAX_S = 15.0
+"""The same where as many are locked as may be: whoever has them may have died just then, and locks
+last for some seconds."""
 CALM_S = 15.0
 """After the last fault, so long records may be ready and not be given out."""
 ALTERS_SHARE, WEIGHTS_SHARE, LARGE_SHARE, LOOSE_SHARE = 0.25, 0.25, 0.25, 0.5
@@ -454,7 +457,8 @@ class QueueWorkload(Workload):
                     if not is_idle or self._is_wild or state != idle:
                         idle, idle_since_s = state, world.now_s
                     since_s = max(idle_since_s, self._calm_since_s + CALM_S)
-                    if world.now_s - since_s > IDLE_MAX_S:
+                    limit_s = IDLE_MAX_S if found.trouble is None else FULL_MAX_S
+                    if world.now_s - since_s > limit_s:
                         self.problems.append(f"{where}: nobody gets what is ready: {found}")
                         return
                 await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
