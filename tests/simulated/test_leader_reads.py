@@ -156,11 +156,31 @@ def test_a_reader_gets_no_more_bytes_than_the_leader_gives(
 def test_a_reader_at_the_end_waits_for_as_long_as_it_says() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()
-        for wait_ms in (3_000, 0):
+        for wait_ms in (3_000, 1_000, 300, 0):
             began_s = led.clock.monotonic()
             answer, data = await led.reading(END, wait_ms=wait_ms)
             assert led.clock.monotonic() - began_s == pytest.approx(wait_ms / 1000, abs=AT_ONCE_S)
             assert (answer.next_offset, data) == (END, b"")
+
+    leading(work)
+
+
+@pytest.mark.parametrize("wait_ms", [5_000, 500])
+def test_a_reader_that_waits_gets_what_is_committed_meanwhile(wait_ms: int) -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        began_s = led.clock.monotonic()
+        waiting = asyncio.ensure_future(led.reading(END, wait_ms=wait_ms))
+        await asyncio.sleep(0.1)
+        led.produce(0, acks=1)
+        led.flushed(END + 1)
+        await led.fetched(2, END + 1)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await led.fetched(3, END + 1)
+        answer, data = await waiting
+        assert led.clock.monotonic() - began_s == pytest.approx(0.2, abs=AT_ONCE_S)
+        assert (answer.high_watermark, offsets(data)) == (END + 1, [END])
 
     leading(work)
 
