@@ -470,6 +470,29 @@ def test_one_pass_in_steps_runs_at_a_time_on_a_disk() -> None:
     compacting(work)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_next_pass_in_steps_may_begin_as_soon_as_one_has_ended(is_damaged: bool) -> None:
+    async def work(compacted: Compacted) -> None:
+        compacted.write(12)
+        compacted.may_go_on.clear()
+        await compacted.tick(0)
+        await compacted.tick(INTERVAL_S)
+        (job,) = compacted.jobs
+        if is_damaged:
+            compacted.host.disk.fail("read", path_part=".log")
+            compacted.host.disk.cold_reads = 1.0
+        run = cleaner_in_steps(compacted.environment)
+        for _ in range(2):
+            if is_damaged:
+                with pytest.raises(OSError):
+                    await run(job)
+            else:
+                assert (await run(job)).records_read > 0
+        compacted.compactor.stop()
+
+    compacting(work)
+
+
 def test_a_pass_in_steps_that_is_cancelled_holds_its_turn_until_its_thread_is_done() -> None:
     async def work(compacted: Compacted) -> None:
         environment = compacted.environment
