@@ -165,26 +165,6 @@ def test_a_reader_at_the_end_waits_for_as_long_as_it_says() -> None:
     leading(work)
 
 
-@pytest.mark.parametrize("wait_ms", [5_000, 500])
-def test_a_reader_that_waits_gets_what_is_committed_meanwhile(wait_ms: int) -> None:
-    async def work(led: Led) -> None:
-        await led.all_agree()
-        began_s = led.clock.monotonic()
-        waiting = asyncio.ensure_future(led.reading(END, wait_ms=wait_ms))
-        await asyncio.sleep(0.1)
-        led.produce(0, acks=1)
-        led.flushed(END + 1)
-        await led.fetched(2, END + 1)
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        await led.fetched(3, END + 1)
-        answer, data = await waiting
-        assert led.clock.monotonic() - began_s == pytest.approx(0.2, abs=AT_ONCE_S)
-        assert (answer.high_watermark, offsets(data)) == (END + 1, [END])
-
-    leading(work)
-
-
 @pytest.mark.parametrize("is_ended", [True, False])
 def test_what_is_read_while_the_leader_is_deposed_goes_to_no_reader(
     monkeypatch: pytest.MonkeyPatch, is_ended: bool
