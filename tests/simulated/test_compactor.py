@@ -283,7 +283,12 @@ def test_segments_that_the_log_start_has_passed_go_first() -> None:
     compacting(work)
 
 
-def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small() -> None:
+@pytest.mark.parametrize("dirty_ratio", [0.0, 0.9])
+def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small(
+    dirty_ratio: float,
+) -> None:
+    """Also where too little is dirty after the first of them to begin one."""
+
     async def work(compacted: Compacted) -> None:
         compacted.write(60, keys=10)
         for _ in range(2):
@@ -298,7 +303,8 @@ def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small() -> No
         await compacted.tick(INTERVAL_S)
         assert len(compacted.jobs) == count, "nothing is dirty"
 
-    compacting(work, config=ClusterConfig(compaction_memory_bytes=3 * 256))
+    config = ClusterConfig(compaction_memory_bytes=3 * 256)
+    compacting(work, config=config, min_cleanable_dirty_ratio=dirty_ratio)
 
 
 def test_a_job_has_the_limits_of_the_cluster() -> None:
