@@ -120,12 +120,25 @@ def test_ticks_harm_no_role(changes: dict[str, Any]) -> None:
     hosting(work, **changes)
 
 
-def test_a_replica_that_is_not_open_yet_has_nothing_due() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {"cleanup_policy": "compact"}},
+        {**STORED, "remote": ALL_STORED},
+        {"queues": [QUEUE], **LEADS},
+    ],
+)
+def test_a_replica_that_is_not_open_has_nothing_due(changes: dict[str, Any]) -> None:
     async def work(hosted: Hosted) -> None:
-        await hosted.tick()
+        await hosted.tick()  # It is not open yet.
         assert hosted.failures == 0
+        await hosted.open()
+        await hosted.tick()
+        await hosted.replica.close()
+        await hosted.tick()
+        assert (hosted.failures, hosted.log.failure) == (0, None)
 
-    hosting(work, is_open=False, config={"cleanup_policy": "compact"})
+    hosting(work, is_open=False, **changes)
 
 
 def test_an_error_in_what_is_due_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
