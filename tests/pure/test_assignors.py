@@ -155,6 +155,8 @@ def test_nothing_moves_twice_and_an_assignment_is_its_own_next(
             {"a": "t", "b": "tu"}, {"t": 3, "u": 1}, {"a": "t0 t3 u0 v0", "b": "t0 t1"},
             {"a": "t0 t2", "b": "t1 u0"},
         ),
+        # Of a topic that is gone there is not even a first one, though some subscribe to it still.
+        ({"a": "tv", "b": "v"}, {"t": 1}, {"a": "t0 v0", "b": "v1"}, {"a": "t0", "b": ""}),
         # Who is no member keeps nothing.
         ({"a": "t"}, {"t": 2}, {"z": "t0", "a": "t1"}, {"a": "t0 t1"}),
         # A chain of hand-overs: a and c read nothing together.

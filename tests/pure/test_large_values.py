@@ -316,6 +316,17 @@ def test_what_is_held_and_for_how_long_is_kept_in_few_words() -> None:
     assert LargeHolds(holds.kept()).kept() == holds.kept()
 
 
+def test_chunks_are_kept_for_an_hour_and_those_of_a_moved_record_for_a_week() -> None:
+    """As operators are told (docs/queues.md; rule 58)."""
+    hour_ms = 60 * 60 * 1000
+    week_ms = 7 * 24 * hour_ms
+    holds = LargeHolds()
+    holds.chunk(5, append_time_ms=0)
+    assert [holds.floor(40, now_ms) for now_ms in (hour_ms, hour_ms + 1)] == [5, 40]
+    holds.moved(5, now_ms=0)
+    assert [holds.floor(40, now_ms) for now_ms in (week_ms, week_ms + 1)] == [5, 40]
+
+
 def test_a_hold_ends_with_its_time_or_with_the_record_and_no_sooner() -> None:
     holds = LargeHolds()
     holds.chunk(5, 0)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq.actors.hosting import RunCleaner
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict
@@ -34,7 +35,12 @@ class Hosted:
     """A replica in the making. `open` it; it takes an assignment with each `told`."""
 
     def __init__(
-        self, process: Process, host: Host, config: ClusterConfig, changes: dict[str, Any]
+        self,
+        process: Process,
+        host: Host,
+        config: ClusterConfig,
+        changes: dict[str, Any],
+        run_cleaner: RunCleaner | None = None,
     ) -> None:
         environment = process.environment
         self.process, self.host, self.environment = process, host, environment
@@ -61,6 +67,7 @@ class Hosted:
             metadata_version=lambda: 7,
             links=Keeper(),
             objects=self.objects,
+            run_cleaner=run_cleaner,
         )
 
     @property
@@ -146,12 +153,14 @@ def hosting(
     *,
     is_open: bool = True,
     cluster_config: ClusterConfig | None = None,
+    run_cleaner: RunCleaner | None = None,
     **changes: Any,
 ) -> None:
     """Runs `work` in the process of a replica whose assignment has these changes."""
 
     async def script(process: Process, host: Host) -> None:
-        hosted = Hosted(process, host, cluster_config or ClusterConfig(), changes)
+        config = cluster_config or ClusterConfig()
+        hosted = Hosted(process, host, config, changes, run_cleaner)
         if is_open:
             await hosted.open()
         await work(hosted)

@@ -283,7 +283,12 @@ def test_segments_that_the_log_start_has_passed_go_first() -> None:
     compacting(work)
 
 
-def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small() -> None:
+@pytest.mark.parametrize("dirty_ratio", [0.0, 0.9])
+def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small(
+    dirty_ratio: float,
+) -> None:
+    """Also where too little is dirty after the first of them to begin one."""
+
     async def work(compacted: Compacted) -> None:
         compacted.write(60, keys=10)
         for _ in range(2):
@@ -298,7 +303,8 @@ def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small() -> No
         await compacted.tick(INTERVAL_S)
         assert len(compacted.jobs) == count, "nothing is dirty"
 
-    compacting(work, config=ClusterConfig(compaction_memory_bytes=3 * 256))
+    config = ClusterConfig(compaction_memory_bytes=3 * 256)
+    compacting(work, config=config, min_cleanable_dirty_ratio=dirty_ratio)
 
 
 def test_a_job_has_the_limits_of_the_cluster() -> None:
@@ -466,6 +472,29 @@ def test_one_pass_in_steps_runs_at_a_time_on_a_disk() -> None:
         assert compacted.log.log.cleaned_offset > 0
         with cleaner_turn(environment.disk, "/data/t-0"):
             pass  # It has let go of it.
+
+    compacting(work)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_next_pass_in_steps_may_begin_as_soon_as_one_has_ended(is_damaged: bool) -> None:
+    async def work(compacted: Compacted) -> None:
+        compacted.write(12)
+        compacted.may_go_on.clear()
+        await compacted.tick(0)
+        await compacted.tick(INTERVAL_S)
+        (job,) = compacted.jobs
+        if is_damaged:
+            compacted.host.disk.fail("read", path_part=".log")
+            compacted.host.disk.cold_reads = 1.0
+        run = cleaner_in_steps(compacted.environment)
+        for _ in range(2):
+            if is_damaged:
+                with pytest.raises(OSError):
+                    await run(job)
+            else:
+                assert (await run(job)).records_read > 0
+        compacted.compactor.stop()
 
     compacting(work)
 

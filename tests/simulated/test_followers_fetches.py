@@ -180,6 +180,7 @@ def test_a_log_that_had_records_before_says_nothing_of_the_horizon() -> None:
         (IN_SYNC, answer(END + 1), SHORT_MS),  # or one is committed that is not here.
         (IN_SYNC, answer(END, log_start=5), SHORT_MS),
         (IN_SYNC, answer(END + 1, batch(30)), SHORT_MS),
+        (IN_SYNC, answer(END, batch(30)), SHORT_MS),  # It is to hear soon that it is committed.
     ],
 )
 def test_only_what_told_a_member_in_sync_nothing_new_is_followed_by_a_long_fetch(

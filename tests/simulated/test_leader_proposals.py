@@ -126,6 +126,20 @@ def test_a_proposal_that_failed_is_repeated_after_a_pause(refusal: Exception) ->
     leading(work)
 
 
+def test_who_waits_for_a_proposal_that_failed_once_does_not_wait_long() -> None:
+    async def work(led: Led) -> None:
+        led.refusal = TimeoutError("who knows?")
+        led.leader.committed(assignment(2, ALL[:2]))
+        began_s = led.clock.monotonic()
+        while len(led.proposals) < 2:
+            await led.fetched(3, END, 6)
+            await asyncio.sleep(0.02)
+            assert led.clock.monotonic() - began_s < 0.5
+            led.refusal = None
+
+    leading(work)
+
+
 def test_the_late_answer_to_a_proposal_of_an_earlier_epoch_holds_up_nothing() -> None:
     async def work(led: Led) -> None:
         late = asyncio.get_running_loop().create_future()

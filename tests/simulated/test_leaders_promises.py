@@ -12,9 +12,13 @@ import pytest
 
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
+    CorruptBatchError,
     DiskFullError,
     DivergedLogError,
     FencedEpochError,
+    InvalidRecordError,
+    InvalidRequestError,
+    InvalidTimestampError,
     LeadershipEndedError,
     LogTruncatedError,
     NotEnoughReplicasAfterAppendError,
@@ -22,6 +26,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    RayqError,
     StorageError,
     TimeoutError,
 )
@@ -29,6 +34,7 @@ from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
 from tests.storage.support import append
+from tests.wrong_batches import CONTROL, KEYED, WRONG_BODIES, pack, sealed
 
 WAIT_S = 2.0
 AT_ONCE_S = 0.05
@@ -94,6 +100,33 @@ def test_nothing_is_taken_and_what_waits_fails_below_min_insync() -> None:
             led.produce(1)
         assert led.log.log.end_offset == 31
         assert isinstance(led.produce(1, acks=1), messages.ProduceResponse)
+
+    leading(work)
+
+
+@pytest.mark.parametrize(
+    "fields, body, error",
+    [
+        ({"base_offset": 30}, KEYED, InvalidRequestError),
+        ({"last_offset_delta": 1}, pack([0], None, [b"k"], [b"v"], None), InvalidRequestError),
+        ({"max": 1 << 60}, KEYED, InvalidTimestampError),
+        ({"first": -1}, KEYED, CorruptBatchError),
+        ({"attributes": CONTROL}, KEYED, InvalidRecordError),
+        ({}, WRONG_BODIES["other counts"], InvalidRecordError),
+    ],
+)
+def test_a_batch_that_is_refused_leaves_no_trace(
+    fields: dict[str, int], body: bytes, error: type[RayqError]
+) -> None:
+    async def work(led: Led) -> None:
+        before = led.log.log.size_bytes
+        for acks in (1, -1):
+            request = messages.Produce("id", 0, LEADER_EPOCH, acks, 60_000)
+            with pytest.raises(error):
+                led.leader.produce(request, memoryview(sealed(fields, body)))
+        assert (led.log.log.end_offset, led.log.log.size_bytes) == (END, before)
+        sound = led.produce(0, acks=1)
+        assert isinstance(sound, messages.ProduceResponse) and sound.base_offset == END
 
     leading(work)
 

@@ -279,8 +279,9 @@ def test_answers_wait_until_all_is_committed() -> None:
         assert isinstance(found[3], QueueFencedError)
         of.is_starved()
         for refused in of.open("q"), of.write(fence, (b"a", b"3"), sequence=3):
-            with pytest.raises(NotEnoughReplicasError):
+            with pytest.raises(NotEnoughReplicasError, match="queues wait for more brokers"):
                 await refused
+        assert of.keeper._log.generation == 0, "it does not even try, and so keeps what it knows"
 
     keeping(work)
 

@@ -117,6 +117,34 @@ def test_who_is_alone_with_a_disk_that_cannot_be_read_goes_on() -> None:
     holding(work, SMALL)
 
 
+@pytest.mark.parametrize("ending", ["fail", "abandon"])
+def test_who_is_alone_but_ends_while_it_reads_says_nothing_of_going_on(ending: str) -> None:
+    reads: list[Read] = [
+        lambda held: held.log.read(12, 30, 1 << 20),
+        lambda held: held.log.offset_for_time(1, 30),
+        lambda held: held.log.verify(10),
+    ]
+    for read in reads:
+
+        async def work(held: Held, read: Read = read) -> None:
+            held.is_alone = True
+            held.disk.cold_reads = 1.0
+            held.disk.fail("read", path_part=".log")
+            reading = asyncio.ensure_future(read(held))
+            await asyncio.sleep(0)
+            if ending == "fail":
+                held.log.fail(StorageError("another error"))
+            else:
+                held.log.abandon()
+            await raised(StorageError, reading, r"^Reading t-0 at offset \d+: ")
+            assert held.log.trouble is None and not held.log.serves_around_damage
+            assert (held.failures, held.log.is_damaged) == (1, False)
+            assert held.log.failure is not None
+            assert (held.log.failure == "another error") is (ending == "fail")
+
+        holding(work, SMALL)
+
+
 def test_the_same_trouble_is_said_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def work(held: Held) -> None:
         held.is_alone = True

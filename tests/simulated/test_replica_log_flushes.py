@@ -265,6 +265,29 @@ def test_a_checkpoint_is_durable_with_all_that_is_there(seed: int) -> None:
     holding(work, seed=seed, after_power_loss=then)
 
 
+def test_a_checkpoint_that_is_asked_for_in_the_first_flush_waits_for_the_next() -> None:
+    """The first flush tries the checkpoint that the log found no room for as it was opened; what
+    came since it began is not in it."""
+
+    async def work(held: Held) -> None:
+        held.fill(5)
+        held.log.abandon()
+        fault = held.disk.fail("write", path_part="checkpoint", error=errno.ENOSPC)
+        again = Held(held.process, held.host, {})
+        await again.open()
+        fault.heal()
+        held.disk.sync_s = (SLOW_S, SLOW_S)
+        assert again.log.flush_lock.locked(), "a flush is under way"
+        again.fill(1)
+        again.log.high_watermark = 33
+        await again.log.checkpoint()
+        assert again.flushed[-1] == 36
+        assert again.log.log.persisted_recovery_point == 36
+        assert again.log.log.persisted_high_watermark == 33
+
+    holding(work)
+
+
 def test_flushes_follow_each_other_and_each_covers_all_until_it_began() -> None:
     async def work(held: Held) -> None:
         held.disk.sync_s = (SLOW_S, SLOW_S)

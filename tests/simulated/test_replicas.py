@@ -363,6 +363,27 @@ def test_damage_that_a_reader_reports_ends_the_replica_where_others_can_answer(
     hosting(work, config=SMALL, **LEADS)
 
 
+@pytest.mark.parametrize("leader_host", ["leader", None])
+def test_a_replica_that_leads_no_more_looks_at_its_disk_for_a_reader_too(
+    leader_host: str | None,
+) -> None:
+    async def work(hosted: Hosted) -> None:
+        await hosted.write(12)
+        hosted.told(
+            leader=1, leader_incarnation="theirs", leader_host=leader_host, leader_epoch=9,
+            isr=[THEM],
+        )
+        asked = messages.CheckRange(TOPIC_ID, 0, hosted.log.log._segments[1].base_offset)
+        assert await hosted.replica.check_range(asked) == messages.Done()
+        assert hosted.failures == 0
+        hosted.host.disk.flip_bit(hosted.log.log._segments[1].path, 100)
+        with pytest.raises(StorageError):
+            await hosted.replica.check_range(asked)
+        assert (hosted.failures, hosted.replica.status().is_damaged) == (1, True)
+
+    hosting(work, config=SMALL, **LEADS)
+
+
 @pytest.mark.parametrize("is_stored_only", [True, False])
 def test_what_is_only_in_the_object_store_is_brought_anew_instead(
     is_stored_only: bool, monkeypatch: pytest.MonkeyPatch

@@ -10,9 +10,10 @@ import pytest
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.config import ClusterConfig
-from rayq.errors import NotLeaderError, TimeoutError
+from rayq.errors import NotLeaderError, RayqError, TimeoutError
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.batch import encode_batch
+from rayq.storage.cleaner import CleaningJob, CleaningResult
 from rayq.wire import messages
 from tests.simulated.followed import LEADER_EPOCH, THEM, US, answer, batch
 from tests.simulated.hosted import LEADS, QUEUE, RECORD_BYTES, SEGMENT_BYTES, Hosted, hosting
@@ -119,12 +120,25 @@ def test_ticks_harm_no_role(changes: dict[str, Any]) -> None:
     hosting(work, **changes)
 
 
-def test_a_replica_that_is_not_open_yet_has_nothing_due() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {"cleanup_policy": "compact"}},
+        {**STORED, "remote": ALL_STORED},
+        {"queues": [QUEUE], **LEADS},
+    ],
+)
+def test_a_replica_that_is_not_open_has_nothing_due(changes: dict[str, Any]) -> None:
     async def work(hosted: Hosted) -> None:
-        await hosted.tick()
+        await hosted.tick()  # It is not open yet.
         assert hosted.failures == 0
+        await hosted.open()
+        await hosted.tick()
+        await hosted.replica.close()
+        await hosted.tick()
+        assert (hosted.failures, hosted.log.failure) == (0, None)
 
-    hosting(work, is_open=False, config={"cleanup_policy": "compact"})
+    hosting(work, is_open=False, **changes)
 
 
 def test_an_error_in_what_is_due_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,15 +324,40 @@ def test_what_is_stored_leaves_the_disk_of_a_follower_too(
     hosting(work, **STORED, **changes)
 
 
+COMPACTED: dict[str, Any] = {
+    **SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.0,
+}
+
+
+async def write_dirty(hosted: Hosted) -> None:
+    """Records of one key, and time for more than one look of the compactor."""
+    leader = hosted.replica.leader(LEADER_EPOCH)
+    request = messages.Produce(TOPIC_ID, 0, LEADER_EPOCH, 1, 1000)
+    for _ in range(12):
+        made = encode_batch([b"v" * RECORD_BYTES], [b"key"], None, 1000, compression="none")
+        leader.produce(request, memoryview(made))
+    for _ in range(4):
+        await hosted.tick(15.1)
+
+
+def test_a_log_is_compacted_by_the_helper_that_its_process_has() -> None:
+    jobs: list[str] = []
+
+    async def killed(job: CleaningJob) -> CleaningResult:
+        jobs.append(job.directory)
+        raise RayqError("the helper was killed")
+
+    async def work(hosted: Hosted) -> None:
+        await write_dirty(hosted)
+        assert {*jobs} == {"/data/t-0"} and len(jobs) > 1
+        assert (hosted.log.log.cleaned_offset, hosted.failures) == (0, 0), "nobody else does it"
+
+    hosting(work, run_cleaner=killed, config=COMPACTED, **LEADS)
+
+
 def test_a_compacted_log_is_compacted_until_the_replica_is_gone() -> None:
     async def work(hosted: Hosted) -> None:
-        leader = hosted.replica.leader(LEADER_EPOCH)
-        request = messages.Produce(TOPIC_ID, 0, LEADER_EPOCH, 1, 1000)
-        for _ in range(12):
-            made = encode_batch([b"v" * RECORD_BYTES], [b"key"], None, 1000, compression="none")
-            leader.produce(request, memoryview(made))
-        for _ in range(4):
-            await hosted.tick(15.1)
+        await write_dirty(hosted)
         assert hosted.log.log.cleaned_offset > 0
         size_bytes = hosted.log.log.size_bytes
         assert size_bytes < 2 * SEGMENT_BYTES
@@ -329,8 +368,7 @@ def test_a_compacted_log_is_compacted_until_the_replica_is_gone() -> None:
             await asyncio.sleep(0.1)
             assert jobs_of(hosted) == []
 
-    compacted = {**SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.0}
-    hosting(work, config=compacted, **LEADS)
+    hosting(work, config=COMPACTED, **LEADS)
 
 
 def test_dropping_what_is_stored_ends_with_the_replica() -> None:

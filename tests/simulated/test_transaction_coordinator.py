@@ -442,6 +442,28 @@ def test_what_has_had_its_time_waits_for_the_family_that_it_needs() -> None:
     coordinating(work)
 
 
+@pytest.mark.parametrize("epoch", [3, EPOCH_MAX])
+def test_what_has_had_its_time_waits_for_no_broker_without_need(epoch: int) -> None:
+    """Its epochs go on, or a family is there that a refused producer has drawn."""
+
+    async def work(of: Coordinating) -> None:
+        key = key_of(7, epoch)
+        await of.stored(IdRecord(NAME, IdValue("a", 1_000, key, START_WALL_MS)))
+        of.begin_anew()
+        with pytest.raises(InvalidRequestError, match="transaction_timeout_ms"):
+            await of.init(OTHER, timeout_ms=1)
+        if epoch != EPOCH_MAX:
+            assert await of.init(OTHER) == key_of(1)
+        of.failure = NotLeaderError("no controller")
+        await of.join(key, ("T", 0))
+        await asyncio.sleep(3)
+        assert of.marked(key) == [("T", 0, False)]
+        assert await of.init() == (key_of(7, epoch + 1) if epoch != EPOCH_MAX else key_of(1))
+        assert of.asked == [messages.AllocateProducerId()]
+
+    coordinating(work)
+
+
 def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
     """The first of two waits for its family, while the state of both is dropped."""
 
