@@ -97,6 +97,22 @@ def directories_to_serve(
     return None if any(one in idle for one in known) else []
 
 
+def placed_now(
+    known: Mapping[int, str], told: Mapping[int, str], live: Collection[str]
+) -> dict[int, str]:
+    """On which node each broker is. `told` says where each registered last; `known` is what was
+    known before, and holds for a broker that was just started on a live node: until it registers,
+    `told` names the node that it had before."""
+    return {
+        **told,
+        **{
+            broker: node
+            for broker, node in known.items()
+            if broker not in told or (node in live and told[broker] not in live)
+        },
+    }
+
+
 def of_one_cluster(found: Sequence[Directory], root: str) -> list[Directory]:
     """The directories of the cluster that was formatted below `root`; [] where none was. Blank
     directories of other clusters are left out: their first start died. Raises WrongClusterError

@@ -49,6 +49,7 @@ from rayq.runtime.layout import (
     directory_path,
     find_directories,
     format_broker,
+    placed_now,
 )
 from rayq.runtime.object_store import open_store
 from rayq.runtime.processes import adopt_process, process_start_time
@@ -420,7 +421,7 @@ class ControllerActor:
         False: it is too early to tell, look again (see `directories_to_serve`)."""
         spec = self._spec
         try:
-            self._placed.update(await self._server.broker_nodes())
+            self._placed = placed_now(self._placed, await self._server.broker_nodes(), live)
             knows_all = True
         except ControllerUnavailableError:
             # All brokers may have been lost at once, and then nothing else starts them: those whose

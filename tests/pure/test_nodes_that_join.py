@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayq.runtime.layout import Directory, directories_to_serve
+from rayq.runtime.layout import Directory, directories_to_serve, placed_now
 
 MINE = [Directory(number, f"/data/broker-{number}", "c", f"d{number}") for number in range(3)]
 PLACED = {0: "a", 1: "b", 2: "c"}
@@ -40,3 +40,17 @@ def test_a_node_that_has_its_broker_already_gets_no_other() -> None:
 def test_directories_of_another_cluster_are_left_alone() -> None:
     stranger = Directory(1, "/data/broker-1", "other", "d")
     assert serve([stranger], "ac", [stranger]) == []
+
+
+def test_a_broker_that_was_just_started_is_not_started_on_the_next_node_too() -> None:
+    """Where nodes share the path, each of them finds its directory; and until it has registered,
+    the cluster names the node that is gone."""
+    live = ["new", "other"]
+    known = placed_now({0: "new", 1: "other"}, {0: "gone", 1: "other"}, live)
+    assert known == {0: "new", 1: "other"}
+    assert placed_now(known, {0: "new", 1: "other"}, live) == known
+
+
+def test_what_registered_last_counts_unless_its_node_is_gone() -> None:
+    assert placed_now({0: "a"}, {0: "b", 1: "c"}, ["a", "b"]) == {0: "b", 1: "c"}
+    assert placed_now({0: "a", 2: "d"}, {0: "b"}, ["d"]) == {0: "b", 2: "d"}
