@@ -87,12 +87,17 @@ def directories_to_serve(
     `placed` says on which node each broker is, `live` which nodes Ray takes for live, `idle` which
     directories no broker holds. A broker that serves on a live node stays there: the path may be
     one that nodes share, and a controller that was restarted takes nodes for new that joined long
-    ago. But a node may also return before Ray has noticed its loss (12 s): then the directory of
-    its broker is idle, and waits for Ray.
+    ago. Where the path is shared, one that has a broker leaves the lost ones to the nodes that
+    join: else a node that returns would find its broker taken, and get a new one. But a node may
+    also return before Ray has noticed its loss (12 s): then the directory of its broker is idle,
+    and waits for Ray.
     """
     known = [one for one in found if one.cluster_id == cluster_id]
     lost = [one for one in known if placed.get(one.broker) not in live]
-    if lost or node_id in placed.values():
+    if node_id in placed.values():
+        elsewhere = {placed.get(one.broker) for one in known} & set(live) - {node_id}
+        return [] if elsewhere else lost
+    if lost:
         return lost
     return None if any(one in idle for one in known) else []
 

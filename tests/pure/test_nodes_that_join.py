@@ -37,6 +37,12 @@ def test_a_node_that_has_its_broker_already_gets_no_other() -> None:
     assert serve(MINE, "abc", MINE[1:2], node_id="a") == []
 
 
+def test_a_node_that_has_a_broker_takes_none_that_is_lost_where_all_share_the_path() -> None:
+    assert serve(MINE, "ac", MINE[1:2], node_id="a") == []
+    # On a disk of its own it is the rest of those that it returned with.
+    assert serve(MINE[:2], "a", MINE[1:2], node_id="a") == MINE[1:2]
+
+
 def test_directories_of_another_cluster_are_left_alone() -> None:
     stranger = Directory(1, "/data/broker-1", "other", "d")
     assert serve([stranger], "ac", [stranger]) == []
