@@ -324,10 +324,16 @@ def found_partition(
     return after.settle_all([(topic, number, topic.partitions[number])])
 
 
-def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
-    """Moves leadership back to the preferred replicas that are in sync."""
+def balance_leaders(state: ClusterState, heard_lately: Collection[int]) -> list[MetadataRecord]:
+    """Moves leadership back to the preferred replicas that are in sync.
+
+    Not while a broker of the in-sync set is missing in `heard_lately`: a replica hears from its
+    broker whom to follow, so every write would wait until that broker has started again.
+    """
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
+        if not {member.broker for member in partition.value.isr} <= set(heard_lately):
+            continue
         changed = election.elect_preferred(
             partition.value, state.live_processes(partition)
         )

@@ -261,12 +261,13 @@ def set_replication_factor(
     return records
 
 
-def complete_moves(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
-    """Completes the moves that can be completed."""
+def complete_moves(state: ClusterState, heard_lately: Collection[int]) -> list[MetadataRecord]:
+    """Completes the moves that can be completed, while all brokers of the target are in
+    `heard_lately`: the others may be gone, and their replicas would not hear of a new leader."""
     records: list[MetadataRecord] = []
     for topic_id, number in sorted(state.moving):
         partition = state.topics[topic_id].partitions[number]
-        if not set(partition.value.target) <= set(heard):
+        if not set(partition.value.target) <= set(heard_lately):
             continue
         changed = completed(partition.value, state.live_processes(partition))
         if changed is not None:

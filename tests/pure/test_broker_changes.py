@@ -389,9 +389,21 @@ def test_only_partitions_that_another_than_the_preferred_replica_leads_change(
     for number, leader in enumerate([1, 0, 2]):
         led = PartitionValue((0, 1, 2), live, (), leader, f"{leader}a", 4, 7)
         apply(state, [PartitionChanged("id-t", number, led)])
-    changed = broker_changes.balance_leaders(state)
+    changed = broker_changes.balance_leaders(state, EVERYONE)
     led = PartitionValue((0, 1, 2), live, (), 0, "0a", 5, 8)
     assert changed == [PartitionChanged("id-t", 0, led), PartitionChanged("id-t", 2, led)]
+
+
+def test_leadership_stays_while_a_broker_in_the_in_sync_set_is_silent(state: ClusterState) -> None:
+    """Its replica could not hear of the new leader, and every write would wait for it."""
+    apply(state, topic_changes.create_partitions(state, "t", 2))
+    for number, isr in enumerate([(0, 1, 2), (0, 1)]):
+        members = tuple(member(broker) for broker in isr)
+        led = PartitionValue((0, 1, 2), members, (), 1, "1a", 4, 7)
+        apply(state, [PartitionChanged("id-t", number, led)])
+    led = PartitionValue((0, 1, 2), (member(0), member(1)), (), 0, "0a", 5, 8)
+    assert broker_changes.balance_leaders(state, {0, 1}) == [PartitionChanged("id-t", 1, led)]
+    assert broker_changes.balance_leaders(state, {0, 2}) == []
 
 
 # --- voters ---------------------------------------------------------------------------------------

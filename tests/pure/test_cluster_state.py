@@ -411,9 +411,9 @@ def test_leadership_goes_back_to_the_preferred_replica_once() -> None:
     create(state)
     run_replicas(state, 0, 1, 2)
     preferred = lead_by_another(state)
-    apply(state, broker_changes.balance_leaders(state))
+    apply(state, broker_changes.balance_leaders(state, EVERYONE))
     assert value(state).leader == preferred
-    assert broker_changes.balance_leaders(state) == []
+    assert broker_changes.balance_leaders(state, EVERYONE) == []
 
 
 def fail_all_replicas(state: ClusterState) -> None:
@@ -653,7 +653,7 @@ class Metadata(RuleBasedStateMachine):
 
     @rule()
     def balance(self) -> None:
-        self.do(lambda: broker_changes.balance_leaders(self.state))
+        self.do(lambda: broker_changes.balance_leaders(self.state, EVERYONE))
 
     @invariant()
     def a_snapshot_rebuilds_the_state(self) -> None:

@@ -207,7 +207,7 @@ def test_a_cancelled_move_takes_the_leadership_back(state: ClusterState) -> None
     move(state, 3, 1, 2)
     run(state, 3)
     in_sync(state, 0, 1, 2, 3)
-    apply(state, broker_changes.balance_leaders(state))
+    apply(state, broker_changes.balance_leaders(state, EVERYONE))
     assert value(state).leader == 3
     cancel(state)
     assert (value(state).leader, members(state)) == (0, [0, 1, 2])

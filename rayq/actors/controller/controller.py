@@ -51,7 +51,8 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 SILENT_HEARTBEATS = 2
-"""A voter that heard a controller within so many heartbeats is not asked for its vote."""
+"""A voter that heard a controller within so many heartbeats is not asked for its vote. A broker
+that was silent for longer may be gone."""
 BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
@@ -437,6 +438,17 @@ class Controller:
     def _heard(self) -> set[int]:
         return set(self._heard_s)
 
+    def _heard_lately(self) -> set[int]:
+        """The brokers that seem to run: changes that can wait should wait for the others, until
+        they are heard again or their sessions end."""
+        silent_s_max = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
+        from_s = self._environment.clock.monotonic() - silent_s_max
+        return {
+            broker
+            for broker, heard_s in self._heard_s.items()
+            if heard_s >= from_s and self._quorum.is_connected(broker)
+        }
+
     def _found_late(self, now_s: float) -> None:
         """Founds new partitions that have waited long enough for a replica that does not start."""
         waiting = {
@@ -476,7 +488,7 @@ class Controller:
     def _complete_moves(self) -> None:
         if not self._cluster_stops:
             self._append(
-                reassignment.complete_moves(self.state, self._heard()),
+                reassignment.complete_moves(self.state, self._heard_lately()),
                 "all replicas of a move are in sync",
             )
 
@@ -547,7 +559,7 @@ class Controller:
             if now_s > balance_s and not self._cluster_stops:
                 balance_s = now_s + BALANCE_INTERVAL_S
                 self._append(
-                    broker_changes.balance_leaders(self.state),
+                    broker_changes.balance_leaders(self.state, self._heard_lately()),
                     "the preferred replica is in sync again",
                 )
 

@@ -335,6 +335,12 @@ class Quorum:
         if peer is not None and peer.pusher is not None:
             peer.pusher.cancel()
 
+    def is_connected(self, broker: int) -> bool:
+        """Whether there is an open connection to the broker: it ends at once with its process."""
+        peer = self._peers.get(broker)
+        connection = None if peer is None else self._pool.current(peer.host, peer.port)
+        return connection is not None and not connection.closed
+
     def compact(self, snapshot: bytes) -> None:
         """Replaces the entries in memory by a snapshot of the state after all of them, which must
         be committed."""
