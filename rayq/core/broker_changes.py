@@ -332,12 +332,10 @@ def balance_leaders(state: ClusterState, heard_lately: Collection[int]) -> list[
     """
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
-        if not {member.broker for member in partition.value.isr} <= set(heard_lately):
-            continue
         changed = election.elect_preferred(
             partition.value, state.live_processes(partition)
         )
-        if changed is not None:
+        if changed is not None and all(one.broker in heard_lately for one in changed.isr):
             records.append(PartitionChanged(topic.topic_id, number, changed))
     return records
 
