@@ -107,6 +107,7 @@ class Log:
         """Grows with each truncation."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
+        self._recent_producers = recovered.recent_producers
         self._aborted = recovered.aborted
         self._clean = recovered.clean_state
         self._segments = SegmentList(recovered.segments)
@@ -407,6 +408,7 @@ class Log:
         if aborted is not None:
             self._aborted.add(aborted)
         self._end = header.next_offset
+        self._recent_producers.appended(self._end, self.producers)
         self._size_bytes += header.length
         self._bytes_since_checkpoint += header.length
         self._last_append_time_ms = max(self._last_append_time_ms, header.append_time_ms)
@@ -426,6 +428,7 @@ class Log:
         self._check_usable()
         self._room.forget()
         self.producers.transactions.forget_decided(high_watermark)
+        self._recent_producers.forget_below(high_watermark)
         is_due = may_checkpoint and (
             checkpoint
             or self._directory_checkpointed < self._directory_changes
@@ -666,7 +669,12 @@ class Log:
         self._become(segment.next_offset)
         state = self._clean.cut(self._end)
         self.producers = load_producers(
-            self._disk, self.directory, self._segments, self._end, state.clean_until
+            self._disk,
+            self.directory,
+            self._segments,
+            self._end,
+            state.clean_until,
+            self._recent_producers.cut(self._end),
         )
         if self._clean != state:
             write_clean_state(self._disk, self.directory, state)
@@ -724,6 +732,7 @@ class Log:
         self._clean = reset.clean_state
         self._become(reset.end_offset)
         self.producers = producers
+        self._recent_producers.begin(reset.end_offset, producers)
         self._aborted = AbortedIndex()
 
     def _become(self, end_offset: int) -> None:

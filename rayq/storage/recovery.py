@@ -26,6 +26,7 @@ from rayq.storage.clean_state import CleanState, read_clean_state, write_clean_s
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
+from rayq.storage.recent_producers import RecentProducers, RecentState
 from rayq.storage.segment import (
     BODY_SCAN_BYTES,
     DELETED_SUFFIX,
@@ -81,6 +82,7 @@ class RecoveredLog(msgspec.Struct):
     """The segments with batches above the recovery point."""
     epochs: EpochCache
     producers: ProducerState
+    recent_producers: RecentProducers
     aborted: AbortedIndex
     clean_state: CleanState
     written_epoch_changes: int | None
@@ -205,6 +207,7 @@ class _Recovery:
         self._epochs = EpochCache()
         self._has_epochs_file = False
         self._clean_state = read_clean_state(disk, directory)
+        self._recent_producers = RecentProducers()
         self._is_changed = False
 
     def run(self, bases: list[int], *, is_new: bool) -> RecoveredLog:
@@ -218,6 +221,7 @@ class _Recovery:
                 self._recovery_point,
                 self._clean_state.clean_until,
             )
+            self._recent_producers.begin(self._recovery_point, self._producers)
             self._aborted = self._load_aborted()
         except CorruptBatchError as error:
             raise StorageError(
@@ -235,6 +239,7 @@ class _Recovery:
             written_epoch_changes=written,
             is_new=is_new,
             producers=self._producers,
+            recent_producers=self._recent_producers,
             aborted=self._aborted,
             clean_state=self._clean_state.cut(self._segments[-1].next_offset),
             is_changed=self._is_changed or self._start != self._checkpoint.log_start,
@@ -351,6 +356,7 @@ class _Recovery:
                 aborted = self._producers.update(header)
                 if aborted is not None:
                     self._aborted.add(aborted)
+                self._recent_producers.appended(header.next_offset, self._producers)
         except CorruptBatchError as error:
             reason = str(error)
         _write_again(segment.file, start, segment.size)
@@ -385,23 +391,14 @@ def load_producers(
     segments: Sequence[Segment],
     end_offset: int,
     clean_until: int = 0,
+    recent: RecentState | None = None,
 ) -> ProducerState:
     """The producer state of all batches below `end_offset`, from the newest intact snapshot at or
-    below it, and the headers of the log from there. The log is compacted up to `clean_until`.
-    Raises `CorruptBatchError` or `UnsupportedFormatError`."""
-    producers = ProducerState()
-    first = segments[0].base_offset
-    for offset in reversed(snapshot_offsets(disk, directory)):
-        if offset > end_offset:
-            continue
-        path = snapshot_path(directory, offset)
-        try:
-            producers.load(checked_file.read_whole(disk, path) or b"", path)
-        except StorageError as error:
-            logger.warning("%s An older one and the log replace it.", error)
-            continue
-        first = max(first, offset)
-        break
+    below it (or `recent`, which is such a one in memory), and the headers of the log from there.
+    The log is compacted up to `clean_until`. Raises `CorruptBatchError` or
+    `UnsupportedFormatError`."""
+    offset, producers = _newest_producers(disk, directory, end_offset, recent)
+    first = max(segments[0].base_offset, offset)
     # What the snapshot has open in a part that was compacted or removed since has ended there,
     # perhaps by a marker that went too. The batches behind that part tell what is open.
     replayed = first
@@ -416,6 +413,30 @@ def load_producers(
         elif header.base_offset >= replayed:
             producers.transactions.update(header, 0)
     return producers
+
+
+def _newest_producers(
+    disk: Disk, directory: str, end_offset: int, recent: RecentState | None
+) -> tuple[int, ProducerState]:
+    """The newest intact snapshot at or below `end_offset`, and its offset: 0 where there is none,
+    and no producers."""
+    producers = ProducerState()
+    for offset in reversed(snapshot_offsets(disk, directory)):
+        if offset > end_offset:
+            continue
+        if recent is not None and offset <= recent.offset:
+            break
+        path = snapshot_path(directory, offset)
+        try:
+            producers.load(checked_file.read_whole(disk, path) or b"", path)
+        except StorageError as error:
+            logger.warning("%s An older one and the log replace it.", error)
+            continue
+        return offset, producers
+    if recent is None:
+        return 0, producers
+    producers.load(recent.snapshot)
+    return recent.offset, producers
 
 
 def reset_log(disk: Disk, directory: str, reset: Reset) -> Segment:

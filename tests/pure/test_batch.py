@@ -32,6 +32,7 @@ from rayq.storage.batch import (
     due_ms_of,
     encode_batch,
     encode_marker,
+    parts_of,
     read_header,
     read_marker,
     split_batches,
@@ -202,6 +203,19 @@ def test_batches_split_where_they_end() -> None:
     with pytest.raises(CorruptBatchError):
         list(split_batches(data[:-1]))
     assert list(split_batches(b"")) == []
+    starts = [position for position, _ in found]
+    assert [len(part) for part in parts_of(data, 2)] == [
+        *(starts[2], starts[4] - starts[2], len(data) - starts[4])
+    ]
+    assert [bytes(part) for part in parts_of(data, 5)] == [data]
+
+
+@given(st.binary(max_size=200), st.integers(1, 3), st.integers(0, 3))
+def test_parts_are_all_there_is_whatever_the_bytes(noise: bytes, batches: int, whole: int) -> None:
+    data = bytes(encode_batch([b"value"]) * whole) + noise
+    parts = [bytes(part) for part in parts_of(data, batches)]
+    assert b"".join(parts) == data
+    assert all(parts)
 
 
 @pytest.mark.parametrize(

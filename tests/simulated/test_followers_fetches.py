@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayq.actors.replica import follower
 from rayq.config import KIB, MIB
 from rayq.errors import DivergedLogError, NotLeaderError, StorageError, TimeoutError
 from rayq.wire import messages
@@ -409,6 +410,46 @@ def test_a_damaged_batch_is_not_taken_and_the_leader_looks_at_its_disk() -> None
         assert leader.pauses_s == [0.0, 0.02, 0.0], "it does not ask at once"
         assert (followed.log.failure, followed.log.trouble) == (None, None)
         assert_holds(followed.log.log, 0, 31)
+
+    following(work)
+
+
+def test_others_of_the_process_go_on_while_many_batches_are_appended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower, "BATCHES_AT_ONCE", 10)
+
+    async def work(followed: Followed) -> None:
+        log, loop, seen = followed.log.log, asyncio.get_running_loop(), list[int]()
+        append_part = log.append_as_follower
+
+        def appending(part: memoryview) -> int:
+            loop.call_soon(lambda: seen.append(log.end_offset))  # Somebody else's turn.
+            return append_part(part)
+
+        monkeypatch.setattr(log, "append_as_follower", appending)
+        many = b"".join(batch(30 + number) for number in range(35))
+        await followed.follow([answer(65, many)])
+        assert seen == [40, 50, 60, 65]
+        assert_holds(followed.log.log, 0, 65)
+        assert followed.log.log.flushed_offset == 65
+
+    following(work)
+
+
+def test_what_came_before_a_damaged_batch_is_kept_and_flushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower, "BATCHES_AT_ONCE", 2)
+
+    async def work(followed: Followed) -> None:
+        damaged = batch(34)
+        damaged[-1] ^= 1
+        done = messages.Done(), b""
+        many = b"".join([*(batch(30 + number) for number in range(4)), damaged])
+        leader = await followed.follow([answer(35, many), done, answer(35, batch(34))])
+        assert [(one.offset, one.flushed) for one in leader.fetches][1] == (34, 34)
+        assert_holds(followed.log.log, 0, 35)
 
     following(work)
 

@@ -126,6 +126,56 @@ def test_a_proposal_that_failed_is_repeated_after_a_pause(refusal: Exception) ->
     leading(work)
 
 
+@pytest.mark.parametrize(
+    ("refusal", "in_sync", "proposed_at_s"),
+    [
+        (StalePartitionError("no"), ALL[:2], [0, 0.1, 0.3, 0.7, 1.5, 2.3, 3.1, 3.9]),
+        (StalePartitionError("no"), ALL[:1], [one / 10 for one in range(40)]),
+        (TimeoutError("who knows?"), ALL[:2], [one / 10 for one in range(40)]),
+    ],
+    ids=["refused again and again", "refused while writes wait for it", "unknown"],
+)
+def test_only_a_refusal_that_nobody_waits_for_is_met_with_longer_pauses(
+    refusal: Exception, in_sync: list[tuple[int, str]], proposed_at_s: list[float]
+) -> None:
+    async def work(led: Led) -> None:
+        led.refusal = refusal
+        for partition_epoch in (2, 3):  # Each partition epoch begins with short pauses.
+            await led.fetched(2, 0)
+            led.leader.committed(assignment(partition_epoch, in_sync))
+            began_s, seen = led.clock.monotonic(), len(led.proposals)
+            at_s: list[float] = []
+            while (now_s := led.clock.monotonic() - began_s) < 4.0:
+                await led.fetched(3, END, 6)
+                await asyncio.sleep(0.001)
+                at_s += [now_s] * (len(led.proposals) - seen)
+                seen = len(led.proposals)
+            # Each fetch of the follower is up to 2 ms late for the end of a pause.
+            assert at_s == pytest.approx(proposed_at_s[: len(at_s)], abs=0.1)
+            assert len(at_s) >= 0.9 * len(proposed_at_s)
+
+    leading(work)
+
+
+def test_a_proposal_of_unknown_outcome_is_soon_repeated_after_refusals_too() -> None:
+    async def work(led: Led) -> None:
+        async def repeated_after_s(failure: Exception) -> float:
+            led.refusal, seen = failure, len(led.proposals)
+            began_s = led.clock.monotonic()
+            while len(led.proposals) == seen:
+                await led.fetched(3, END, 6)
+                await asyncio.sleep(0.001)
+            return led.clock.monotonic() - began_s
+
+        led.leader.committed(assignment(2, ALL[:2]))
+        for _ in range(5):
+            await repeated_after_s(StalePartitionError("no"))
+        assert await repeated_after_s(TimeoutError("who knows?")) > 0.5
+        assert await repeated_after_s(TimeoutError("who knows?")) < 0.15
+
+    leading(work)
+
+
 def test_who_waits_for_a_proposal_that_failed_once_does_not_wait_long() -> None:
     async def work(led: Led) -> None:
         led.refusal = TimeoutError("who knows?")

@@ -23,6 +23,7 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
+from rayq.storage.batch import parts_of
 from rayq.wire import messages
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -40,6 +41,8 @@ FETCH_TIMEOUT_S = 3.0
 """How long nothing may come from the leader after that."""
 FETCH_PATIENCE_S = 300.0
 """How long an answer may take while bytes come: many partitions may share a slow link."""
+BATCHES_AT_ONCE = 500
+"""So many small batches are checked and appended in some 10 ms. A fetch may bring 30,000."""
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
 THROTTLE_PERIOD_S = 0.5
@@ -268,8 +271,6 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
-            self._bytes_in.value += len(payload)
-            replica.wake_flusher()
         replica.high_watermark = max(
             replica.high_watermark, min(answer.high_watermark, log.end_offset)
         )
@@ -278,14 +279,20 @@ class Follower:
         return len(payload)
 
     async def _append(self, payload: memoryview) -> None:
-        """Appends batches. An empty log may begin anew at the first batch: no flush and no swap is
-        under way then, whose checkpoint would be about the earlier log."""
+        """Appends batches, few at once: the process may lead other partitions meanwhile. An empty
+        log may begin anew at the first batch: no flush and no swap is under way then, whose
+        checkpoint would be about the earlier log."""
         replica = self._replica_log
-        if replica.log.size_bytes:
-            replica.log.append_as_follower(payload)
-            return
-        async with replica.files_lock, replica.flush_lock:
-            replica.log.append_as_follower(payload)
+        for number, part in enumerate(parts_of(payload, BATCHES_AT_ONCE)):
+            if number:
+                await asyncio.sleep(0)
+            if replica.log.size_bytes:
+                replica.log.append_as_follower(part)
+            else:
+                async with replica.files_lock, replica.flush_lock:
+                    replica.log.append_as_follower(part)
+            self._bytes_in.value += len(part)
+            replica.wake_flusher()
 
     @property
     def _may_lose(self) -> bool:

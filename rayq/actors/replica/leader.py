@@ -51,6 +51,9 @@ CONFIRM_CHECK_S = 0.1
 PROPOSAL_PAUSE_S = 0.1
 """The pause after a proposal that failed: the metadata that says why is on its way. Without the
 pause each fetch of a follower would repeat the proposal, as fast as the controller answers."""
+PROPOSAL_PAUSE_MAX_S = 0.8
+"""The pause doubles up to this with each refusal on top of one partition epoch: a follower whose
+broker stopped has all records and may not be in sync for as long as that broker is away."""
 
 
 class Leader:
@@ -82,6 +85,7 @@ class Leader:
         self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
         self._followers_moved = Signal()
         self._propose_from_s = 0.0
+        self._refused_pause_s = PROPOSAL_PAUSE_S
         self._ended: str | None = None
         self.where = replica_log.where
         log = replica_log.log
@@ -136,7 +140,8 @@ class Leader:
             self._remote_committed(self.remote, assignment)
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
-            self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
+            # No proposal has failed on top of this epoch.
+            self._propose_from_s, self._refused_pause_s = 0.0, PROPOSAL_PAUSE_S
         state.committed(
             assignment.partition_epoch,
             assignment.isr,
@@ -550,13 +555,15 @@ class Leader:
         except (StalePartitionError, FencedEpochError) as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_refused(isr, request.partition_epoch)
-            self._pause_proposals(request.partition_epoch)
+            self._pause_proposals(request.partition_epoch, self._refused_pause_s)
+            if not self.state.is_under_min_isr:  # Else writes wait for the member refused.
+                self._refused_pause_s = min(2 * self._refused_pause_s, PROPOSAL_PAUSE_MAX_S)
         except RayqError as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_unknown(isr, request.partition_epoch)
-            self._pause_proposals(request.partition_epoch)
+            self._pause_proposals(request.partition_epoch, PROPOSAL_PAUSE_S)
         self._after_progress()
 
-    def _pause_proposals(self, partition_epoch: int) -> None:
+    def _pause_proposals(self, partition_epoch: int, pause_s: float) -> None:
         if partition_epoch == self.state.partition_epoch:
-            self._propose_from_s = self._environment.clock.monotonic() + PROPOSAL_PAUSE_S
+            self._propose_from_s = self._environment.clock.monotonic() + pause_s

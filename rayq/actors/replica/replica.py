@@ -126,6 +126,7 @@ class Replica:
         newest_ms = self._replica_log.log.last_append_time_ms
         if newest_ms is not None:
             self._clock_watch.doubt(newest_ms)
+            self._delay_clock.begin_after(newest_ms)
 
     def status(self) -> messages.ReplicaStatus:
         last_epoch, flushed = self._replica_log.ends()

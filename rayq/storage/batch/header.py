@@ -16,6 +16,8 @@ _HEADER = struct.Struct("<QIIBqIIHIIqqqHi")
 _STAMP = struct.Struct("<QIIBq")
 _CRC = struct.Struct("<I")
 _ATTRIBUTES = struct.Struct("<H")
+_LENGTH = struct.Struct("<I")
+_LENGTH_POSITION = 8
 _BODY_CRC_POSITION = _STAMP.size + _CRC.size
 _PRODUCER_ID, _BASE_SEQUENCE = 12, 14
 """The places of these two among the header's fields. A negative number there stands for None."""
@@ -344,3 +346,21 @@ def split_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
             )
         yield position, header
         position += header.length
+
+
+def parts_of(buffer: Buffer, batches: int) -> Iterator[memoryview]:
+    """A buffer of whole batches in parts of so many. Nothing is checked: what follows a length that
+    cannot be is one part."""
+    view = memoryview(buffer)
+    start = end = count = 0
+    while end + HEADER_BYTES <= len(view):
+        (length,) = _LENGTH.unpack_from(view, end + _LENGTH_POSITION)
+        if length < HEADER_BYTES:
+            break
+        end += length
+        count += 1
+        if count == batches:
+            yield view[start:end]
+            start, count = end, 0
+    if start < len(view):
+        yield view[start:]
