@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray._private import state
+from ray._private import state, worker
 from ray.cluster_utils import Cluster as RayNodes
 from ray.exceptions import RayError
 
 from proving.chaos.processes import with_descendants
+from proving.chaos.stalls import Stall, stalls_of
 from rayq.client.cluster import Cluster
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError
@@ -59,6 +61,7 @@ class ChaosCluster:
         self._ray: RayNodes | None = None
         self._nodes: dict[int, Any] = {}
         self._cluster: Cluster | None = None
+        self._addresses: dict[int, tuple[str, int]] = {}
 
     def start(self) -> None:
         # Ray gives the processes that it starts the niceness 15: the clients of a run, which share
@@ -92,6 +95,7 @@ class ChaosCluster:
             key=client_key(info.secret),
             cluster_id=info.cluster_id,
         )
+        self._addresses = dict(enumerate(info.brokers))
         self._cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=REPLICAS)
         self.wait_settled()
 
@@ -108,6 +112,12 @@ class ChaosCluster:
         """Stops the brokers in a controlled way. `close` ends the nodes."""
         self.rayq.close()
         ray_cluster.stop_cluster(NAME)
+
+    def stalls(self) -> list[Stall]:
+        """The event loops of servers that stood still."""
+        node = worker.global_worker.node
+        assert node is not None
+        return stalls_of(Path(node.get_logs_dir_path()))
 
     def close(self) -> None:
         ray.shutdown()
@@ -144,6 +154,14 @@ class ChaosCluster:
         """The raylet of a broker's node, and all processes that it started."""
         raylet: int = self._nodes[broker].all_processes["raylet"][0].process.pid
         return with_descendants(raylet)
+
+    def until_back_s(self, broker: int, killed_s: float) -> float:
+        """Waits until a broker that was killed at that time takes connections again: how long it
+        was away. Raises TimeoutError."""
+        address = self._addresses[broker]
+        wait_until(lambda: not _takes(address), SETTLE_POLL_S * 10, lambda: f"{address} answers")
+        wait_until(lambda: _takes(address), SETTLE_TIMEOUT_S, lambda: f"{address} is silent")
+        return time.monotonic() - killed_s
 
     # --- nodes that come and go -------------------------------------------------------------------
 
@@ -211,6 +229,15 @@ def _is_registered(broker: int) -> bool:
         return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
     except (ValueError, RayError):  # The process is gone, or is being started again.
         return False
+
+
+def _takes(address: tuple[str, int]) -> bool:
+    """Whether a process takes connections there."""
+    try:
+        socket.create_connection(address, timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _actor(name: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The faults of a chaos run: SIGKILL or SIGSTOP of one process or of a whole node.
 
-Each kind has a limit: this long after the signal, at the latest, writes go on again on every
+Each fault has a limit: this long after the signal, at the latest, writes go on again on every
 partition, while the fault still lasts. The limits are the promises of docs/architecture.md.
 """
 
@@ -19,7 +19,10 @@ from proving.chaos.processes import Victim, hold
 KILLED_LIMIT_S = 1.0
 """A process that ends is noticed at once, by pidfd. Other processes are not disturbed."""
 SILENT_LIMIT_S = 5.0
-"""A process or node that falls silent is given up after one session of 3 s."""
+"""A process or node that falls silent is given up after one session of 3 s. So is a broker that was
+killed, where Ray has it back later than in `BACK_IN_TIME_S`."""
+BACK_IN_TIME_S = 2.5
+"""The leases of a broker's replicas last for so long at least after the broker died."""
 CONTROLLER_NODE_LIMIT_S = 9.0
 """The controller falls silent with a broker: 3 to 4.5 s until a voter stands in, then a session."""
 AWAY_S = (0.0, 15.0)
@@ -81,6 +84,8 @@ class Target(NamedTuple):
     """The broker of the node, for faults of nodes."""
     what: str
     lasts_s: float
+    killed_broker: int | None = None
+    """The broker whose process, and no other, is killed: Ray starts it again."""
 
 
 @dataclass
@@ -95,6 +100,19 @@ class Injected:
     """The time when all replicas were in sync again."""
     stood_still_s: float = 0.0
     """How long the machine stood still in the fault phase."""
+    broker_away_s: float = 0.0
+    """How long a killed broker was away until it took connections again."""
+
+    @property
+    def limit_s(self) -> float:
+        """What writes may pause for."""
+        limit_s = self.target.kind.limit_s
+        return limit_s if self.broker_away_s <= BACK_IN_TIME_S else max(limit_s, SILENT_LIMIT_S)
+
+    @property
+    def lasts_s(self) -> float:
+        """The length of the fault phase, which exceeds the limit."""
+        return self.target.lasts_s + self.limit_s - self.target.kind.limit_s
 
 
 def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | None:
@@ -111,7 +129,10 @@ def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | No
             broker = _leading_broker(cluster, rng, avoided)
             pid = cluster.broker_pid(broker)
             what = f"broker {broker} (pid {pid})"
-            return None if pid is None else _of_all(cluster, kind, [pid], None, what)
+            if pid is None:
+                return None
+            target = _of_all(cluster, kind, [pid], None, what)
+            return target if kind.stops else target._replace(killed_broker=broker)
         case Kind.KILL_CONTROLLER | Kind.STOP_CONTROLLER | Kind.STOP_STAND_IN:
             place = cluster.controller()
             if place is None:
@@ -120,7 +141,10 @@ def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | No
             what = f"controller in {where} (pid {place.pid})"
             if kind is Kind.STOP_CONTROLLER and place.is_stand_in:
                 kind = Kind.STOP_STAND_IN
-            return _of_all(cluster, kind, [place.pid], None, what)
+            target = _of_all(cluster, kind, [place.pid], None, what)
+            if place.is_stand_in and not kind.stops:
+                return target._replace(killed_broker=place.broker)
+            return target
         case Kind.KILL_NODE | Kind.STOP_NODE:
             place = cluster.controller()
             if place is None:

@@ -90,11 +90,11 @@ def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]
     return [
         f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
         f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
-        f"{one.fault.target.kind.limit_s:g} s; the machine stood still for "
+        f"{one.fault.limit_s:g} s; the machine stood still for "
         f"{one.fault.stood_still_s:.2f} s meanwhile."
         for one in measured
         if max(one.next_write_s, one.pause_s) - one.fault.stood_still_s
-        > leniency * one.fault.target.kind.limit_s
+        > leniency * one.fault.limit_s
     ]
 
 

@@ -35,11 +35,12 @@ def as_json(result: Result) -> dict[str, Any]:
         "injected": dict(result.injected),
         "transactions": dict(result.transactions),
         "queues": dict(result.queues),
+        "stalls": [one._asdict() for one in result.stalls],
         "history": None if result.history is None else str(result.history),
         "kinds": {
             str(kind): {
                 "faults": result.injected[kind],
-                "limit_s": kind.limit_s,
+                "limit_s": max(one.fault.limit_s for one in measured),
                 "next_write": _times(one.next_write_s for one in measured),
                 "pause": _times(one.pause_s for one in measured),
                 "recovery_pause": _times(one.recovery_pause_s for one in measured),
@@ -57,6 +58,8 @@ def as_json(result: Result) -> dict[str, Any]:
                 "recovery_pause_s": round(one.recovery_pause_s, 4),
                 "recovery_s": round(one.fault.settled_s - one.fault.healed_s, 1),
                 "stood_still_s": round(one.fault.stood_still_s, 2),
+                "broker_away_s": round(one.fault.broker_away_s, 2),
+                "limit_s": one.fault.limit_s,
             }
             for one in result.measured
         ],
@@ -87,7 +90,7 @@ def show(result: Result, console: Console) -> None:
             str(next_write.n),
             *(f"{value:.2f}" for value in next_write[1:]),
             f"{max(one.pause_s for one in measured):.2f}",
-            f"{kind.limit_s:g}",
+            f"{max(one.fault.limit_s for one in measured):g}",
             f"{max(one.recovery_pause_s for one in measured):.2f}",
         )
     console.print(table)
@@ -107,6 +110,15 @@ def show(result: Result, console: Console) -> None:
     if result.queues:
         counts = ", ".join(f"{count} {what}" for what, count in result.queues.items())
         console.print(f"workers of queues: {counts}", highlight=False)
+    if result.stalls:
+        longest = result.stalls[0]
+        console.print(
+            f"event loops stood still {len(result.stalls)} times; the longest: {longest.process} "
+            f"for {longest.still_s:.2f} s ({longest.cpu_s:.2f} s of CPU), in {longest.where}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     if result.history is not None:
         console.print(
             f"The history is kept: python -m rayq.testing.checker {result.history}",

@@ -27,6 +27,7 @@ from proving.chaos.load import Load, LoadSpec, read_all
 from proving.chaos.measure import Measured, measure, violations
 from proving.chaos.processes import MARK
 from proving.chaos.queues import QUEUE_TOPICS, QueueLoad
+from proving.chaos.stalls import Stall
 from proving.chaos.standstill import Standstill
 from proving.chaos.transactions import TRANSACTION_TOPICS, TransactionLoad
 from rayq.errors import RayqError
@@ -76,6 +77,9 @@ class Result:
     """What the clients with transactions did, where the plan has some."""
     queues: Counter[str] = field(default_factory=Counter)
     """What became of the workers of queues, where the plan has some."""
+    stalls: list[Stall] = field(default_factory=list)
+    """Event loops of servers that stood still, the longest first. They are shown; judged are only
+    the pauses that they make."""
     history: Path | None = None
     """The history file, which is kept only after a failure."""
 
@@ -194,6 +198,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         say("judging")
         with open(spec.history, "rb") as file:
             result.verdict = check(read_history(file))
+        result.stalls = cluster.stalls()
         if result.verdict.is_clean:
             cluster.stop()
     finally:
@@ -230,7 +235,15 @@ def _break(
         result.faults.append(injected)
         at_s = injected.started_s - started_s
         say(f"{at_s:6.1f} s  {target.kind}: {target.what}, for {target.lasts_s:g} s")
-        time.sleep(target.lasts_s)
+        if target.killed_broker is not None:
+            injected.broker_away_s = cluster.until_back_s(
+                target.killed_broker, injected.started_s
+            )
+            say(
+                f"          the broker was away for {injected.broker_away_s:.1f} s: writes may "
+                f"pause for {injected.limit_s:g} s"
+            )
+        time.sleep(max(injected.started_s + injected.lasts_s - time.monotonic(), 0.0))
         injected.healed_s = injected.settled_s = time.monotonic()
         injected.stood_still_s = standstill.between_s(injected.started_s, injected.healed_s)
         if injected.stood_still_s:

@@ -13,6 +13,8 @@ CATCH_UP_RATE = 24
 """Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
 DELAYS_RATE = 0.02
 """A wall clock that leapt takes delays along by so much of the time for which it is wrong."""
+DELAYS_DOUBT_MS = 300_000
+"""A wall clock that is ahead for so long is believed: it was behind, or the machine has slept."""
 LOOK_INTERVAL_MS = 60_000
 """Of a longer time between two looks only so much counts for catching up."""
 
@@ -64,12 +66,21 @@ class DelayClock(ClockWatch):
     those that wait because it is behind go on as soon as it is right again.
 
     It is the wall clock, but never ahead of a time that goes on with the monotonic clock, and comes
-    nearer to the wall clock only slowly. What the wall clock says at the beginning is believed.
+    nearer to the wall clock only slowly, until that has been ahead for `DELAYS_DOUBT_MS`. What the
+    wall clock says at the beginning is believed, unless something is known to be newer.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._trusted_ms = self._now_ms
+        self._ahead_since_s: float | None = None
+        self._least_ahead_ms = 0.0
+        """By how much the wall clock was ahead all the time since then."""
+
+    def begin_after(self, known_ms: int) -> None:
+        """Something here is dated `known_ms`: a wall clock that says less is behind, and may be set
+        right at once."""
+        self._trusted_ms = max(self._trusted_ms, known_ms)
 
     def look(self) -> None:
         """Compares the two clocks, at any time."""
@@ -79,4 +90,18 @@ class DelayClock(ClockWatch):
         self._trusted_ms += passed_ms
         most_ms = DELAYS_RATE * passed_ms
         self._trusted_ms += max(-most_ms, min(most_ms, wall_ms - self._trusted_ms))
+        self._trusted_ms += self._believed_ms(wall_ms - self._trusted_ms, monotonic_s)
         self._now_ms = min(float(wall_ms), self._trusted_ms)
+
+    def _believed_ms(self, ahead_ms: float, monotonic_s: float) -> float:
+        """How much of it to believe: as much as it was ahead for all of the time of doubt."""
+        if ahead_ms <= 0:
+            self._ahead_since_s = None
+            return 0.0
+        if self._ahead_since_s is None:
+            self._ahead_since_s, self._least_ahead_ms = monotonic_s, ahead_ms
+        self._least_ahead_ms = min(self._least_ahead_ms, ahead_ms)
+        if (monotonic_s - self._ahead_since_s) * 1000 < DELAYS_DOUBT_MS:
+            return 0.0
+        self._ahead_since_s = None
+        return self._least_ahead_ms

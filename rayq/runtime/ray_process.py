@@ -12,6 +12,7 @@ from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.descriptors import raise_limit
 from rayq.environment import Environment
+from rayq.runtime.loop_watch import LoopWatch
 from rayq.runtime.ray_logs import log_to_session
 from rayq.runtime.ray_metrics import export_for_ever
 
@@ -28,8 +29,10 @@ def server_environment(config: ClusterConfig) -> Environment:
 def start_reports(
     environment: Environment, config: ClusterConfig, name: str
 ) -> asyncio.Task[None]:
-    """From now on this process logs into a file, and tells Ray what it measures."""
+    """From now on this process logs into a file, also when its loop stands still, and tells Ray
+    what it measures."""
     log_to_session(name)
+    LoopWatch()
     return environment.tasks.spawn(export_for_ever(environment, config), "metrics")
 
 

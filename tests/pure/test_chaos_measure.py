@@ -60,6 +60,18 @@ def test_no_progress_within_the_limit_is_a_violation_on_any_partition() -> None:
     assert not violations(measure([longer], [steady, stuck]))
 
 
+def test_writes_may_pause_for_longer_where_a_killed_broker_is_not_back_within_its_leases() -> None:
+    stuck = acknowledged((0.0, 0.5), (5.0, 5.1), (8.0, 8.1))
+    fault = injected(Kind.KILL_BROKER, [0], 1.0, 8.0, 9.0)
+    assert (fault.limit_s, fault.lasts_s) == (1.0, 3.0)
+    fault.broker_away_s = 2.4
+    (violation,) = violations(measure([fault], [stuck]))
+    assert "made no progress for 4.10 s, more than 1 s" in violation
+    fault.broker_away_s = 2.6
+    assert (fault.limit_s, fault.lasts_s) == (5.0, 7.0)
+    assert not violations(measure([fault], [stuck]))
+
+
 def test_the_distribution_counts_affected_partitions_only() -> None:
     times = acknowledged((1.0, 1.5), (1.6, 1.7))
     faults = [injected(Kind.KILL_NODE, [0, 1], 1.0, 2.0, 3.0)]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rayq.actors.clock_watch import CATCH_UP_RATE, DELAYS_RATE, ClockWatch, DelayClock
+from rayq.actors.clock_watch import (
+    CATCH_UP_RATE,
+    DELAYS_DOUBT_MS,
+    DELAYS_RATE,
+    ClockWatch,
+    DelayClock,
+)
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -100,3 +106,41 @@ def test_delays_go_on_as_soon_as_a_clock_that_was_behind_is_right_again() -> Non
     assert clocks.watched(clock, MINUTE_MS) == clocks.true_ms - HOUR_MS
     clocks.off_ms = 0
     assert clock.now_ms() >= clocks.true_ms - 2 * DELAYS_RATE * MINUTE_MS
+
+
+def test_delays_that_began_under_a_clock_that_was_behind_go_on_once_it_is_right() -> None:
+    clocks = TwoClocks()
+    newest_ms = clocks.true_ms - 10_000
+    clocks.off_ms = -20 * MINUTE_MS
+    clock = DelayClock(clocks)
+    clock.begin_after(newest_ms)
+    assert clocks.watched(clock, MINUTE_MS) == clocks.true_ms - 20 * MINUTE_MS, "not before"
+    clocks.off_ms = 0
+    assert 0 <= clocks.true_ms - clock.now_ms() <= 10_000 + DELAYS_RATE * MINUTE_MS
+
+
+def test_what_is_dated_ahead_makes_no_delay_end_early() -> None:
+    clocks = TwoClocks()
+    clock = DelayClock(clocks)
+    clock.begin_after(clocks.true_ms + HOUR_MS)
+    assert clocks.watched(clock, MINUTE_MS) == clocks.true_ms
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_a_while() -> None:
+    # As after a machine slept, whose monotonic clock stood still, or started with a clock behind.
+    clocks = TwoClocks()
+    clock = DelayClock(clocks)
+    clocks.off_ms = 8 * HOUR_MS
+    before_ms = clocks.watched(clock, DELAYS_DOUBT_MS - MINUTE_MS)
+    assert before_ms <= clocks.true_ms + DELAYS_RATE * DELAYS_DOUBT_MS
+    clocks.watched(clock, 2 * MINUTE_MS)
+    assert clock.now_ms() >= clocks.wall_ms() - 2 * DELAYS_RATE * DELAYS_DOUBT_MS
+
+
+def test_of_a_clock_that_leaps_again_only_what_lasted_is_believed() -> None:
+    clocks = TwoClocks()
+    clock = DelayClock(clocks)
+    clocks.off_ms = HOUR_MS
+    clocks.watched(clock, DELAYS_DOUBT_MS - MINUTE_MS)
+    clocks.off_ms = 240 * HOUR_MS
+    assert clocks.watched(clock, 2 * MINUTE_MS) <= clocks.true_ms + HOUR_MS + DELAYS_RATE * HOUR_MS

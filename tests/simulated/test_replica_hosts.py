@@ -55,8 +55,10 @@ def test_it_presents_itself_and_says_what_it_has() -> None:
                 INCARNATION, broker.replicas.pid, 77, server.host, server.port, [], []
             )
         ]
-        assert len(broker.beats) >= 2
-        assert set(map(repr, broker.beats)) == {
+        first, *others = broker.beats
+        assert first == messages.ReplicaHostHeartbeat(INCARNATION, 0, [], 0, 0)
+        assert len(others) >= 2
+        assert set(map(repr, others)) == {
             repr(messages.ReplicaHostHeartbeat(INCARNATION, 0, [], WAIT_MS, 0))
         }
         await broker.tell(assigned(), version=5)
@@ -72,13 +74,13 @@ def test_it_presents_itself_and_says_what_it_has() -> None:
 def test_what_is_news_here_is_told_while_the_broker_holds_a_heartbeat() -> None:
     async def script(broker: Broker) -> None:
         await broker.tell(assigned(), version=2)
-        urgent = [one for one in broker.beats if one.wait_ms == 0]
+        urgent = [one for one in broker.beats[1:] if one.wait_ms == 0]
         assert urgent == [messages.ReplicaHostHeartbeat(INCARNATION, 2, [status()], 0, 0)]
         await asyncio.sleep(1.0)
-        assert len([one for one in broker.beats if one.wait_ms == 0]) == 1
+        assert len([one for one in broker.beats[1:] if one.wait_ms == 0]) == 1
         broker.host.replicas[0].fail(RayqError("it broke"))
         await asyncio.sleep(0.1)
-        (told,) = [one for one in broker.beats if one.wait_ms == 0][1:]
+        (told,) = [one for one in broker.beats[1:] if one.wait_ms == 0][1:]
         assert told.replicas[0].failure == "it broke"
 
     playing(script)
@@ -106,6 +108,24 @@ def test_the_lease_lasts_a_session_from_the_last_heartbeat_that_was_answered() -
         assert has_lease()
         await broker.produce()
         assert len(broker.host.replicas) == 1, "its log stayed open"
+
+    playing(script)
+
+
+def test_a_broker_process_that_is_new_gives_a_lease_as_soon_as_it_is_attached_to() -> None:
+    async def script(broker: Broker) -> None:
+        await broker.tell(assigned())
+        broker.is_silent = True
+        await asyncio.sleep(2 * SESSION_S)
+        assert not broker.host.has_lease()
+        begun = len(broker.attached)
+        broker.is_silent, broker.refusals = False, [StaleBrokerError("who are you?")]
+        while len(broker.attached) == begun:
+            assert not broker.host.has_lease()
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert broker.host.has_lease(), "the heartbeat after it was not held"
+        await broker.produce()
 
     playing(script)
 

@@ -134,10 +134,12 @@ class ReplicaHost:
                 if connection is None or connection.closed:
                     is_attached = False
                     connection = await self._connect()
+                wait_ms = self._config.heartbeat_interval_ms
                 if not is_attached:
                     await self._attach(connection)
                     is_attached = True
-                await self._heartbeat(connection)
+                    wait_ms = 0  # The lease of the broker's process before is about to end.
+                await self._heartbeat(connection, wait_ms)
             except StaleBrokerError:
                 is_attached = False  # A new broker process does not know this one yet.
                 await asyncio.sleep(RETRY_S)
@@ -170,14 +172,16 @@ class ReplicaHost:
             timeout_s=self._session_s,
         )
 
-    async def _heartbeat(self, connection: Connection) -> None:
+    async def _heartbeat(self, connection: Connection, wait_ms: int) -> None:
+        """One heartbeat, which the broker may hold for `wait_ms`: it renews the lease, and brings
+        assignments. Raises RayqError."""
         clock = self._environment.clock
         sent_s = clock.monotonic()
         request = messages.ReplicaHostHeartbeat(
             self._spec.incarnation,
             self._version,
             self._statuses(),
-            self._config.heartbeat_interval_ms,
+            wait_ms,
             remote_backlog_bytes=sum(one.remote_backlog_bytes() for one in self.replicas),
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
