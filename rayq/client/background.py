@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import os
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
+from rayq.client.loop_thread import LoopThread
 from rayq.client.waiting import Wakeup
 from rayq.errors import ClosedError, InvalidRequestError, RayqError
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -33,36 +30,26 @@ class _Call:
 
 
 class BackgroundLoop:
-    """An event loop (uvloop's where it is installed) that runs in a daemon thread.
+    """An event loop that runs in a daemon thread until the program ends.
 
     The loop never waits for a thread of the user's: such a thread may stand still in a signal
     handler or a finalizer, which in turn may wait for the loop.
     """
 
     def __init__(self) -> None:
-        self.loop = new_event_loop()
+        self._thread = LoopThread("rayq-client")
+        self.loop = self._thread.loop
         self._is_lost = False
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._calls: dict[_Call, None] = {}
         """The calls that threads wait for."""
-        self._thread = threading.Thread(target=self._run, name="rayq-client", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        while not self.loop.is_closed():
-            try:
-                self.loop.run_forever()
-                self.loop.close()  # it was stopped
-            except BaseException:  # SystemExit ends a loop, and this one serves the whole process.
-                logger.exception("a callback tried to end the client's event loop; it goes on")
 
     def stop(self) -> None:
-        self.call_soon(self.loop.stop)
+        self._thread.stop()
 
     @property
     def is_current_thread(self) -> bool:
-        return threading.get_ident() == self._thread.ident
+        return self._thread.is_current
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it. An interrupt (Ctrl+C) cancels it."""
@@ -117,11 +104,7 @@ class BackgroundLoop:
                 "delivery callbacks run (and sometimes finalizers): it would wait for itself. Use "
                 "the async classes there, or hand the work to another thread."
             )
-        if sys.is_finalizing():
-            raise ClosedError(
-                "The interpreter is ending, and with it went the client's thread: close what you "
-                "made before, in a `with` block or by atexit."
-            )
+        self._thread.check_not_leaving()
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Runs a callback on the loop, without waiting for it. From any thread."""
@@ -184,12 +167,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop's where that is installed, else of asyncio's."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

@@ -232,7 +232,9 @@ class Client(BrokerClient):
             try:
                 await self.refresh(timeout_s=METADATA_AGE_MAX_S)
             except RayqError as error:
-                logger.warning("metadata could not be refreshed: %s", error)
+                # Nobody misses it where no topic is in use: the cluster may have ended by now.
+                level = logging.WARNING if self._interests else logging.DEBUG
+                logger.log(level, "metadata could not be refreshed: %s", error)
 
     def suspect(self, topic: str, topic_id: str, partition: int, epoch: int) -> None:
         """The leader known under `epoch` failed: newer metadata is fetched, at once and again,

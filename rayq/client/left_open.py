@@ -15,6 +15,7 @@ import warnings
 import weakref
 from typing import Protocol
 
+from rayq.client.loop_thread import leave_all_for_good
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.errors import RayqError
 
@@ -133,7 +134,16 @@ async def _until_the_loop_ends(core: Core, name: str) -> None:
 
 
 @atexit.register
-def _deliver_at_exit() -> None:
+def _at_exit() -> None:
+    """Nothing of the client runs any more once the interpreter ends."""
+    _deliver()
+    loops = leave_all_for_good(LAST_PATIENCE_S)
+    for core in list(_producers):  # What atexit calls after this might wait for their records.
+        if not core.is_closed and core.loop in loops:
+            core.loop_has_ended()
+
+
+def _deliver() -> None:
     """Delivers what producers for threads have not sent when the program ends. It logs an error for
     what it could not deliver, and for what nobody committed."""
     deadline = time.monotonic() + LAST_PATIENCE_S

@@ -7,16 +7,16 @@ import inspect
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, Unpack
+from collections.abc import Callable
+from typing import TypeVar, Unpack
 
-from rayq.client.background import new_event_loop
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
+from rayq.client.loop_thread import LoopThread
 from rayq.config import ClusterConfig, parse
 from rayq.config_keywords import ClusterKeywords
 from rayq.descriptors import raise_limit
+from rayq.errors import InvalidRequestError, UnknownBrokerError
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
@@ -58,15 +58,11 @@ class LocalCluster(Cluster):
         options = parse(ClusterConfig, config)
         self._temporary = tempfile.mkdtemp(prefix="rayq-") if data_dir is None else None
         self.data_dir = os.path.abspath(os.fspath(data_dir or self._temporary or ""))
-        self._servers_loop = new_event_loop()
-        self._servers_thread = threading.Thread(
-            target=self._run_servers, name="rayq-servers", daemon=True
-        )
-        self._servers_thread.start()
+        self._servers_thread = LoopThread("rayq-servers")
         self._servers: LocalServers | None = None
         self._pools = LocalPools(self)
         try:
-            self._servers = self._on_servers(_start(self.data_dir, brokers, name, options))
+            self._servers = self._servers_thread.run(_start(self.data_dir, brokers, name, options))
         except BaseException:
             self._end_servers()
             raise
@@ -93,7 +89,7 @@ class LocalCluster(Cluster):
             servers, self._servers = self._servers, None
             if servers is not None:
                 try:
-                    self._on_servers(servers.stop())
+                    self._servers_thread.run(servers.stop())
                 finally:
                     self._end_servers()
 
@@ -123,17 +119,20 @@ class LocalCluster(Cluster):
             async def end() -> None:
                 servers.abort()
 
-            self._on_servers(end())
+            self._servers_thread.run(end())
             self._end_servers()
         self.close()
 
+    # Brokers are numbered from 0. To kill what does not run raises UnknownBrokerError.
+
     def kill_broker(self, broker: int) -> None:
         """Ends a broker and its replicas without warning, as the loss of its node would."""
-        self._have_servers(lambda servers: servers.kill_broker(broker))
+        self._have_servers(lambda servers: servers.kill_broker(broker), running=broker)
 
     def start_broker(self, broker: int) -> None:
-        """Starts a broker that was killed, on its directory."""
-        self._have_servers(lambda servers: servers.start_broker(broker))
+        """Starts a broker that was killed, on its directory. Raises InvalidRequestError where it
+        runs."""
+        self._have_servers(lambda servers: servers.start_broker(broker), killed=broker)
 
     def kill_controller(self) -> None:
         """Ends the controller without warning; a broker stands in within seconds."""
@@ -142,33 +141,39 @@ class LocalCluster(Cluster):
     def kill_replica(self, topic: str, partition: int, broker: int) -> None:
         """Ends the process of one replica without warning; its broker starts another. Of up to
         eight replicas each has a process of its own, unless `replicas_per_process` says more."""
-        self._have_servers(lambda servers: servers.kill_replica(broker, f"{topic}-{partition}"))
+        self._have_servers(
+            lambda servers: servers.kill_replica(broker, f"{topic}-{partition}"), running=broker
+        )
 
     def kill_object_server(self, broker: int) -> None:
         """Ends a broker's object server without warning; the broker starts another."""
-        self._have_servers(lambda servers: servers.kill_object_server(broker))
+        self._have_servers(lambda servers: servers.kill_object_server(broker), running=broker)
 
-    def _have_servers(self, act: Callable[[LocalServers], object]) -> None:
-        """Has the servers act on their loop, and waits until they have."""
+    def _have_servers(
+        self,
+        act: Callable[[LocalServers], object],
+        *,
+        running: int | None = None,
+        killed: int | None = None,
+    ) -> None:
+        """Has the servers act on their loop, and waits until they have. The broker `running` has to
+        run, and `killed` not to."""
         self._access.check_open()
         servers = self._servers
         assert servers is not None
 
         async def acted() -> None:
+            if killed in servers.brokers:
+                raise InvalidRequestError(f"Broker {killed} runs. Kill it first.")
+            if running is not None and running not in servers.brokers:
+                raise UnknownBrokerError(
+                    f"There is no broker {running} that runs: those are {sorted(servers.brokers)}."
+                )
             done = act(servers)
             if inspect.isawaitable(done):
                 await done
 
-        self._on_servers(acted())
-
-    # --- the servers' loop ----------------------------------------------------------------------
-
-    def _run_servers(self) -> None:
-        asyncio.set_event_loop(self._servers_loop)
-        self._servers_loop.run_forever()
-
-    def _on_servers(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._servers_loop).result()
+        self._servers_thread.run(acted())
 
     def _end_servers(self) -> None:
         if self in Cluster._running_here:  # else its start failed
@@ -180,10 +185,9 @@ class LocalCluster(Cluster):
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
 
-        self._on_servers(cancel_rest())
-        self._servers_loop.call_soon_threadsafe(self._servers_loop.stop)
+        self._servers_thread.run(cancel_rest())
+        self._servers_thread.stop()
         self._servers_thread.join()
-        self._servers_loop.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

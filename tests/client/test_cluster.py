@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 
+from rayq.client import client as client_module
 from rayq.client.addresses import format_address, parse_address
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -360,3 +362,25 @@ def test_brokers_that_fail_beside_one_that_answers_leave_no_traceback(
 
     asyncio.run(scenario())
     assert said == []
+
+
+def test_only_a_client_that_uses_topics_warns_that_its_metadata_grows_old(
+    fake: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
+) -> None:
+    monkeypatch.setattr(client_module, "METADATA_AGE_MAX_S", 0.05)
+    fake.create_topic("t")
+
+    def levels() -> list[int]:
+        return [one.levelno for one in caplog.records if "be refreshed" in one.getMessage()]
+
+    with caplog.at_level(logging.DEBUG, "rayq.client.client"), fake.cluster() as cluster:
+        with cluster.producer() as producer:
+            producer.send("t", b"x").result(30)
+            fake.stop_broker(1)
+            eventually(lambda: logging.WARNING in levels())
+        caplog.clear()
+        eventually(lambda: len(levels()) >= 2)
+        assert set(levels()[1:]) == {logging.DEBUG}

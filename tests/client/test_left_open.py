@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +15,8 @@ from rayq.client.client import Client
 from rayq.errors import ClosedError
 from rayq.wire.messages import Produce
 from tests.client.fake_broker import FakeCluster
+from tests.programs import run_to_its_end
 
-ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[[Callable[[], bool]], None]
 
 
@@ -209,12 +205,4 @@ for number in range(1000):
 
 @pytest.mark.slow
 def test_a_program_that_ends_without_close_delivers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"1000\n", b"")
+    assert run_to_its_end(AT_EXIT) == (0, "1000\n", "")

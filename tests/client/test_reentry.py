@@ -10,12 +10,9 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +26,7 @@ from rayq.records import TopicPartition
 from rayq.wire.messages import Produce
 from tests.client.fake_broker import FakeCluster
 from tests.conftest import ray_runs_here
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import run_to_its_end
 
 
 def told_by_a_callback(producer: Producer, act: Callable[[], object]) -> BaseException | None:
@@ -531,13 +527,6 @@ sys.modules["kept"].producer.send("t", b"v").result(30)
 @pytest.mark.slow
 @pytest.mark.parametrize("close", ["self.producer.close", "cluster.close", "cluster.admin.list_topics"])
 def test_a_finalizer_at_the_end_of_the_interpreter_is_refused(close: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_THE_END.format(close=close)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"Error" not in done.stderr, done.stderr.decode()
+    ended = run_to_its_end(AT_THE_END.format(close=close))
+    assert ended.exit_code == 0, ended.stderr
+    assert "Error" not in ended.stderr, ended.stderr

@@ -839,10 +839,10 @@ def test_the_end_of_the_program_tells_of_what_nobody_ended(
     with cluster.producer(transactional_id="billing") as producer:
         with producer.transaction():
             pass
-        left_open._deliver_at_exit()
+        left_open._deliver()
         assert "transaction" not in caplog.text
         producer.begin_transaction()
-        left_open._deliver_at_exit()
+        left_open._deliver()
         assert "open transaction, which nobody ended" in caplog.text
 
 

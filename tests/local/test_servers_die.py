@@ -16,8 +16,10 @@ from rayq.actors.replica.replica import Replica
 from rayq.errors import (
     ClosedError,
     InvalidReplicationFactorError,
+    InvalidRequestError,
     LogTruncatedError,
     RayqError,
+    UnknownBrokerError,
 )
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.testing import LocalCluster
@@ -316,3 +318,17 @@ def _leave_one_that_lacks_records(
     meanwhile()
     cluster.kill_broker(leader)
     cluster.start_broker(other)
+
+
+def test_only_brokers_that_run_are_killed_and_others_started(fragile: LocalCluster) -> None:
+    """A test that gives a wrong number would else prove nothing."""
+    for kill in (
+        lambda: fragile.kill_broker(3),
+        lambda: fragile.kill_replica("t", 0, 3),
+        lambda: fragile.kill_object_server(-1),
+    ):
+        with pytest.raises(UnknownBrokerError, match=r"those are \[0, 1, 2\]"):
+            kill()
+    with pytest.raises(InvalidRequestError, match="Broker 0 runs"):
+        fragile.start_broker(0)
+    fragile.create_topic("t")
