@@ -23,8 +23,8 @@ from proving.simulation.owner import OWNER
 from proving.simulation.process import ProcessThreads
 from rayq.actors import coordinator_log
 from rayq.actors.metadata import quorum
-from rayq.actors.replica import leader, leader_reads, replica_host
-from rayq.storage import cleaner, plans
+from rayq.actors.replica import follower, leader, leader_reads, replica_host
+from rayq.storage import cleaner, plans, recent_producers
 from rayq.wire import server
 
 POINTS: dict[str, str] = {
@@ -32,7 +32,8 @@ POINTS: dict[str, str] = {
     "one-batch-reads": "each fetch, and each read of a coordinator's log, returns one batch",
     "one-record-writes": "coordinators write one decision at a time, voters get one record at once",
     "small-steps-of-compaction": "the cleaner reads batch by batch, and syncs after each",
-    "one-snapshot": "a log keeps one snapshot of its producers instead of three",
+    "one-snapshot": "a log keeps one snapshot of its producers instead of three, and takes one in "
+    "memory after every second batch",
     "one-request-a-turn": "servers serve one request a turn, and open one replica at once",
     # Fields of the config
     "snapshots-at-once": "metadata is cut down after each record, each flush moves the checkpoint",
@@ -54,6 +55,7 @@ ONE_BYTE = 1
 """As a limit: the first batch or record always goes, and no second one."""
 CONSTANTS: dict[str, tuple[tuple[object, str, int], ...]] = {
     "one-batch-reads": (
+        (follower, "BATCHES_AT_ONCE", 1),
         (leader, "REPLICA_FETCH_BYTES_MAX", ONE_BYTE),
         (leader_reads, "CLIENT_FETCH_BYTES_MAX", ONE_BYTE),
         (coordinator_log, "READ_BYTES", ONE_BYTE),
@@ -67,7 +69,10 @@ CONSTANTS: dict[str, tuple[tuple[object, str, int], ...]] = {
         (cleaner, "STEP_BYTES", 256),
         (cleaner, "SYNC_BYTES", ONE_BYTE),
     ),
-    "one-snapshot": ((plans, "SNAPSHOTS_KEPT", 1),),
+    "one-snapshot": (
+        (plans, "SNAPSHOTS_KEPT", 1),
+        (recent_producers, "STEP_BATCHES", 2),
+    ),
     "one-request-a-turn": (
         (server, "REQUESTS_PER_TURN", 1),
         (replica_host, "OPENED_AT_ONCE_MAX", 1),

@@ -319,6 +319,8 @@ class SimulatedCluster:
             if process.alive:
                 for key, replica in host._replicas.items():
                     held = replica._replica_log
+                    if not held.is_open:  # A move has just placed it there.
+                        return False
                     log = held.log
                     ends.setdefault(key, set()).add(
                         (log.end_offset, log.flushed_offset, held.high_watermark)

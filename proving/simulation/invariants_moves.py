@@ -17,6 +17,7 @@ from proving.simulation.files import Directory
 from proving.simulation.invariants import InvariantError, Invariants
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import MetadataRecord, PartitionChanged, PartitionValue
+from rayq.storage.cleaner import CLEANING
 from rayq.storage.data_directory import (
     META,
     PARTITION_LOCK,
@@ -114,7 +115,7 @@ class MoveInvariants:
         except (OSError, msgspec.DecodeError):
             found = disk.find(path)
             assert isinstance(found, Directory)
-            if found.entries.keys() - {PARTITION_LOCK, PARTITION_META}:
+            if found.entries.keys() - {PARTITION_LOCK, PARTITION_META, CLEANING}:
                 self._violation = f"broker {broker} puts {path} away, which holds a log of no name"
             return
         partition = self.state.partition(held.topic_id, held.partition)

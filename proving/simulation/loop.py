@@ -283,7 +283,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _end(self, owner: Owner) -> bool:
         owner.gate = DEAD
-        self._held.pop(owner, None)
+        for call in self._held.pop(owner, ()):
+            _forget_errors(call)
         running = events._get_running_loop()
         events._set_running_loop(self)  # Needed where it dies in a thread's job or at `close`.
         all_closed = owner.close_tasks()
@@ -356,6 +357,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             if owner.gate:
                 if owner.gate == HELD:
                     self._held.setdefault(owner, deque()).append(call)
+                else:
+                    _forget_errors(call)
                 continue
             self.events += 1
             if self.events >= self._check_at:
@@ -484,6 +487,13 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     remove_writer = sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = _REFUSE
     get_exception_handler = set_exception_handler = get_task_factory = set_task_factory = _REFUSE
     sock_sendall = sock_sendto = sock_connect = sock_accept = sock_sendfile = _REFUSE
+
+
+def _forget_errors(call: Call) -> None:
+    """A dead owner would have taken the error of a future in this callback: nobody misses it."""
+    for argument in call._args:
+        if isinstance(argument, asyncio.Future) and argument.done() and not argument.cancelled():
+            argument.exception()
 
 
 def _name(callback: object) -> str:

@@ -55,6 +55,7 @@ SITUATIONS: dict[str, str] = {
     "truncation-to-nothing": "a truncation leaves no batch",
     "truncation-below-snapshot": "a truncation removes producer snapshots above the cut",
     "truncation-above-snapshot": "after a truncation producers are read from an older snapshot",
+    "truncation-above-state": "after a truncation producers are read from a state in memory",
     "truncation-below-checkpoint": "a truncation cuts below the recovery point",
     "truncation-in-two-rounds": "the leader does not know the epoch that the follower names",
     "truncation-during-flush": "a truncation waits for a flush that is under way",
@@ -314,7 +315,7 @@ def _check_producer(self: ProducerState, header: object) -> Generator[None, Any,
 
 @_around(recovery, "load_producers")
 def _load_producers(
-    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
+    disk: Any, directory: str, segments: Any, end_offset: int, *others: object
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one <= end_offset]
     _note("producers-from-snapshot", bool(snapshots))
@@ -324,10 +325,17 @@ def _load_producers(
 
 @_around(log_module, "load_producers")
 def _load_producers_again(
-    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
+    disk: Any,
+    directory: str,
+    segments: Any,
+    end_offset: int,
+    clean_until: int = 0,
+    recent: Any = None,
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one < end_offset]
-    _note("truncation-above-snapshot", bool(snapshots))
+    is_newer = recent is not None and (not snapshots or snapshots[-1] < recent.offset)
+    _note("truncation-above-state", is_newer)
+    _note("truncation-above-snapshot", bool(snapshots) and not is_newer)
     yield
 
 

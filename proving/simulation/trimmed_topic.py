@@ -176,7 +176,6 @@ class TrimmedTopic:
         have."""
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
         await consumer.assign(PLACES)
-        starts = await consumer.beginning_offsets(PLACES)
         ends = await consumer.end_offsets(PLACES)
         found: dict[int, set[int]] = {number: set() for number in range(PARTITIONS)}
         last: dict[int, int] = {}
@@ -184,6 +183,8 @@ class TrimmedTopic:
             for record in await consumer.poll(1.0):
                 self._judge(record, last, self._deleted[record.partition])
                 found[record.partition].add(record.offset)
+        # Retention may remove more while the reader reads.
+        starts = await consumer.beginning_offsets(PLACES)
         await consumer.close()
         for place in PLACES:
             number = place.partition

@@ -35,6 +35,7 @@ from rayq.errors import (
 from rayq.storage import checked_file
 from rayq.storage.appending import open_failed
 from rayq.storage.checkpoint import CHECKPOINT
+from rayq.storage.cleaner import CLEANING
 
 FORMAT_VERSION = 1
 """The format of a broker's directory. A change that older versions cannot read raises it."""
@@ -352,7 +353,8 @@ class DataDirectory:
 
     def unfinished(self, except_for: Collection[tuple[str, int]] = ()) -> list[str]:
         """The paths of directories that a process began to make for a partition, and that hold
-        nothing but its lock and a part of its name. Those of `except_for` are not looked at."""
+        nothing but its lock and a part of its name; or that a compaction made once more, which
+        went on when the partition had been removed. Those of `except_for` are not looked at."""
         found = []
         for path in self._partition_paths(except_for):
             try:
@@ -360,7 +362,7 @@ class DataDirectory:
             except OSError:  # It is a file, or cannot be read.
                 continue
             is_named = _partition_meta(self._environment.disk, path) is not None
-            if not is_named and {PARTITION_LOCK, PARTITION_META}.issuperset(files):
+            if not is_named and {PARTITION_LOCK, PARTITION_META, CLEANING}.issuperset(files):
                 found.append(path)
         return found
 

@@ -304,6 +304,19 @@ def test_what_a_leader_with_a_clock_that_was_ahead_delays_is_not_late() -> None:
     staged(work)
 
 
+def test_a_delay_is_five_minutes_late_at_most_where_the_machine_slept() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put_due(b"later", 4 * 3_600_000)
+        assert (await stage.take(wait_ms=100)).locks == []
+        stage.host.jump_clock(8 * 3_600_000)  # The monotonic clock does not count the sleep.
+        began_s = stage.clock.monotonic()
+        while not (await stage.take(wait_ms=5_000)).locks:
+            assert stage.clock.monotonic() - began_s < 310, "it waits for what the clock said before"
+        assert stage.clock.monotonic() - began_s > 290, "a shorter leap is not believed"
+
+    staged(work)
+
+
 def test_a_delay_outlives_its_leader() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put_due(b"later", 10_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -30,6 +31,29 @@ def test_a_killed_process_runs_no_more_code() -> None:
     with world:
         world.run(script())
     assert len(ticks) == 6 and not process.alive
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_error_that_a_killed_process_would_have_taken_is_not_missed(is_paused: bool) -> None:
+    async def script() -> None:
+        process = world.host().process("p")
+
+        def fail() -> None:
+            answer = world.loop.create_future()
+            answer.add_done_callback(lambda done: done.exception())
+            answer.set_exception(ConnectionError("nobody answered"))
+
+        process.call(fail)
+        if is_paused:
+            process.pause()
+            await asyncio.sleep(1)
+        process.kill()
+        await asyncio.sleep(1)
+        gc.collect()
+
+    with World(1) as world:
+        world.run(script())
+        assert world.errors == []
 
 
 def test_a_killed_tasks_finally_block_cannot_do_io() -> None:
