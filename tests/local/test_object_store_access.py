@@ -57,6 +57,7 @@ def test_an_object_server_that_dies_is_replaced(tiered: LocalCluster) -> None:
 def test_a_topic_waits_until_each_broker_reaches_the_store(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/not-mounted"
     with LocalCluster(brokers=1, data_dir=tmp_path / "data", remote_storage_url=url) as cluster:
+        eventually(lambda: "not-mounted" in troubles(cluster).get(0, ""), "the broker has tried")
         with pytest.raises(TimeoutError, match="not-mounted"):
             cluster.create_topic("t", **TIERED, timeout_s=2)
         cluster.create_topic("plain")

@@ -28,7 +28,9 @@ def no_ray_is_left() -> Iterator[None]:
 def ray_here(no_ray_is_left: None) -> None:
     """A local Ray of this process, started by the first test that asks, and kept for all others."""
     if not ray.is_initialized():
-        ray.init(address="local", num_cpus=2, include_dashboard=False)
+        # Else Ray writes what its processes log, "the disk is over 95% full", between the lines of a
+        # command that a later test runs in this process.
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def nodes() -> Iterator[RayNodes]:
     )
     cluster.add_node(num_cpus=1)
     cluster.add_node(**OFFER)
-    ray.init(address=cluster.address)
+    ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
     cluster.shutdown()

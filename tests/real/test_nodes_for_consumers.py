@@ -36,7 +36,7 @@ def test_a_backlog_brings_a_node_and_an_idle_pool_gives_it_back(tmp_path: Path) 
         tmp_path, head={"CPU": 0, "brokers": 1}, workers=workers, idle_timeout_s=2
     ) as nodes:
         try:
-            ray.init(address=nodes.address)
+            ray.init(address=nodes.address, log_to_driver=False)
             cluster = rayq.start(
                 str(tmp_path / "data"), brokers=1, port=19892, name="scaled", broker_resource="brokers"
             )

@@ -30,7 +30,7 @@ def nodes() -> Iterator[RayNodes]:
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     cluster.add_node(num_cpus=0)
-    ray.init(address=cluster.address)
+    ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
     cluster.shutdown()
