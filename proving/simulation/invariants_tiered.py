@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from proving.simulation.world import START_WALL_MS
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted
+from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted, decode_entry
 from rayq.errors import RayqError
 from rayq.records import TopicIdPartition
 from rayq.remote_pointer import RemotePointer
@@ -315,10 +316,13 @@ class TieredInvariants:
             if not change.is_deleted:
                 continue
             key = self._objects_of.get(change.name)
-            history = None if key is None else self._histories.get(key)
+            if key is None:
+                continue  # It was never committed.
+            history = self._histories.get(key)
             if history is None or history.pointer is None or history.manifest is None:
-                continue  # It was never committed, or its topic is gone.
-            if change.name in {history.pointer.manifest} | _live_names(history.manifest):
+                continue  # Its topic is gone.
+            named = {history.pointer.manifest} | _live_names(history.manifest)
+            if change.name in named and not self._left_just_now(key, change.name):
                 raise InvariantError(
                     f"{change.by} deletes {change.name}, which the committed manifest names"
                 )
@@ -328,6 +332,26 @@ class TieredInvariants:
                     f"{change.by} deletes {change.name}, {now_s - left_s:.3f} s after it left the "
                     f"manifest; {delay_s} s is the delay"
                 )
+
+    def _left_just_now(self, key: TopicIdPartition, name: str) -> bool:
+        """Whether a pointer is committed that names it no more, and that no broker has applied yet:
+        most of them have it in their logs. The controller's answer told the leader first."""
+        brokers = [one for process, one in self._cluster.broker_of.items() if process.alive]
+        holders: Counter[RemotePointer] = Counter()
+        for broker in brokers:
+            metadata = broker.metadata
+            for _, _, data in metadata._log.read(metadata.version + 1, 1 << 30):
+                holders.update(
+                    one.pointer
+                    for one in decode_entry(data)
+                    if isinstance(one, RemoteMoved) and (one.topic_id, one.partition) == key
+                )
+        held = [one for one, count in holders.items() if 2 * count > len(self._cluster.hosts)]
+        if not held:
+            return False
+        newest = max(held, key=lambda one: one.version)
+        manifest = self.load(newest, f"{key[0]}-{key[1]}")
+        return name not in {newest.manifest} | _live_names(manifest)
 
     # --- replicas ---------------------------------------------------------------------------------
 

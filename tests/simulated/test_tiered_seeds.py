@@ -29,7 +29,8 @@ QUICK_HUNTS = {
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_records_in_an_object_store_are_kept_under_faults() -> None:
-    assert " passed" in passing(*TIERED, "0:8")
+    # 91: a list is deleted before any broker has heard what replaced it.
+    assert " passed" in passing(*TIERED, "0:8,91")
 
 
 @pytest.mark.slow
