@@ -18,6 +18,7 @@ from functools import partial
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
 from proving.simulation.faults import Faults, Injection
+from proving.simulation.new_topic import create_topic
 from proving.simulation.queue_workers import QueuePlan
 from proving.simulation.unclean_topic import elect_uncleanly
 from rayq.client.admin.admin import AsyncAdmin
@@ -95,7 +96,7 @@ class LooseQueue:
         options["unclean_leader_election"] = self.treatment == "unclean"
         if self.treatment in RETENTIONS:
             options |= {"retention_bytes": 1_000, "segment_bytes": 1_024}
-        await AsyncAdmin(client).create_topic(TOPIC, 1, 3, **options)  # type: ignore[arg-type]
+        await create_topic(client, TOPIC, 1, **options)
         await self._make(client, 60.0)
         kept = AlterQueue(request_id="-", name=f"{NAME}.dead", config={"retention": "topic"})
         await client.change(kept, timeout_s=60.0)

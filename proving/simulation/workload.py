@@ -19,10 +19,10 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import ORDINARY, Injection
 from proving.simulation.invariants import Invariants
+from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.world import Host
-from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
@@ -124,9 +124,7 @@ class Workload:
         async def create() -> None:
             client = self._client(process)
             for topic in self.topics:
-                await AsyncAdmin(client).create_topic(
-                    topic, self.partitions, 3, **self.topic_options
-                )
+                await create_topic(client, topic, self.partitions, **self.topic_options)
             client.close()
 
         await process.run(create())

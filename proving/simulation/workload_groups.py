@@ -25,6 +25,7 @@ from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.link import NetworkHost
+from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.workload import PRODUCERS, Workload
@@ -152,7 +153,7 @@ class GroupWorkload(Workload):
             await offsets_partitions(client, create=True, timeout_s=END_LIMIT_S)
             admin = AsyncAdmin(client)
             await admin.alter_topic_config(OFFSETS_TOPIC, **self._offsets_options)
-            await admin.create_topic(COMPACTED, PARTITIONS, 3, **self.compacted.options)
+            await create_topic(client, COMPACTED, PARTITIONS, **self.compacted.options)
             client.close()
 
         await process.run(create())

@@ -28,6 +28,7 @@ from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.loose_queue import TOPIC as LOOSE
 from proving.simulation.loose_queue import LooseQueue
+from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.queue_lives import Lives
@@ -38,7 +39,6 @@ from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS
 from rayq.actors.queues.queue_leader import QueueLeader
-from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
@@ -164,12 +164,11 @@ class QueueWorkload(Workload):
 
         async def create() -> None:
             client = self._client(process)
-            admin = AsyncAdmin(client)
-            await admin.create_topic(AGAIN, 1, 3, **self.topic_options)
+            await create_topic(client, AGAIN, 1, **self.topic_options)
             later = dict(self.topic_options)
             if self.has_large_values:
                 later["max_message_bytes"] = LARGE_BYTES
-            await admin.create_topic(LATER, PARTITIONS, 3, **later)
+            await create_topic(client, LATER, PARTITIONS, **later)
             for plan in self.plans.values():
                 change = CreateQueue(
                     request_id="-",

@@ -18,6 +18,7 @@ from proving.simulation.buggify import POINTS, Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
 from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS, Injection
+from proving.simulation.new_topic import create_topic
 from proving.simulation.process import THREAD_S, Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
@@ -25,7 +26,6 @@ from proving.simulation.trimmed_topic import TrimmedTopic
 from proving.simulation.workload import CONSUMERS, Workload
 from proving.simulation.workload_groups import KEEPERS
 from proving.simulation.workload_moves import OPERATORS, GroupMovesWorkload
-from rayq.client.admin.admin import AsyncAdmin
 from rayq.core.topic_changes import OFFSETS_TOPIC
 
 FAULT_KINDS_MAX = 5
@@ -130,9 +130,7 @@ class SwarmWorkload(GroupMovesWorkload):
 
         async def create() -> None:
             client = self._client(process)
-            await AsyncAdmin(client).create_topic(
-                TRIMMED, TRIMMED_PARTITIONS, 3, **trimmed.options
-            )
+            await create_topic(client, TRIMMED, TRIMMED_PARTITIONS, **trimmed.options)
             client.close()
 
         await process.run(create())

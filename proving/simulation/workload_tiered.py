@@ -27,6 +27,7 @@ from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.faults_remote import WITH_REMOTE_STORAGE
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_tiered import TieredInvariants
+from proving.simulation.new_topic import create_topic
 from proving.simulation.object_store import ProcessObjectStore
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
@@ -265,11 +266,10 @@ class TieredWorkload(RemoteStorage, Operators):
         async def create() -> None:
             client = self._client(process)
             options = self.trimmed.options
-            admin = AsyncAdmin(client)
-            await admin.create_topic(TRIMMED, TRIMMED_PARTITIONS, 3, **options)
+            await create_topic(client, TRIMMED, TRIMMED_PARTITIONS, **options)
             if self.unclean is not None:
                 options = self.topic_options | {"unclean_leader_election": True}
-                await admin.create_topic(UNCLEAN, 1, 3, **options)
+                await create_topic(client, UNCLEAN, 1, **options)
             client.close()
 
         await process.run(create())

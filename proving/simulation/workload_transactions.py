@@ -23,6 +23,7 @@ from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants
+from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.workload import PRODUCERS, Workload
@@ -31,7 +32,6 @@ from rayq.actors.replica.replica import Replica
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.taking_cuts import take_cut, together
 from rayq.batch.transaction_cut import Cut
-from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.subscription import Stream
@@ -134,9 +134,8 @@ class TransactionWorkload(Workload):
         async def create() -> None:
             client = self._client(process)
             await offsets_partitions(client, create=True, timeout_s=END_LIMIT_S)
-            admin = AsyncAdmin(client)
-            await admin.create_topic(PAIRS, PAIRS_PARTITIONS, 3, **self._pairs_options)
-            await admin.create_topic(COPIES, COPIES_PARTITIONS, 3, **self.topic_options)
+            await create_topic(client, PAIRS, PAIRS_PARTITIONS, **self._pairs_options)
+            await create_topic(client, COPIES, COPIES_PARTITIONS, **self.topic_options)
             client.close()
 
         await process.run(create())
