@@ -153,7 +153,7 @@ class TieredInvariants:
         found = set()
         for history in self._histories.values():
             if history.pointer is not None and history.manifest is not None:
-                found |= {history.pointer.manifest} | _live_names(history.manifest)
+                found |= _named(history.pointer, history.manifest)
         return found
 
     def check_ends(self) -> None:
@@ -198,7 +198,7 @@ class TieredInvariants:
             for name in gone:
                 history.left_s[name] = (manifest.written_ms - START_WALL_MS) / 1000
         history.pointer, history.manifest = after, manifest
-        for name in _live_names(manifest) | {after.manifest}:
+        for name in _named(after, manifest):
             self._objects_of[name] = key
 
     def load(self, pointer: RemotePointer, where: str) -> Manifest:
@@ -321,7 +321,7 @@ class TieredInvariants:
             history = self._histories.get(key)
             if history is None or history.pointer is None or history.manifest is None:
                 continue  # Its topic is gone.
-            named = {history.pointer.manifest} | _live_names(history.manifest)
+            named = _named(history.pointer, history.manifest)
             if change.name in named and not self._left_just_now(key, change.name):
                 raise InvariantError(
                     f"{change.by} deletes {change.name}, which the committed manifest names"
@@ -351,7 +351,7 @@ class TieredInvariants:
             return False
         newest = max(held, key=lambda one: one.version)
         manifest = self.load(newest, f"{key[0]}-{key[1]}")
-        return name not in {newest.manifest} | _live_names(manifest)
+        return name not in _named(newest, manifest)
 
     # --- replicas ---------------------------------------------------------------------------------
 
@@ -482,6 +482,11 @@ class TieredInvariants:
                 f"{log.start_offset}, local from {log.local_start_offset}, and takes its epochs "
                 f"for {sorted(known)}; they are {sorted(expected)}"
             )
+
+
+def _named(pointer: RemotePointer, manifest: Manifest) -> set[str]:
+    """What a committed pointer refers to."""
+    return {pointer.manifest} | _live_names(manifest)
 
 
 def _live_names(manifest: Manifest) -> set[str]:

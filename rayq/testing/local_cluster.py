@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
@@ -20,8 +20,6 @@ from rayq.errors import InvalidRequestError, UnknownBrokerError
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
-
-T = TypeVar("T")
 
 POOLS_STOP_TIMEOUT_S = 10.0
 """How long `stop` lets the consumers of pools finish."""
