@@ -41,13 +41,16 @@ class Faults:
         topics: Sequence[str],
         kinds: Sequence[Injection],
         more: Sequence[Injection],
+        lose_disks: bool,
     ) -> None:
         """`acknowledged()` is the number of records that clients know to be written. Disk errors
         hit one of the `topics` at a time. Faults are of `kinds` and `more`. Those of `more` also
-        come just when the victim of another fault is coming back."""
+        come just when the victim of another fault is coming back. `lose_disks`: a broker may lose
+        its disk, once all replicas are in sync."""
         self.log: list[str] = []
         self._topics = topics
         self._kinds = [*kinds, *more]
+        self._lose_disks = lose_disks
         self._aftermaths = [*AFTERMATHS, *more]
         self._cluster = cluster
         self._clients = clients
@@ -65,7 +68,7 @@ class Faults:
         running: set[asyncio.Task[None]] = set()
         intensity_s = self._rng.choice((1.5, 3.0, 4.0))
         loses_disk_s = self._world.now_s + self._rng.uniform(5, max(6, until_s - 25))
-        loses_disk = self._rng.random() < 0.5
+        loses_disk = self._rng.random() < 0.5 and self._lose_disks
         while self._world.now_s < until_s:
             await asyncio.sleep(self._rng.expovariate(1 / intensity_s))
             if loses_disk and self._world.now_s > loses_disk_s:

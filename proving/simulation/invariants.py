@@ -3,6 +3,7 @@
 - one leader for each (partition, leader epoch), one controller for each controller epoch, one
   process that has a partition's directory open;
 - committed metadata is the same record at the same index everywhere, and valid after each record;
+  what servers answer about it is judged by `metadata_answers`;
 - leader and partition epochs of the metadata never go back, nor does the high watermark of a
   replica within a role;
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
@@ -29,6 +30,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
+from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.replica_changes import ReplicaChanges
@@ -40,7 +42,12 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_entry
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    RequestDone,
+    decode_entry,
+)
 from rayq.core.partition_state import PartitionState
 from rayq.records import TopicIdPartition
 from rayq.storage.batch import read_header
@@ -153,7 +160,7 @@ class Invariants:
         """The histories of the partitions of compacted topics."""
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
-        self._metadata: dict[int, bytes] = {}
+        self.judge = MetadataJudge()
         self.state = ClusterState()
         """The newest committed metadata that any broker has applied."""
         self._state_version = 0
@@ -169,6 +176,8 @@ class Invariants:
 
     def observe(self, owner: Owner) -> None:
         """Checks what the event of this owner may have changed. Raises `InvariantError`."""
+        if self.judge.fault is not None:
+            raise InvariantError(self.judge.fault)
         host = self._changes.host(owner)
         if not isinstance(owner, Process):
             return
@@ -217,7 +226,10 @@ class Invariants:
 
     def _check_controller(self, host: Broker | ControllerServer) -> None:
         controller = host.controller_host.controller
-        if controller is None or self._latest_controller.get(host) is controller:
+        if controller is None:
+            return
+        self.judge.note_controller(controller)
+        if self._latest_controller.get(host) is controller:
             return
         self._latest_controller[host] = controller
         holder = self._controllers.setdefault(controller.epoch, controller)
@@ -235,20 +247,17 @@ class Invariants:
         for index, epoch, data in log.read(first, 1 << 30):
             if index > version:
                 break
-            encoded = epoch.to_bytes(8, "big") + data
-            if self._metadata.setdefault(index, encoded) != encoded:
-                raise InvariantError(
-                    f"record {index} of the metadata differs: {decode_entry(data)} of epoch "
-                    f"{epoch} here, {decode_entry(self._metadata[index][8:])} of epoch "
-                    f"{int.from_bytes(self._metadata[index][:8], 'big')} elsewhere"
-                )
+            self.judge.note_committed(index, epoch.to_bytes(8, "big") + data)
             if index == self._state_version + 1:
                 self._apply(index, data)
 
     def _apply(self, index: int, data: bytes) -> None:
         for record in decode_entry(data):
             self._replay(record)
+            if isinstance(record, RequestDone):
+                self.judge.note_done(index, record)
         self._state_version = index
+        self.judge.note_state(index, self.state)
 
     def _replay(self, record: MetadataRecord) -> None:
         if isinstance(record, PartitionChanged):

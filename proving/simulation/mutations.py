@@ -17,6 +17,7 @@ from unittest import mock
 import msgspec
 
 import proving.simulation.mutations_groups  # registers its bugs
+import proving.simulation.mutations_metadata  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs
 import proving.simulation.mutations_queues  # registers its bugs
 import proving.simulation.mutations_sharing  # registers its bugs

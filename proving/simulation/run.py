@@ -21,6 +21,7 @@ from proving.simulation.owner import ProcessDied
 from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
+from proving.simulation.workload_metadata import MetadataWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
 from proving.simulation.workload_queue_moves import QueueMovesWorkload
 from proving.simulation.workload_swarm import SwarmWorkload
@@ -68,6 +69,7 @@ class Outcome:
 SCENARIOS: dict[str, type[Workload]] = {
     "ordinary": Workload,
     "groups": GroupWorkload,
+    "metadata": MetadataWorkload,
     "moves": MovesWorkload,
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
@@ -127,7 +129,8 @@ def _simulate(outcome: Outcome) -> None:
         invariants = Invariants(cluster)
         world.loop.observer = workload.observer(invariants)
         try:
-            world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
+            with invariants.judge.judging():
+                world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
             outcome.problems.append("".join(traceback.format_exception(error)))
         for reported in world.errors[:PROBLEMS_MAX]:
@@ -189,6 +192,7 @@ async def _script(
         topics=workload.topics_on_disk,
         kinds=workload.fault_kinds,
         more=workload.more_faults,
+        lose_disks=workload.lose_disks,
     )
     outcome.faults = faults.log
     await faults.inject(begin_s + workload.heals_at_s)

@@ -1,0 +1,129 @@
+"""The faults of the metadata log: controllers that are cut off, and disks that fail its writes.
+
+They are aimed: most begin while a change is written and not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from proving.simulation.faults import Faults, Injection
+from proving.simulation.network import NetworkHost
+from rayq.actors.controller.controller import Controller
+
+PATIENCE_S = 2.0
+"""The longest wait for a change that is under way."""
+
+
+async def cut_off_the_controller(faults: Faults) -> None:
+    """Cuts the controller off from most of the voters, while clients may still reach it: what it
+    writes is not committed, and the next controller cuts it away."""
+    await _while_a_change_is_under_way(faults)
+    hosting = _controllers(faults)
+    if not hosting:
+        return
+    rng, cluster = faults._rng, faults._cluster
+    host, _ = rng.choice(hosting)
+    servers: list[NetworkHost] = [*cluster.hosts, cluster.controller_host]
+    others = [other for other in servers if other is not host]
+    with_it = rng.sample(others, rng.choice((0, 0, 1)))
+    both_ways = rng.random() < 0.7
+    one_side, other_side = [host, *with_it], [one for one in others if one not in with_it]
+    if rng.random() < 0.3:
+        other_side += faults._clients
+    faults._begin(f"cut the controller on {host.name} off, with {len(with_it)} beside it")
+    await faults._cut(one_side, other_side, both_ways)
+
+
+async def pause_the_controller(faults: Faults) -> None:
+    """Pauses the process that hosts the controller: another takes over, and it wakes up deposed."""
+    await _while_a_change_is_under_way(faults)
+    hosting = _controllers(faults)
+    if not hosting:
+        return
+    host, _ = faults._rng.choice(hosting)
+    names = ("broker-", "controller")
+    victims = [process for process in host.processes if process.name.startswith(names)]
+    faults._begin(f"pause the controller on {host.name}")
+    for victim in victims:
+        victim.pause()
+    await faults._last(0.5, 9.0)
+    for victim in victims:
+        victim.resume()
+
+
+async def fail_writes_of_metadata(faults: Faults) -> None:
+    """Fails some writes or syncs of one broker's metadata log."""
+    number = faults._any_broker()
+    disk = faults._cluster.hosts[number].disk
+    operation = faults._rng.choice(("write", "sync", "rename", "sync_dir"))
+    times = faults._rng.choice((1, 1, 2, 5))
+    faults._begin(f"broker {number}: {operation} of its metadata fails {times} times")
+    fault = disk.fail(operation, path_part="/metadata/", error=errno.EIO, times=times)
+    faults._disk_faults.append(fault)
+    await faults._last(0.5, 6.0)
+    fault.heal()
+
+
+async def lose_power_during_a_change(faults: Faults) -> None:
+    """Takes the power of one host, or of all, while a change is under way."""
+    await _while_a_change_is_under_way(faults)
+    await faults._rng.choice((Faults.power_loss, Faults.power_loss_of_all))(faults)
+
+
+async def _while_a_change_is_under_way(faults: Faults) -> None:
+    """Returns as soon as a controller has written something that is not committed, mostly."""
+    if faults._rng.random() < 0.2:
+        return
+    until_s = faults._world.now_s + PATIENCE_S
+    while faults._world.now_s < until_s:
+        for _, controller in _controllers(faults):
+            quorum = controller._quorum
+            if quorum.commit_index < quorum.last_index:
+                await asyncio.sleep(faults._rng.choice((0.0, 0.0005, 0.005)))
+                return
+        await asyncio.sleep(0.0005)
+
+
+def _controllers(faults: Faults) -> list[tuple[NetworkHost, Controller]]:
+    """The controllers that live, and their hosts."""
+    cluster = faults._cluster
+    found: list[tuple[NetworkHost, Controller]] = []
+    for process, broker in cluster.broker_of.items():
+        controller = broker.controller_host.controller
+        if process.alive and controller is not None:
+            found.append((process.host, controller))
+    process, server = cluster.controller_process, cluster.controller
+    if process is not None and process.alive and server is not None:
+        host = getattr(server, "controller_host", None)
+        if host is not None and host.controller is not None:
+            found.append((cluster.controller_host, host.controller))
+    return found
+
+
+OF_METADATA: list[Injection] = [
+    cut_off_the_controller,
+    cut_off_the_controller,
+    cut_off_the_controller,
+    pause_the_controller,
+    fail_writes_of_metadata,
+    fail_writes_of_metadata,
+    lose_power_during_a_change,
+    lose_power_during_a_change,
+    Faults.kill_the_controller,
+    Faults.kill_a_broker,
+    Faults.kill_a_host,
+    Faults.pause_a_process,
+    Faults.pause_a_host,
+    Faults.isolate_a_broker,
+    Faults.leave_a_broker_behind,
+    Faults.split,
+    Faults.slow_links,
+    Faults.reset_connections,
+    Faults.stop_a_broker,
+    Faults.disk_stall,
+    Faults.crash_at_a_disk_operation,
+    Faults.crash_at_a_change_of_names,
+]
+"""The faults of the scenario `metadata`."""

@@ -1,0 +1,364 @@
+"""Judgement of what voters, controllers and brokers answer about the metadata.
+
+An answer is a promise, and each one is compared with the logs at the moment in which it leaves:
+
+- an index that a voter confirms: its log holds there, and below, what that controller has; all of
+  it would survive a power loss; the voter has promised no higher controller epoch;
+- an index that a controller calls committed: a majority of its voters has confirmed it in this
+  controller epoch, and no controller ever has another record there;
+- a controller's answer, also a refusal or the answer to a repeated change: all that it is based on
+  is committed; a change is done once, however often it is repeated;
+- a controller that takes over has all that was ever called committed;
+- a snapshot, taken or sent, is the state that the records up to its index make;
+- what a broker tells clients is what its committed metadata says, not what it said before.
+
+The judge wraps methods of the servers while a seed runs. It changes nothing and takes no virtual
+time. A fault is kept until the observer of the loop raises it: an error that is raised inside a
+server would only be an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from rayq.actors.broker.metadata_answers import MetadataAnswers
+from rayq.actors.controller.controller import Controller
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.actors.metadata.quorum import Quorum, decode_entries
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    RequestDone,
+    decode_entry,
+    decode_records,
+    encode_record,
+)
+from rayq.errors import NotControllerError, RayqError
+from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
+from rayq.wire import messages
+from rayq.wire.codec import ENCODER
+
+State = tuple[bytes, ...]
+"""A state as encoded records, in an order that does not depend on how it came to be."""
+
+
+class MetadataJudge:
+    """See the module. `judging` wraps the servers' methods; `fault` is what was found first."""
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+        self.committed: dict[int, bytes] = {}
+        """Every record that a controller called committed, or a broker applied, by index, with its
+        controller epoch in front."""
+        self._last_committed = 0
+        self._quorums: dict[int, Quorum] = {}
+        self._seen_commit_index: dict[Quorum, int] = {}
+        self._confirmed: dict[tuple[int, str], int] = defaultdict(int)
+        """The highest index that a directory confirmed in a controller epoch."""
+        self._promised: dict[str, int] = defaultdict(int)
+        """The highest controller epoch that a directory promised or took records of."""
+        self._states: dict[int, State] = {}
+        """The states that committed records make, by version."""
+        self._early_states: dict[int, list[tuple[str, State]]] = defaultdict(list)
+        """Snapshots of versions that no broker has applied yet, and who took each."""
+        self._done_at: dict[str, int] = {}
+        """The index at which each repeatable change was committed."""
+        self._answered_at: dict[str, int] = {}
+
+    # --- what the invariants tell -----------------------------------------------------------------
+
+    def note_committed(self, index: int, encoded: bytes) -> None:
+        """Takes note of a committed record, its controller epoch in front."""
+        known = self.committed.setdefault(index, encoded)
+        if known != encoded:
+            self._found(
+                f"record {index} of the metadata differs: {_told(encoded)} here, {_told(known)} "
+                "was called committed elsewhere"
+            )
+        self._last_committed = max(self._last_committed, index)
+
+    def note_state(self, version: int, state: ClusterState) -> None:
+        """Takes note of the state that the committed records up to `version` make."""
+        told = self._states[version] = _state(state.snapshot())
+        for who, early in self._early_states.pop(version, ()):
+            self._compare_states(who, version, early, told)
+
+    def note_done(self, index: int, record: RequestDone) -> None:
+        """Takes note of a change that is committed."""
+        before = self._done_at.setdefault(record.request_id, index)
+        if before != index:
+            self._found(f"the change {record.request_id} was done twice: at {before} and {index}")
+        answered = self._answered_at.get(record.request_id)
+        if answered is not None and answered < index:
+            self._found(
+                f"the change {record.request_id} was answered at {answered}, and done at {index}"
+            )
+
+    def note_controller(self, controller: Controller) -> None:
+        """Looks at what a controller calls committed."""
+        quorum = controller._quorum
+        seen = self._seen_commit_index.get(quorum, 0)
+        if quorum.commit_index == seen:
+            return
+        self._seen_commit_index[quorum] = quorum.commit_index
+        confirmed = [
+            self._confirmed[quorum.epoch, voter.directory_id] >= quorum.commit_index
+            for voter in quorum.voters
+        ]
+        if sum(confirmed) <= len(confirmed) // 2:
+            self._found(
+                f"controller epoch {quorum.epoch} calls {quorum.commit_index} committed, which "
+                f"{sum(confirmed)} of {len(confirmed)} voters confirmed"
+            )
+        for index, epoch, data in quorum._entries_from(max(seen + 1, _first_index(quorum))):
+            if index > quorum.commit_index:
+                break
+            self.note_committed(index, _encoded(epoch, data))
+
+    # --- the servers' methods ---------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def judging(self) -> Iterator[None]:
+        """Wraps the methods whose answers are judged, for the length of a `with` block."""
+        wrapped: tuple[tuple[type, str, Any], ...] = (
+            (MetadataKeeper, "prepare", self._around_prepare(MetadataKeeper.prepare)),
+            (MetadataKeeper, "append", self._around_append(MetadataKeeper.append)),
+            (MetadataKeeper, "install", self._around_install(MetadataKeeper.install)),
+            (MetadataLog, "compact", self._around_compact(MetadataLog.compact)),
+            (Quorum, "append", self._around_quorum_append(Quorum.append)),
+            (Quorum, "compact", self._around_quorum_compact(Quorum.compact)),
+            (Controller, "handle", self._around_handle(Controller.handle)),
+            (MetadataAnswers, "_page", self._around_page(MetadataAnswers._page)),
+        )
+        with contextlib.ExitStack() as stack:
+            for owner, method, wrapper in wrapped:
+                stack.enter_context(mock.patch.object(owner, method, wrapper))
+            yield
+
+    def _around_prepare(self, prepare: Any) -> Any:
+        async def judged(keeper: MetadataKeeper, request: messages.Prepare) -> Any:
+            answer = await prepare(keeper, request)
+            if not request.is_probe:
+                self._judge_epoch(keeper, answer.promised_epoch)
+                self._judge_disk(keeper)
+            return answer
+
+        return judged
+
+    def _around_append(self, append: Any) -> Any:
+        async def judged(
+            keeper: MetadataKeeper, request: messages.AppendMetadata, payload: memoryview
+        ) -> Any:
+            sent = decode_entries(payload)
+            answer = await append(keeper, request, payload)
+            self._judge_epoch(keeper, request.epoch)
+            self._judge_confirmed(keeper, request.epoch, answer)
+            first_index = keeper._log.first_index
+            for entry in sent:
+                if entry[0] >= first_index and keeper._log.read(entry[0], 1)[:1] != [entry]:
+                    self._found(f"{_who(keeper)} confirms {answer.last_index}, without {entry[:2]}")
+            if sent:
+                self._judge_disk(keeper)
+            return answer
+
+        return judged
+
+    def _around_install(self, install: Any) -> Any:
+        async def judged(
+            keeper: MetadataKeeper, request: messages.InstallMetadataSnapshot, payload: memoryview
+        ) -> Any:
+            data = bytes(payload)
+            answer = await install(keeper, request, payload)
+            self._judge_epoch(keeper, request.epoch)
+            self._judge_confirmed(keeper, request.epoch, answer)
+            self._judge_disk(keeper)
+            self._judge_snapshot(f"the snapshot for {_who(keeper)}", request.last_index, data)
+            if keeper.version == request.last_index:
+                taken = _state(keeper.state.snapshot())
+                self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
+            return answer
+
+        return judged
+
+    def _around_compact(self, compact: Any) -> Any:
+        def judged(log: MetadataLog, index: int, epoch: int, data: bytes) -> None:
+            compact(log, index, epoch, data)
+            self._judge_snapshot("the snapshot of a voter", index, data)
+
+        return judged
+
+    def _around_quorum_append(self, append: Any) -> Any:
+        def judged(
+            quorum: Quorum, records: Sequence[MetadataRecord], *, together: bool = False
+        ) -> Any:
+            known = self._quorums.setdefault(quorum.epoch, quorum)
+            if known is not quorum:
+                self._found(f"two controllers write in epoch {quorum.epoch}")
+            if quorum not in self._seen_commit_index:
+                self._seen_commit_index[quorum] = 0
+                self._judge_take_over(quorum)
+            return append(quorum, records, together=together)
+
+        return judged
+
+    def _around_quorum_compact(self, compact: Any) -> Any:
+        def judged(quorum: Quorum, snapshot: bytes) -> None:
+            compact(quorum, snapshot)
+            self._judge_snapshot("the snapshot of the controller", quorum.last_index, snapshot)
+
+        return judged
+
+    def _around_handle(self, handle: Any) -> Any:
+        async def judged(controller: Controller, request: messages.AnyRequest) -> Any:
+            quorum = controller._quorum
+            # It decides before it waits for the first time, so on all that is there now.
+            needed = quorum.last_index
+            name = type(request).__name__
+            try:
+                answer = await handle(controller, request)
+            except NotControllerError:
+                raise
+            except RayqError:
+                self._judge_answer(quorum, needed, f"the refusal of {name}")
+                raise
+            if isinstance(answer, messages.ChangeResponse):
+                needed = max(needed, answer.version)
+            if isinstance(request, messages.Change):
+                self._judge_done(request.request_id, needed)
+            self._judge_answer(quorum, needed, f"the answer to {name}")
+            return answer
+
+        return judged
+
+    def _around_page(self, page: Any) -> Any:
+        def judged(
+            answers: MetadataAnswers, asked: set[str] | None, request: messages.Metadata
+        ) -> Any:
+            names = None if asked is None else set(asked)
+            answer = page(answers, asked, request)
+            fresh = MetadataAnswers(
+                answers._metadata, answers._cluster_id, is_registered=answers._is_registered
+            )
+            if ENCODER.encode(answer) != ENCODER.encode(page(fresh, names, request)):
+                self._found(f"{_who(answers._metadata)} tells clients what is no longer so")
+            return answer
+
+        return judged
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def _judge_epoch(self, keeper: MetadataKeeper, epoch: int) -> None:
+        directory = keeper._directory.meta.directory_id
+        promised = self._promised[directory]
+        if epoch < promised:
+            self._found(f"{_who(keeper)} promised epoch {promised}, and follows {epoch}")
+        self._promised[directory] = max(promised, epoch)
+
+    def _judge_confirmed(
+        self, keeper: MetadataKeeper, epoch: int, answer: messages.AppendMetadataResponse
+    ) -> None:
+        index, log, quorum = answer.last_index, keeper._log, self._quorums[epoch]
+        key = (epoch, answer.directory_id)
+        self._confirmed[key] = max(self._confirmed[key], index)
+        if index > max(log.last_index, log.snapshot_index or 0):
+            self._found(f"{_who(keeper)} confirms {index}, and its log ends at {log.last_index}")
+        elif index > quorum.last_index:
+            self._found(
+                f"{_who(keeper)} confirms {index}, and controller epoch {epoch} has written up to "
+                f"{quorum.last_index}"
+            )
+        elif index >= _first_index(quorum) and index >= log.first_index:
+            here, there = log.epoch_at(index), quorum._epoch_at(index)
+            if here != there:
+                self._found(
+                    f"{_who(keeper)} confirms {index} in controller epoch {epoch}: its record is "
+                    f"of epoch {here}, the controller's of epoch {there}"
+                )
+
+    def _judge_disk(self, keeper: MetadataKeeper) -> None:
+        """What was promised or confirmed would survive a power loss now."""
+        disk = keeper._environment.disk.disk  # type: ignore[attr-defined]
+        for name in (ENTRIES, SNAPSHOT, PROMISE):
+            path = f"{keeper._directory.path}/metadata/{name}"
+            if disk.find(path) is None:
+                continue
+            length = len(disk.find_file(path).current)
+            if not disk.is_durable(path, 0, length):
+                self._found(f"{_who(keeper)} answers; a power loss now could cost {path}")
+
+    def _judge_take_over(self, quorum: Quorum) -> None:
+        """The log that a controller begins with has all that was called committed."""
+        last = self._last_committed
+        if not last:
+            return
+        epoch = int.from_bytes(self.committed[last][:8], "big")
+        if quorum.last_index < last:
+            self._found(
+                f"controller epoch {quorum.epoch} begins with records up to {quorum.last_index}; "
+                f"{last} is committed"
+            )
+        elif last >= _first_index(quorum) - 1 and quorum._epoch_at(last) != epoch:
+            self._found(
+                f"controller epoch {quorum.epoch} begins with another record {last}: of epoch "
+                f"{quorum._epoch_at(last)}, not {epoch}"
+            )
+
+    def _judge_answer(self, quorum: Quorum, needed: int, what: str) -> None:
+        if needed > quorum.commit_index:
+            self._found(
+                f"{what} rests on record {needed} of controller epoch {quorum.epoch}, which has "
+                f"committed up to {quorum.commit_index}"
+            )
+
+    def _judge_done(self, request_id: str, index: int) -> None:
+        answered = self._answered_at.setdefault(request_id, index)
+        done = self._done_at.get(request_id)
+        if done is not None and done > max(answered, index):
+            self._found(f"the change {request_id} was answered at {index}, and done at {done}")
+
+    def _judge_snapshot(self, who: str, index: int, data: bytes) -> None:
+        state = ClusterState()
+        for record in decode_records(data):
+            state.replay(record)
+        self._judge_state(who, index, _state(state.snapshot()))
+
+    def _judge_state(self, who: str, version: int, state: State) -> None:
+        known = self._states.get(version)
+        if known is None:
+            self._early_states[version].append((who, state))
+        else:
+            self._compare_states(who, version, state, known)
+
+    def _compare_states(self, who: str, version: int, found: State, known: State) -> None:
+        if found != known:
+            odd = sorted(set(found) ^ set(known))
+            self._found(f"{who} is not the state of version {version}: {odd[:4]}")
+
+    def _found(self, fault: str) -> None:
+        if self.fault is None:
+            self.fault = fault
+
+
+def _state(records: Sequence[MetadataRecord]) -> State:
+    return tuple(sorted(map(encode_record, records)))
+
+
+def _encoded(epoch: int, data: bytes) -> bytes:
+    return epoch.to_bytes(8, "big") + data
+
+
+def _told(encoded: bytes) -> str:
+    return f"{decode_entry(encoded[8:])} of epoch {int.from_bytes(encoded[:8], 'big')}"
+
+
+def _first_index(quorum: Quorum) -> int:
+    """The first index whose record, and not only a snapshot, is in the controller's memory."""
+    return 1 if quorum._snapshot is None else quorum._snapshot[0] + 1
+
+
+def _who(keeper: MetadataKeeper) -> str:
+    return f"broker {keeper._directory.meta.broker}"
