@@ -41,7 +41,6 @@ class TransactionAdmission:
 
     def __init__(self) -> None:
         self._joined: set[tuple[int, int]] = set()
-        self._sealed: set[tuple[int, int]] = set()
         self._coordinator_epochs: dict[int, int] = {}
         """By partition of `__transaction_state`, the highest leader epoch that sent a marker."""
 
@@ -57,11 +56,6 @@ class TransactionAdmission:
         """What a batch needs now; ask again after each wait. Raises TransactionEndedError,
         TransactionLimitError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
-        if (family, epoch) in self._sealed:
-            raise TransactionEndedError(
-                f"The transaction {family}:{epoch} takes no more records: its owner ends it. "
-                "Nothing was written."
-            )
         if open_epoch is not None and open_epoch < epoch:
             return Step.WAIT
         if open_epoch is None and open_count >= OPEN_TRANSACTIONS_MAX:
@@ -80,15 +74,11 @@ class TransactionAdmission:
     def seal(
         self, family: int, epoch: int, *, open_epoch: int | None, ended_epoch: int
     ) -> None:
-        """No batch of the transaction is appended any more. Its coordinator has sealed it: so it
-        joins under no later leader either. Raises TransactionEndedError, TransactionLimitError."""
+        """The partition has to join again before another batch of the transaction, here as under
+        any later leader: no coordinator lets it that has sealed the transaction. So there is
+        nothing to remember, and nobody else's seal does harm. Raises TransactionEndedError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
-        if len(self._sealed) >= OPEN_TRANSACTIONS_MAX:
-            raise TransactionLimitError(
-                f"{OPEN_TRANSACTIONS_MAX} transactions are sealed in this partition, the limit: "
-                "let some of them end."
-            )
-        self._sealed.add((family, epoch))
+        self._joined.discard((family, epoch))
 
     def _check_not_ended(
         self, family: int, epoch: int, open_epoch: int | None, ended_epoch: int
@@ -124,5 +114,4 @@ class TransactionAdmission:
                 f"comes before that of {family}:{epoch}."
             )
         self._joined.discard((family, epoch))
-        self._sealed.discard((family, epoch))
         return epoch > ended_epoch and (open_epoch is None or open_epoch == epoch)

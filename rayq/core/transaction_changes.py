@@ -121,6 +121,11 @@ def join(
         state.deadlines_s[key] = now_s + timeout_ms / 1000
         begun = TransactionValue(transactional_id, "open", now_ms, frozenset([participant]))
         return [TransactionRecord(key, begun)]
+    if transaction.state == "sealed":
+        raise TransactionEndedError(
+            f"Transaction {key.epoch} of family {key.family} takes no more records: its owner ends "
+            "it."
+        )
     if transaction.state != "open":
         raise _ended(key)
     if participant in transaction.participants:

@@ -339,16 +339,43 @@ def test_what_comes_behind_a_seal_is_refused_also_where_it_waits_for_its_join() 
         waiting = led.waiting(FAMILY + 1)
         await led.settle()
         assert led.seal() == messages.SealPartitionResponse([], LEADER_EPOCH)
+        led.coordinators.answer()  # From before the coordinator sealed it.
+        await led.settle()
+        assert not waiting.done() and len(led.coordinators.asked) == 2
+        led.coordinators.refusal = TransactionEndedError("It is sealed.")
         led.coordinators.answer()
         await led.settle()
         with pytest.raises(TransactionEndedError):
             waiting.result()
+        led.coordinators.answers_at_once = True
+        late = led.waiting(FAMILY + 1)
+        await led.settle()
         with pytest.raises(TransactionEndedError):
-            led.produce(FAMILY + 1)
+            late.result()
         await led.ended()
         with pytest.raises(TransactionEndedError):
             led.seal()
         assert led.end == 1, "its marker"
+
+    leading(work)
+
+
+def test_a_seal_from_somebody_else_stops_no_writer() -> None:
+    """Family and epoch are no secrets. The coordinator, which did not seal it, lets all go on."""
+
+    async def work(led: Led) -> None:
+        await led.written()
+        led.seal()
+        assert await led.written(sequence=1) == 1
+        led.coordinators.answers_at_once = False
+        waiting = led.waiting(OTHER)
+        await led.settle()
+        led.leader.transactions.seal(messages.SealPartition("id", 0, LEADER_EPOCH, OTHER, 0))
+        led.coordinators.answers_at_once = True
+        led.coordinators.answer(OTHER)
+        await led.settle()
+        await led.copied()
+        assert waiting.result().base_offset == 2
 
     leading(work)
 

@@ -101,6 +101,8 @@ class LeaderTransactions:
         self._waiting: dict[int, list[_WaitingBatch]] = {}
         """By family, in the order in which they came."""
         self._joining: dict[Key, asyncio.Task[None]] = {}
+        self._sealed_meanwhile: set[Key] = set()
+        """Of those that are joining: the answer may be from before the seal."""
         self._markers: Purgatory[messages.Done] = Purgatory()
         self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
         self._watched: dict[Key, _Watched] = {}
@@ -180,7 +182,8 @@ class LeaderTransactions:
             await self._links.join(
                 family, epoch, self.assignment.topic_id, self.assignment.partition
             )
-            self._admission.joined(family, epoch, ended_epoch=self._log.ended_epoch(family))
+            if (family, epoch) not in self._sealed_meanwhile:
+                self._admission.joined(family, epoch, ended_epoch=self._log.ended_epoch(family))
         except RayqError as error:
             refusal = error
             if not isinstance(error, TransactionEndedError | TransactionLimitError):
@@ -191,6 +194,7 @@ class LeaderTransactions:
                 )
         finally:
             del self._joining[family, epoch]
+            self._sealed_meanwhile.discard((family, epoch))
         self._go_on(family, epoch, refusal)
 
     def _go_on(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
@@ -253,6 +257,8 @@ class LeaderTransactions:
             open_epoch=self._log.open_epoch(family),
             ended_epoch=self._log.ended_epoch(family),
         )
+        if (family, epoch) in self._joining:
+            self._sealed_meanwhile.add((family, epoch))
         written = self._replica_log.log.producers.records_of(family, epoch)
         answer = messages.SealPartitionResponse(written, self.assignment.leader_epoch)
         return self._when_committed(self._seals, answer)
