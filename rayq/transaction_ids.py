@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from zlib import crc32
 
-_FIRST = 1 << 61
-"""Ids below are those of producers without transactions, and so are those from `_END` on: jobs
-choose theirs from 2^62."""
+TRANSACTIONAL_IDS_START = 1 << 61
+"""Ids below are those of producers without transactions, and so are those from
+`TRANSACTIONAL_IDS_END` on: jobs choose theirs from 2^62."""
 _PARTITION_IDS = 1 << 52
 FAMILY_IDS = 1 << 20
 """How many ids a family has."""
 FAMILIES_MAX = _PARTITION_IDS // FAMILY_IDS
 """How many families a coordinator can draw."""
 COORDINATORS_MAX = 256
-_END = _FIRST + COORDINATORS_MAX * _PARTITION_IDS
+TRANSACTIONAL_IDS_END = TRANSACTIONAL_IDS_START + COORDINATORS_MAX * _PARTITION_IDS
 EPOCH_MAX = 65_535
 """The last epoch of a family: the transactional id goes on with another family."""
 
@@ -34,12 +34,14 @@ def make_family(partition: int, number: int) -> int:
     """The first producer id of a coordinator's family with that number, which the controller never
     grants twice."""
     assert 0 <= partition < COORDINATORS_MAX and 0 <= number < FAMILIES_MAX
-    return _FIRST + partition * _PARTITION_IDS + number * FAMILY_IDS
+    return TRANSACTIONAL_IDS_START + partition * _PARTITION_IDS + number * FAMILY_IDS
 
 
 def is_transactional(producer_id: int | None) -> bool:
     """Whether batches under this producer id belong to transactions: all of them do, or none."""
-    return producer_id is not None and _FIRST <= producer_id < _END
+    return (
+        producer_id is not None and TRANSACTIONAL_IDS_START <= producer_id < TRANSACTIONAL_IDS_END
+    )
 
 
 def family_of(producer_id: int) -> int:
@@ -49,4 +51,4 @@ def family_of(producer_id: int) -> int:
 
 def coordinator_of(family: int) -> int:
     """The partition of `__transaction_state` whose leader coordinates the family."""
-    return (family - _FIRST) // _PARTITION_IDS
+    return (family - TRANSACTIONAL_IDS_START) // _PARTITION_IDS

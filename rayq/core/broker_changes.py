@@ -53,6 +53,13 @@ class ReplicaReport(NamedTuple):
     partition_epoch: int = 0
     """The partition's epoch in the metadata that told the broker of its replica."""
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether a log can end so. A report that is not is passed over, and the others of its
+        broker count."""
+        epoch = self.last_epoch
+        return (epoch is None or 0 <= epoch <= election.HELD_EPOCH_MAX) and self.flushed >= 0
+
 
 def register_broker(
     state: ClusterState,
@@ -147,6 +154,8 @@ def register_replicas(
         partition = state.partition(report.topic_id, report.partition)
         if partition is None or broker not in partition.value.replicas:
             continue
+        if not report.is_plausible:
+            continue
         if report.partition_epoch < partition.value.placed_epoch:
             continue  # The broker may mean, and remove, a log from before a move.
         known = partition.processes.get(broker)
@@ -211,7 +220,7 @@ def stop_broker(
     members that return with these very logs are in sync at once.
     """
     known = state.brokers[broker]
-    stopped = {(end.topic_id, end.partition): end for end in ends}
+    stopped = {(end.topic_id, end.partition): end for end in ends if end.is_plausible}
     after = _BrokerDraft(state, heard, became_fenced={broker})
     records: list[MetadataRecord] = [BrokerFenced(broker, known.registration.incarnation)]
     for topic, number, partition in state.replicas_on(broker):

@@ -16,6 +16,9 @@ import msgspec
 from rayq.core.metadata_records import Member, PartitionValue, ReplicaRegistered
 
 Processes = Mapping[int, ReplicaRegistered]
+HELD_EPOCH_MAX = 1 << 30
+"""A log that says that it holds batches of a later epoch is damaged, or another cluster's. The next
+epoch would have to be above it, and has 31 bits."""
 
 
 def settle(
@@ -115,7 +118,8 @@ def next_epoch(value: PartitionValue, live: Processes) -> int:
     a live replica holds batches. Metadata that came back from an older copy does not know the
     newest epochs, and one epoch must never have two leaders."""
     held = (process.last_epoch or 0 for process in live.values())
-    return max(value.leader_epoch, value.restored_epoch, *held) + 1
+    known = (one for one in held if one <= HELD_EPOCH_MAX)
+    return max(value.leader_epoch, value.restored_epoch, *known) + 1
 
 
 def with_isr(

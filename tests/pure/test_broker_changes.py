@@ -190,6 +190,21 @@ def test_a_report_of_a_replica_that_is_not_the_brokers_is_passed_over(state: Clu
     assert broker_changes.register_replicas(state, 3, [report(3, topic="u")], EVERYONE) == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"last_epoch": 2**32 - 1}, {"last_epoch": 2**30 + 1}, {"last_epoch": -1}, {"flushed": -1}],
+)
+def test_a_log_that_cannot_end_so_is_passed_over_and_the_others_of_its_broker_are_not(
+    state: ClusterState, changes: dict[str, Any]
+) -> None:
+    wrong, sound = report(1, "b")._replace(**changes), report(1, "b", topic="u")
+    records = broker_changes.register_replicas(state, 1, [wrong, sound], EVERYONE)
+    told = [one.topic_id for one in records if isinstance(one, ReplicaRegistered)]
+    assert told == ["id-u"]
+    records = broker_changes.stop_broker(state, 1, [wrong, sound], EVERYONE, cluster_stops=False)
+    assert [one.topic_id for one in records if isinstance(one, ReplicaGone)] == ["id-u"]
+
+
 @pytest.mark.parametrize("known, counts", [(3, False), (4, True), (5, True)])
 def test_a_report_from_before_the_replicas_placement_is_passed_over(
     state: ClusterState, known: int, counts: bool

@@ -370,6 +370,8 @@ def test_the_next_epoch_is_above_those_decided_restored_and_held() -> None:
     assert next_epoch(value, running(process(2, last_epoch=6), process(3, last_epoch=1))) == 7
     assert next_epoch(msgspec.structs.replace(value, restored_epoch=8), {}) == 9
     assert next_epoch(PartitionValue((1,)), running(process(1, last_epoch=None))) == 1
+    absurd = running(process(2, last_epoch=2**32 - 1), process(3, last_epoch=6))
+    assert next_epoch(value, absurd) == 7, "a batch has 32 bits for its epoch"
 
 
 @pytest.mark.parametrize(

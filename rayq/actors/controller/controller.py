@@ -44,7 +44,7 @@ from rayq.errors import (
     StaleBrokerError,
     WrongClusterError,
 )
-from rayq.logs import log_event
+from rayq.logs import Seldom, log_event
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -106,6 +106,7 @@ class Controller:
         """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
+        self._implausible = Seldom(logger, logging.ERROR, environment.clock.monotonic)
 
     @property
     def epoch(self) -> int:
@@ -174,7 +175,7 @@ class Controller:
                 return self._register_broker(request)
             case messages.RegisterReplicas():
                 self._check_heard(request.broker, request.incarnation)
-                reports = [_report(one) for one in request.replicas]
+                reports = self._reports(request)
                 return None, broker_changes.register_replicas(
                     state, request.broker, reports, self._heard()
                 )
@@ -212,7 +213,7 @@ class Controller:
                 return messages.Done(), []
             case messages.BrokerStopped():
                 broker_changes.check_broker(state, request.broker, request.incarnation)
-                ends = [_report(one) for one in request.replicas]
+                ends = self._reports(request)
                 if self._cluster_stops:
                     self._expect_stops()
                 return None, broker_changes.stop_broker(
@@ -348,6 +349,23 @@ class Controller:
                 "are being committed. Try again."
             )
         return records
+
+    def _reports(
+        self, request: messages.RegisterReplicas | messages.BrokerStopped
+    ) -> list[ReplicaReport]:
+        reports = [_report(one) for one in request.replicas]
+        for one in reports:
+            if not one.is_plausible:
+                self._implausible.say(
+                    "broker %d reports a log of %s-%d that ends in epoch %s at %s: it is passed "
+                    "over. Look at that disk; replace-disk makes the replica anew.",
+                    request.broker,
+                    one.topic_id,
+                    one.partition,
+                    one.last_epoch,
+                    one.flushed,
+                )
+        return reports
 
     def _register_broker(
         self, request: messages.RegisterBroker

@@ -8,7 +8,17 @@ import msgspec
 
 from rayq.metrics import Sample
 from rayq.remote_pointer import RemotePointer
-from rayq.wire.messages.base import Id, Milliseconds, Request, Response, ToController
+from rayq.wire.messages.base import (
+    CheckedInt,
+    CheckedName,
+    ConfigValues,
+    Counter,
+    Id,
+    Milliseconds,
+    Request,
+    Response,
+    ToController,
+)
 
 
 class BrokerEndpoint(Response, frozen=True):
@@ -84,11 +94,11 @@ class Metadata(Request[MetadataResponse], frozen=True):
 
     api: ClassVar[int] = 1
     ends_with_connection: ClassVar[bool] = True
-    topics: Annotated[list[str], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
+    topics: Annotated[list[CheckedName], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
     """None: all topics. A name that does not exist is missing in the answer."""
-    version_min: int = 0
+    version_min: Counter = 0
     wait_ms: Milliseconds = 0
-    after: str = ""
+    after: CheckedName = ""
     """Only topics with names after this one."""
     topic_ids: Annotated[list[Id], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] = msgspec.field(
         default_factory=list
@@ -123,20 +133,20 @@ class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
 
 class CreateTopic(Change, frozen=True):
     api: ClassVar[int] = 3
-    name: str
-    partitions: int
-    replication_factor: int | None
-    config: dict[str, Any]
+    name: CheckedName
+    partitions: CheckedInt
+    replication_factor: CheckedInt | None
+    config: ConfigValues
 
 
 class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
-    name: str
+    name: CheckedName
 
 
 class _Total(Change, frozen=True):
-    name: str
-    total: int
+    name: CheckedName
+    total: CheckedInt
 
 
 class CreatePartitions(_Total, frozen=True, kw_only=True):
@@ -150,8 +160,8 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
 
 class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
-    name: str
-    changes: dict[str, Any]
+    name: CheckedName
+    changes: ConfigValues
     """A key set to None where None is not a legal value goes back to its default."""
 
 
@@ -160,8 +170,8 @@ class ElectLeaders(Change, frozen=True):
     live replica, for partitions that have no leader."""
 
     api: ClassVar[int] = 7
-    name: str
-    partitions: list[int] | None
+    name: CheckedName
+    partitions: list[CheckedInt] | None
     unclean: bool
 
 
@@ -183,9 +193,9 @@ class AlterReassignments(Change, frozen=True):
     replicas of the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
-    moves: list[tuple[str, int, list[int] | None]]
+    moves: list[tuple[CheckedName, CheckedInt, list[CheckedInt] | None]]
     """`(topic, partition, brokers)`, the preferred leader first. None cancels a move."""
-    throttle_bytes_per_s: int | None = None
+    throttle_bytes_per_s: CheckedInt | None = None
     """The most that each added replica copies. None: no limit."""
 
 
@@ -194,9 +204,9 @@ class SetReplicationFactor(Change, frozen=True):
     moves, or none. The same factor again changes the throttle."""
 
     api: ClassVar[int] = 12
-    name: str
-    replication_factor: int
-    throttle_bytes_per_s: int | None = None
+    name: CheckedName
+    replication_factor: CheckedInt
+    throttle_bytes_per_s: CheckedInt | None = None
 
 
 class CordonBroker(Change, frozen=True):
@@ -204,7 +214,7 @@ class CordonBroker(Change, frozen=True):
     `cordoned` False it takes replicas again."""
 
     api: ClassVar[int] = 10
-    broker: int
+    broker: CheckedInt
     cordoned: bool
 
 
@@ -212,7 +222,7 @@ class RemoveBroker(Change, frozen=True):
     """Forgets a broker that is stopped and holds no replicas."""
 
     api: ClassVar[int] = 11
-    broker: int
+    broker: CheckedInt
 
 
 class DescribeMetricsResponse(Response, frozen=True):

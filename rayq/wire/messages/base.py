@@ -7,8 +7,38 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_arg
 
 import msgspec
 
-Offset = Annotated[int, msgspec.Meta(ge=0)]
-Epoch = Annotated[int, msgspec.Meta(ge=0)]
+from rayq.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL_IDS_START
+
+# Every number, str and bytes of a request has a range or a length. What is out of range is refused
+# before a handler sees it, by a ProtocolError for that request alone (tests/pure/test_ranges.py).
+
+TIMESTAMP_MS_MAX = 1 << 62
+Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""Also the end of a log."""
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+"""Of a leader, a partition or a controller. A batch has 32 bits for it."""
+Counter = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""A version, an index, a sequence, a size: whatever begins at 0 and grows."""
+BrokerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+ProducerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Family = Annotated[int, msgspec.Meta(ge=TRANSACTIONAL_IDS_START, lt=TRANSACTIONAL_IDS_END)]
+TransactionEpoch = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+MemberEpoch = Annotated[int, msgspec.Meta(ge=-2, le=(1 << 31) - 1)]
+DurationMs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+HostName = Annotated[str, msgspec.Meta(max_length=1024)]
+FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
+Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+"""What people read: why something failed. A pattern, which its handler checks."""
+CheckedInt = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""A number that the handler checks, and refuses by an error that says more; or one of many in a
+report, where a wrong one must not stop the others."""
+CheckedName = Annotated[str, msgspec.Meta(max_length=65_536)]
+"""Likewise a name."""
+ConfigKey = Annotated[str, msgspec.Meta(max_length=1024)]
+ConfigValues = dict[ConfigKey, Any]
+"""What `rayq.config.parse` checks."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
@@ -18,6 +48,7 @@ MILLISECONDS_MAX = 3_600_000
 """The longest wait that a request may ask for."""
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=MILLISECONDS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
 
 class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the answers."""

@@ -7,7 +7,22 @@ from typing import ClassVar
 import msgspec
 
 from rayq.wire.messages.any_broker import ChangeResponse
-from rayq.wire.messages.base import Done, Epoch, Id, Partition, Request, Response, ToController
+from rayq.wire.messages.base import (
+    BrokerId,
+    CheckedInt,
+    CheckedName,
+    Counter,
+    Done,
+    Epoch,
+    HostName,
+    Id,
+    Partition,
+    Port,
+    Request,
+    Response,
+    Text,
+    ToController,
+)
 
 
 class FindControllerResponse(Response, frozen=True):
@@ -34,16 +49,16 @@ class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
     and tries again."""
 
     api: ClassVar[int] = 61
-    cluster_id: str
-    broker: int
+    cluster_id: CheckedName
+    broker: BrokerId
     directory_id: Id
-    start_counter: int
+    start_counter: Counter
     incarnation: Id
-    host: str
-    port: int
-    node_id: str
-    replicas_max: int
-    held: list[tuple[str, int]]
+    host: HostName
+    port: Port
+    node_id: CheckedName
+    replicas_max: Counter
+    held: list[tuple[CheckedName, CheckedInt]]
     """`(topic id, partition)` of the directories that replica processes of an earlier broker
     process still hold. Its other replica processes are gone."""
 
@@ -56,23 +71,23 @@ class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     """Renews the broker's session. Raises StaleBrokerError where the broker must register first."""
 
     api: ClassVar[int] = 62
-    broker: int
+    broker: BrokerId
     incarnation: Id
-    remote_trouble: str | None = "it was started without remote_storage_url"
+    remote_trouble: Text | None = "it was started without remote_storage_url"
     """Why the broker cannot use the object store. None: it has written and read a probe there."""
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
     """A replica process, as its broker reports it: where it listens, and what its disk holds."""
 
-    topic_id: str
-    partition: int
-    incarnation: str
-    host: str
-    port: int
-    last_epoch: int | None
-    flushed: int
-    partition_epoch: int = 0
+    topic_id: CheckedName
+    partition: CheckedInt
+    incarnation: CheckedName
+    host: HostName
+    port: Port
+    last_epoch: CheckedInt | None
+    flushed: CheckedInt
+    partition_epoch: CheckedInt = 0
     """The partition's epoch in the metadata that places the replica on this broker."""
 
 
@@ -81,7 +96,7 @@ class RegisterReplicas(ToController[ChangeResponse], frozen=True):
     the metadata shows the incarnations; a repetition changes nothing."""
 
     api: ClassVar[int] = 63
-    broker: int
+    broker: BrokerId
     incarnation: Id
     replicas: list[ReplicaRegistration]
 
@@ -90,11 +105,11 @@ class ReplicasFailed(ToController[ChangeResponse], frozen=True):
     """Reports replica processes that are gone, or replicas that stopped on a disk error."""
 
     api: ClassVar[int] = 64
-    broker: int
+    broker: BrokerId
     incarnation: Id
-    replicas: list[tuple[str, int, str]]
+    replicas: list[tuple[CheckedName, CheckedInt, CheckedName]]
     """`(topic id, partition, incarnation)`"""
-    reason: str
+    reason: Text
 
 
 class AlterPartition(ToController[ChangeResponse], frozen=True):
@@ -105,11 +120,11 @@ class AlterPartition(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 65
     topic_id: Id
     partition: Partition
-    broker: int
+    broker: BrokerId
     incarnation: Id
     leader_epoch: Epoch
     partition_epoch: Epoch
-    isr: list[tuple[int, str]]
+    isr: list[tuple[BrokerId, CheckedName]]
     """`(broker, incarnation)`"""
 
 
@@ -117,7 +132,7 @@ class BrokerStopped(ToController[ChangeResponse], frozen=True):
     """Reports a controlled stop: the logs of the broker's replicas end exactly here."""
 
     api: ClassVar[int] = 66
-    broker: int
+    broker: BrokerId
     incarnation: Id
     replicas: list[ReplicaRegistration]
 
@@ -131,7 +146,7 @@ class AllocateProducerIds(ToController[AllocateProducerIdsResponse], frozen=True
     """Asks for a block of producer ids, which the broker hands out one by one."""
 
     api: ClassVar[int] = 67
-    broker: int
+    broker: BrokerId
     incarnation: Id
 
 

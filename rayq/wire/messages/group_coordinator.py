@@ -14,18 +14,26 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rayq.wire.messages.base import (
+    TIMESTAMP_MS_MAX,
+    CheckedName,
     CommitMetadata,
+    Counter,
     Done,
+    Epoch,
+    Family,
     GroupName,
     Id,
+    MemberEpoch,
     Milliseconds,
     Name,
     Offset,
     Partition,
+    Reason,
     Response,
+    Text,
     ToCoordinator,
+    TransactionEpoch,
 )
-from rayq.wire.messages.transactions import Family, TransactionEpoch
 
 #
 MEMBER_EPOCH_JOIN = 0
@@ -61,23 +69,23 @@ class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
     api: ClassVar[int] = 30
     group: GroupName
     member: Id
-    """A random id that the member chooses at its start (KIP-848)."""
-    member_epoch: Annotated[int, msgspec.Meta(ge=-2)]
+    """A random id that the member chooses at its start (KIP-848). Who has it acts as the member."""
+    member_epoch: MemberEpoch
     instance: Name | None
     """`group_instance_id` of a static member."""
-    client: str
+    client: CheckedName
     """Host and process of the member, for operators."""
     topics: list[Name]
-    pattern: str | None
+    pattern: Text | None
     """A regular expression over topic names (whole match), beside `topics`."""
     assignor: Name
     session_timeout_ms: Milliseconds
-    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1)]
+    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=TIMESTAMP_MS_MAX)]
     """How long the member may take to give up a partition before it is taken out of the group."""
     owned: list[tuple[Id, Partition]]
     """`(topic id, partition)` pairs that the member reads now."""
     wait_ms: Milliseconds
-    reason: str = ""
+    reason: Reason = ""
     """Why the member leaves."""
 
 
@@ -99,10 +107,10 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
 
     api: ClassVar[int] = 31
     group: GroupName
-    member: str
-    member_epoch: int
-    sequence: int
-    offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
+    member: CheckedName
+    member_epoch: MemberEpoch
+    sequence: Counter
+    offsets: list[tuple[Id, Partition, Offset, Epoch | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
     transaction: tuple[Family, TransactionEpoch] | None = None
@@ -152,6 +160,7 @@ class ListGroups(ToCoordinator[ListGroupsResponse], frozen=True):
 
 class GroupMemberDescription(Response, frozen=True):
     member: str
+    """The beginning: see `rayq.secret_names`."""
     instance: str | None
     client: str
     member_epoch: int

@@ -9,22 +9,31 @@ Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingEr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.any_broker import Change, ChangeResponse
 from rayq.wire.messages.base import (
+    BrokerId,
     Bytes,
+    CheckedInt,
+    CheckedName,
+    ConfigValues,
+    Counter,
     Done,
     Epoch,
+    FilePath,
+    HostName,
     Id,
     Milliseconds,
     Offset,
     Partition,
+    Port,
     Request,
     Response,
+    Text,
     ToController,
     ToLeader,
 )
@@ -39,9 +48,9 @@ ObjectNames = Annotated[list[ObjectName], msgspec.Meta(max_length=OBJECT_NAMES_M
 class LocalRange(msgspec.Struct, array_like=True, frozen=True):
     """Whole batches in a segment file of this node."""
 
-    path: str
-    position: int
-    length: int
+    path: FilePath
+    position: Offset
+    length: Bytes
 
 
 class StoreRecordsResponse(Response, frozen=True):
@@ -68,7 +77,7 @@ class StoreRecords(Request[StoreRecordsResponse], frozen=True):
     start: Offset
     end: Offset
     ranges: list[LocalRange]
-    aborted: list[tuple[int, int]]
+    aborted: list[tuple[Counter, Counter]]
     """`(family, epoch)` of the aborted transactions that may have batches in the range."""
 
 
@@ -129,8 +138,8 @@ class ListObjects(Request[ListObjectsResponse], frozen=True):
     """The objects whose names begin with `prefix` and come after `after`, one page of them."""
 
     api: ClassVar[int] = 95
-    prefix: str
-    after: str = ""
+    prefix: FilePath
+    after: FilePath = ""
 
 
 class DeleteObjects(Request[Done], frozen=True):
@@ -168,11 +177,11 @@ class AttachObjectServer(Request[Done], frozen=True):
 
     api: ClassVar[int] = 57
     incarnation: Id
-    pid: int
-    pid_start_time: int
-    host: str
-    port: int
-    trouble: str | None = None
+    pid: Counter
+    pid_start_time: Counter
+    host: HostName
+    port: Port
+    trouble: Text | None = None
     """Why the object store does not work now. None: its probe was written and read."""
 
 
@@ -189,7 +198,7 @@ class MoveRemote(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 84
     topic_id: Id
     partition: Partition
-    broker: int
+    broker: BrokerId
     incarnation: Id
     leader_epoch: Epoch
     pointer: RemotePointer
@@ -205,7 +214,7 @@ class PinSnapshot(Change, frozen=True, kw_only=True):
     api: ClassVar[int] = 85
     pin_id: Id
     topic_id: Id
-    starts: dict[int, int]
+    starts: dict[CheckedInt, CheckedInt]
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 
 
@@ -222,10 +231,10 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     fit, or another topic has these objects."""
 
     api: ClassVar[int] = 88
-    name: str
-    partitions: int
-    replication_factor: int | None
-    config: dict[str, Any]
+    name: CheckedName
+    partitions: CheckedInt
+    replication_factor: CheckedInt | None
+    config: ConfigValues
     """With `remote_storage`."""
     pointers: list[RemotePointer | None]
     """By partition. None, or no entry: it begins empty."""
@@ -236,7 +245,7 @@ class EndRemoteStorage(Change, frozen=True, kw_only=True):
     later; what is on no replica's disk any more is lost at once."""
 
     api: ClassVar[int] = 89
-    name: str
+    name: CheckedName
 
 
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):

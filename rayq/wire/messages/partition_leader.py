@@ -7,13 +7,18 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rayq.wire.messages.base import (
+    TIMESTAMP_MS_MAX,
     Bytes,
     Done,
+    Epoch,
+    Family,
     Milliseconds,
     Offset,
+    ProducerId,
     Response,
     ToLeader,
     ToPartition,
+    TransactionEpoch,
 )
 
 EARLIEST = -2
@@ -85,7 +90,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     api: ClassVar[int] = 21
     ends_with_connection: ClassVar[bool] = True
     offset: Offset
-    last_epoch: int | None
+    last_epoch: Epoch | None
     bytes_max: Bytes
     wait_ms: Milliseconds
     isolation: Isolation = ISOLATION_NONE
@@ -104,7 +109,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
     """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
 
     api: ClassVar[int] = 22
-    timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=-2, le=TIMESTAMP_MS_MAX)]
     isolation: Isolation = READ_UNCOMMITTED
 
 
@@ -181,7 +186,7 @@ class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
     """The producers in a range of ids of which the leader remembers a batch (after KIP-664)."""
 
     api: ClassVar[int] = 27
-    first_producer_id: Annotated[int, msgspec.Meta(ge=0)]
+    first_producer_id: ProducerId
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
 
@@ -222,5 +227,5 @@ class AbortUnknownTransaction(ToLeader[Done], frozen=True):
     UnknownTopic, Timeout, Storage errors."""
 
     api: ClassVar[int] = 29
-    family: Annotated[int, msgspec.Meta(ge=1 << 61)]
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+    family: Family
+    epoch: TransactionEpoch

@@ -4,8 +4,8 @@ A queue is a named reader of a topic that settles single records. The leader of 
 has a part of it (its *queue leader*). What is decided there is durable with the *keeper*: the
 leader of partition crc32(queue id) % partitions of `__queue_state`.
 
-A *lock* is (state epoch, offset, count): the count says how often the record was given out.
-Settling names the lock, so that a late answer never settles somebody else's delivery.
+A *lock* is (holder, state epoch, offset, count): the count says how often the record was given out.
+Settling names the lock, so that nobody settles somebody else's delivery, by lateness or otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ import msgspec
 from rayq.wire.messages.any_broker import Change
 from rayq.wire.messages.base import (
     Bytes,
+    CheckedInt,
+    CheckedName,
+    ConfigValues,
+    Counter,
+    DurationMs,
     Epoch,
     Id,
     Milliseconds,
     Offset,
     Partition,
+    Reason,
     Request,
     Response,
     ToCoordinator,
@@ -31,7 +37,6 @@ from rayq.wire.messages.base import (
 QUEUE_RANGES_MAX = 10_000
 """The most ranges or records that one request names."""
 Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 
 # --- metadata ------------------------------------------------------------------------------------
 
@@ -42,21 +47,21 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
-    name: str
-    topic: str
-    config: dict[str, Any]
-    partitions: int | None = None
+    name: CheckedName
+    topic: CheckedName
+    config: ConfigValues
+    partitions: CheckedInt | None = None
     """None: the topic exists."""
-    replication_factor: int | None = None
-    topic_config: dict[str, Any] = msgspec.field(default_factory=dict)
+    replication_factor: CheckedInt | None = None
+    topic_config: ConfigValues = msgspec.field(default_factory=dict)
 
 
 class AlterQueue(Change, frozen=True, kw_only=True):
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
 
     api: ClassVar[int] = 129
-    name: str
-    config: dict[str, Any]
+    name: CheckedName
+    config: ConfigValues
 
 
 class DeleteQueue(Change, frozen=True, kw_only=True):
@@ -64,7 +69,7 @@ class DeleteQueue(Change, frozen=True, kw_only=True):
     UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
-    name: str
+    name: CheckedName
 
 
 class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
@@ -100,11 +105,11 @@ class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
 
     api: ClassVar[int] = 137
     ends_with_connection: ClassVar[bool] = True
-    names: Annotated[list[str], msgspec.Meta(max_length=10_000)] | None = None
+    names: Annotated[list[CheckedName], msgspec.Meta(max_length=10_000)] | None = None
     """None: all queues. A name that does not exist is missing in the answer."""
-    version_min: int = 0
+    version_min: Counter = 0
     wait_ms: Milliseconds = 0
-    after: str = ""
+    after: CheckedName = ""
     """Only queues with names after this one."""
     queue_ids: Annotated[list[Id], msgspec.Meta(max_length=QUEUES_PAGE)] = msgspec.field(
         default_factory=list
@@ -154,28 +159,30 @@ class SettleResponse(Response, frozen=True):
 
 
 class Settle(ToLeader[SettleResponse], frozen=True):
-    """Settles locks, each named by its state epoch, offset and count. Settling again what is done,
-    or below the start, is success."""
+    """Settles locks, each named by its holder, state epoch, offset and count. Settling again what
+    is done, or below the start, is success."""
 
     api: ClassVar[int] = 132
     queue_id: Id
     holder: Holder
     state_epoch: Epoch
-    acks: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    acks: list[tuple[Offset, Offset, Counter]] = msgspec.field(default_factory=list)
     """`(first, last, count)`."""
-    nacks: list[tuple[int, int, int, int | None]] = msgspec.field(default_factory=list)
+    nacks: list[tuple[Offset, Offset, Counter, DurationMs | None]] = msgspec.field(
+        default_factory=list
+    )
     """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
-    rejects: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
+    rejects: list[tuple[Offset, Counter, Reason]] = msgspec.field(default_factory=list)
     """`(offset, count, reason)`: to the dead letters at once."""
-    extends: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
+    extends: list[tuple[Offset, Offset, Counter, DurationMs]] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
-    releases: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    releases: list[tuple[Offset, Offset, Counter]] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
     may_linger: bool = False
     """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
     kept together with other decisions."""
-    failures: list[tuple[int, int, Reason]] = msgspec.field(default_factory=list)
+    failures: list[tuple[Offset, Counter, Reason]] = msgspec.field(default_factory=list)
     """As `rejects`, of records that failed the last delivery that their consumer grants them."""
 
 
@@ -215,6 +222,7 @@ class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
     """`ready`, `locked`, `delayed` or `moving`."""
     count: int
     holder: str | None
+    """The beginning: see `rayq.secret_names`."""
     due_ms: int | None
     """By the wall clock: when a delay ends. For a lock: how many ms are left of it."""
 
@@ -231,7 +239,7 @@ class ListQueueRecords(ToLeader[ListQueueRecordsResponse], frozen=True):
     api: ClassVar[int] = 134
     queue_id: Id
     offset: Offset
-    states: list[str]
+    states: list[CheckedName]
     """[]: all."""
     records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
@@ -249,7 +257,7 @@ class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
     api: ClassVar[int] = 135
     queue_id: Id
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
-    to_topic: str | None
+    to_topic: CheckedName | None
     """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
 
 
@@ -292,7 +300,7 @@ class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
     data_leader_epoch: Epoch
     opener: Id
     """A random id, for this opening alone."""
-    after: bytes = b""
+    after: Annotated[bytes, msgspec.Meta(max_length=4096)] = b""
 
 
 class WriteQueueStateResponse(Response, frozen=True):
@@ -307,7 +315,7 @@ class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
     api: ClassVar[int] = 59
     queue_id: Id
     data_partition: Partition
-    fence: int
-    sequence: int
+    fence: Counter
+    sequence: Counter
     """The number of the write, of which one is under way at a time. A repetition has the same; a
     lower one than the last is a write that was held back, and is refused."""

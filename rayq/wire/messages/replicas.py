@@ -8,14 +8,21 @@ import msgspec
 
 from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.base import (
+    BrokerId,
     Bytes,
+    CheckedInt,
+    CheckedName,
+    Counter,
     Done,
     Epoch,
+    HostName,
     Id,
     Milliseconds,
     Offset,
+    Port,
     Request,
     Response,
+    Text,
     ToLeader,
     ToPartition,
 )
@@ -50,13 +57,13 @@ class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
 
     api: ClassVar[int] = 40
     ends_with_connection: ClassVar[bool] = True
-    broker: int
+    broker: BrokerId
     incarnation: Id
     leader_epoch: Epoch
     offset: Offset
     flushed: Offset
     log_start_offset: Offset
-    last_epoch: int | None
+    last_epoch: Epoch | None
     """The leader epoch of the follower's last batch. None: its log is empty."""
     bytes_max: Bytes
     wait_ms: Milliseconds
@@ -71,7 +78,7 @@ class ReplicaFlushed(ToPartition[Done], frozen=True):
     """One-way: the follower's disk holds everything below `flushed`."""
 
     api: ClassVar[int] = 41
-    broker: int
+    broker: BrokerId
     incarnation: Id
     leader_epoch: Epoch
     flushed: Offset
@@ -95,12 +102,12 @@ class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
     """One replica in a process."""
 
-    topic_id: str
-    partition: int
-    last_epoch: int | None
+    topic_id: CheckedName
+    partition: CheckedInt
+    last_epoch: CheckedInt | None
     """The leader epoch of the last batch. None: the log is empty, or not open yet."""
-    flushed: int
-    failure: str | None = None
+    flushed: CheckedInt
+    failure: Text | None = None
     """Why the replica stopped (a disk error). None: it works."""
     is_damaged: bool = False
     """The replica stopped because bytes of its log are damaged, on a disk that works otherwise."""
@@ -152,12 +159,12 @@ class AttachReplicaHost(Request[AttachReplicaHostResponse], frozen=True):
 
     api: ClassVar[int] = 50
     incarnation: Id
-    pid: int
-    pid_start_time: int
-    host: str
-    port: int
+    pid: Counter
+    pid_start_time: Counter
+    host: HostName
+    port: Port
     replicas: list[ReplicaStatus]
-    let_go: list[tuple[str, int]] = msgspec.field(default_factory=list)
+    let_go: list[tuple[CheckedName, CheckedInt]] = msgspec.field(default_factory=list)
     """`(topic id, partition)` pairs that the process hosted and closed at the broker's word. It
     never hosts them again under this incarnation, which stands for a log that is gone."""
 
@@ -183,10 +190,10 @@ class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
     api: ClassVar[int] = 51
     ends_with_connection: ClassVar[bool] = True
     incarnation: Id
-    version: int
+    version: Counter
     replicas: list[ReplicaStatus]
     wait_ms: Milliseconds
-    remote_backlog_bytes: int = 0
+    remote_backlog_bytes: Counter = 0
     """What the closed segments of its replicas have that is not in the object store yet."""
 
 

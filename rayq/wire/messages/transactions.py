@@ -13,8 +13,10 @@ import msgspec
 
 from rayq.wire.messages.any_broker import ChangeResponse
 from rayq.wire.messages.base import (
+    CheckedName,
     Done,
     Epoch,
+    Family,
     Id,
     Milliseconds,
     Partition,
@@ -22,12 +24,11 @@ from rayq.wire.messages.base import (
     ToController,
     ToCoordinator,
     ToLeader,
+    TransactionEpoch,
 )
 
 TransactionalId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 TransactionName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Family = Annotated[int, msgspec.Meta(ge=1 << 61)]
-TransactionEpoch = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 class EnsureTransactionsTopic(ToController[ChangeResponse], frozen=True):
@@ -123,8 +124,8 @@ class SealPartitionResponse(Response, frozen=True):
 
 class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     """From the owner of a sealed transaction to the leader of each participant, which takes no more
-    of its batches from now on. Answers what is there, once that is committed. Raises
-    TransactionEnded, TransactionLimit."""
+    of its batches from now on: it asks the coordinator first. Answers what is there, once that is
+    committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
     family: Family
@@ -162,21 +163,16 @@ class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
     """What is under way of the transactional ids of one partition of `__transaction_state`."""
 
     api: ClassVar[int] = 72
-    after: str = ""
+    after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
     """Also the ids of which nothing is under way."""
 
 
-OWNER_SHOWN = 8
-"""So many characters of an owner tell it from others. Whoever has all of them can end what it has
-open."""
-
-
 class DescribeTransactionResponse(Response, frozen=True):
     transactional_id: str
     owner: str
-    """The first `OWNER_SHOWN` characters."""
+    """The beginning: see `rayq.secret_names`."""
     family: int
     epoch: int
     transaction_timeout_ms: int

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayq.wire.messages.base import Bytes, Epoch, Request, Response
+from rayq.wire.messages.base import (
+    Bytes,
+    CheckedName,
+    Counter,
+    Epoch,
+    HostName,
+    Port,
+    Request,
+    Response,
+)
 
 
 class PrepareResponse(Response, frozen=True):
@@ -28,10 +37,10 @@ class Prepare(Request[PrepareResponse], frozen=True):
     FencedEpochError when it promised a higher epoch; the error's message ends with that epoch."""
 
     api: ClassVar[int] = 80
-    cluster_id: str
+    cluster_id: CheckedName
     epoch: Epoch
-    host: str
-    port: int
+    host: HostName
+    port: Port
     is_probe: bool = False
     """True: the voter only reports, and promises nothing."""
 
@@ -50,7 +59,7 @@ class ReadMetadataLog(Request[ReadMetadataLogResponse], frozen=True):
 
     api: ClassVar[int] = 81
     epoch: Epoch
-    first_index: int
+    first_index: Counter
     bytes_max: Bytes
 
 
@@ -70,11 +79,11 @@ class AppendMetadata(Request[AppendMetadataResponse], frozen=True):
 
     api: ClassVar[int] = 82
     epoch: Epoch
-    host: str
-    port: int
-    previous_index: int
-    previous_epoch: int
-    commit_index: int
+    host: HostName
+    port: Port
+    previous_index: Counter
+    previous_epoch: Epoch
+    commit_index: Counter
 
 
 class InstallMetadataSnapshot(Request[AppendMetadataResponse], frozen=True):
@@ -82,5 +91,5 @@ class InstallMetadataSnapshot(Request[AppendMetadataResponse], frozen=True):
 
     api: ClassVar[int] = 83
     epoch: Epoch
-    last_index: int
-    last_epoch: int
+    last_index: Counter
+    last_epoch: Epoch

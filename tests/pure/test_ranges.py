@@ -1,0 +1,108 @@
+"""Every number and text of a request has a range: what no handler could use does not reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from rayq.errors import ProtocolError
+from rayq.remote_pointer import RemotePointer
+from rayq.wire.codec import DECODERS, ENCODER, decode
+from rayq.wire.messages import REQUESTS
+from tests.wire.recorded_messages import example_of, kinds
+
+REQUEST_KINDS = [kind for kind in kinds().values() if kind in REQUESTS.values()]
+CHECKED_BY_CONFIG = "config", "topic_config", "changes"
+"""`rayq.config.parse` checks the values of these."""
+I64_MIN, U64_MAX = -(2**63), 2**64 - 1
+Path = tuple[int | str, ...]
+
+
+def leaves(of: inspect.Type, path: Path = ()) -> Iterator[tuple[Path, inspect.Type]]:
+    """Each place of a request that holds one value, and its type."""
+    match of:
+        case inspect.UnionType():
+            for one in of.types:
+                yield from leaves(one, path)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
+            yield from leaves(of.item_type, (*path, 0))
+        case inspect.TupleType():
+            for number, one in enumerate(of.item_types):
+                yield from leaves(one, (*path, number))
+        case inspect.DictType():
+            yield from leaves(of.key_type, (*path, "key"))
+            yield from leaves(of.value_type, (*path, "value"))
+        case inspect.StructType(cls=cls) if cls is RemotePointer:
+            pass  # What it points to is checked where it is made the pointer.
+        case inspect.StructType():
+            for number, one in enumerate(of.fields):
+                yield from leaves(one.type, (*path, number))
+        case _:
+            yield path, of
+
+
+def is_bounded(of: inspect.Type) -> bool:
+    match of:
+        case inspect.IntType():
+            low = of.ge if of.gt is None else of.gt
+            high = of.le if of.lt is None else of.lt
+            return low is not None and high is not None
+        case inspect.StrType() | inspect.BytesType():
+            return of.max_length is not None
+        case inspect.BoolType() | inspect.NoneType():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("kind", REQUEST_KINDS, ids=lambda kind: kind.__name__)
+def test_every_number_and_text_of_a_request_has_a_range(kind: type[Any]) -> None:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    names = [field.name for field in info.fields]
+    unbounded = [
+        (names[path[0]], path[1:], of)  # type: ignore[call-overload]
+        for path, of in leaves(info)
+        if not is_bounded(of)
+    ]
+    assert [one for one in unbounded if one[0] not in CHECKED_BY_CONFIG] == []
+    assert all(path == ("value",) for _, path, _ in unbounded), "the keys have a length"
+
+
+def replaced(message: Any, path: Path, value: object) -> Any:
+    """The message with another value at that place."""
+    first, *rest = path
+    if isinstance(message, dict):
+        ((key, kept),) = message.items()
+        if first == "key":
+            return {value: kept}
+        return {key: replaced(kept, tuple(rest), value) if rest else value}
+    changed = list(message)
+    changed[first] = replaced(changed[first], tuple(rest), value) if rest else value  # type: ignore[index, call-overload]
+    return changed
+
+
+def wrong_values(of: inspect.Type) -> list[Any]:
+    match of:
+        case inspect.IntType():
+            return [I64_MIN, U64_MAX, 1.5, float("nan"), float("inf"), "1"]
+        case inspect.StrType():
+            return ["x" * (1 + (of.max_length or 0)), 7]
+        case inspect.BytesType():
+            return [b"x" * (1 + (of.max_length or 0)), 7]
+    return []
+
+
+@pytest.mark.parametrize("kind", REQUEST_KINDS, ids=lambda kind: kind.__name__)
+def test_what_is_out_of_range_is_refused_in_every_place(kind: type[Any]) -> None:
+    filled = msgspec.msgpack.decode(ENCODER.encode(example_of(kind)), strict=True)
+    info = inspect.type_info(kind)
+    refused: Callable[[Any], Any] = lambda bytes_: decode(DECODERS[kind], bytes_, kind.__name__)  # noqa: E731
+    refused(ENCODER.encode(filled))
+    for path, of in leaves(info):
+        for value in wrong_values(of):
+            with pytest.raises(ProtocolError, match=f"That is no {kind.__name__} message"):
+                refused(ENCODER.encode(replaced(filled, path, value)))
