@@ -102,7 +102,8 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMembership(NamedTuple):
-    """A consumer's place in its group. `member_epoch` is 0 while it is not in the group."""
+    """A consumer's place in its group. `member_epoch` is 0 while it is not in the group. Whoever
+    knows the whole `member` can commit and leave in its place: do not publish it."""
 
     group: str
     member: str
@@ -216,9 +217,9 @@ class GroupListing(msgspec.Struct, frozen=True):
 
 
 class GroupMemberInfo(msgspec.Struct, frozen=True):
-    """A member of a group: `client` names its host and process, `instance` is the
-    `group_instance_id` of a static member. `revoking` are partitions that it has been asked to give
-    up and still holds."""
+    """A member of a group: `member` is the beginning of its id, `client` names its host and
+    process, `instance` is the `group_instance_id` of a static member. `revoking` are partitions
+    that it has been asked to give up and still holds."""
 
     member: str
     client: str
@@ -295,7 +296,8 @@ class TransactionParticipant(msgspec.Struct, frozen=True):
 
 class TransactionInfo(msgspec.Struct, frozen=True):
     """A transactional id: `owner` tells the producer that has it now from others (the beginning of
-    a random id), `last_name` is the name of its last named transaction that committed."""
+    the name that it drew at its start), `last_name` is the name of its last named transaction that
+    committed."""
 
     transactional_id: str
     owner: str
@@ -442,7 +444,7 @@ class QueueRecordInfo(msgspec.Struct, frozen=True):
     state: str
     count: int
     holder: str | None
-    """The consumer that has it, while it is locked."""
+    """The consumer that has it, while it is locked: the beginning of its name."""
     due_ms: int | None
     """Unix time at which its delay ends; for a lock, how many ms are left of it."""
 

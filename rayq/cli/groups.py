@@ -116,7 +116,7 @@ def _show(group: GroupInfo) -> None:
                 one.offset,
                 one.end_offset,
                 one.lag,
-                one.member and one.member[:12],
+                one.member,
                 clients.get(one.member or ""),
             )
             for place, one in group.partitions.items()
@@ -129,7 +129,7 @@ def _show(group: GroupInfo) -> None:
         output.say()
         output.say(
             f"{output.counted(len(idle), 'member has', 'members have')} no partition: "
-            + ", ".join(f"{member.member[:12]} ({member.client})" for member in idle)
+            + ", ".join(f"{member.member} ({member.client})" for member in idle)
         )
 
 

@@ -39,6 +39,7 @@ from rayq.errors import (
     UnknownMemberError,
 )
 from rayq.records import TopicIdPartition
+from rayq.secret_names import shown_part
 
 MEMBERS_MAX = 1_000
 """The most members of one group."""
@@ -88,8 +89,8 @@ def heartbeat(
     session = known.sessions[beat.member]
     if beat.member_epoch not in (before.member_epoch, before.previous_epoch):
         raise FencedMemberError(
-            f"Member {beat.member} of group {group!r} is in epoch {before.member_epoch}, the "
-            f"heartbeat in {beat.member_epoch}: join anew."
+            f"Member {shown_part(beat.member)} of group {group!r} is in epoch "
+            f"{before.member_epoch}, the heartbeat in {beat.member_epoch}: join anew."
         )
     is_changed = not _says_the_same(before, beat)
     if is_changed:
@@ -355,20 +356,20 @@ def _check_pattern_count(state: GroupState, pattern: str) -> None:
 
 
 def _unknown(known: Group | None, group: str, member: str, instance: str | None) -> RayqError:
-    other = None if known is None else known.member_of_instance(instance)
+    other, part = None if known is None else known.member_of_instance(instance), shown_part(member)
     if other is not None:
         return FencedMemberError(
-            f"Another process joined group {group!r} as {instance!r}: member {member} is out. "
+            f"Another process joined group {group!r} as {instance!r}: member {part} is out. "
             "Give each process a group_instance_id of its own."
         )
     return UnknownMemberError(
-        f"Group {group!r} has no member {member}: its session ended, or it left. It has to join "
+        f"Group {group!r} has no member {part}: its session ended, or it left. It has to join "
         "anew."
     )
 
 
 def _who(member: str, client: str) -> str:
-    return f"member {member[:8]} ({client})" if client else f"member {member[:8]}"
+    return f"member {shown_part(member)} ({client})" if client else f"member {shown_part(member)}"
 
 
 def _asks_for(one: MemberValue) -> tuple[tuple[str, ...], str | None, str, str | None]:

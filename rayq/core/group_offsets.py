@@ -28,6 +28,7 @@ from rayq.errors import (
     to_wire,
 )
 from rayq.records import TopicIdPartition
+from rayq.secret_names import shown_part
 
 OFFSETS_MAX = 100_000
 """The most committed positions of one group, and of one commit."""
@@ -94,8 +95,8 @@ def committable(
     value = find_member(state, group, member, None)
     if member_epoch not in (value.member_epoch, value.previous_epoch):
         raise FencedMemberError(
-            f"Member {member} of group {group!r} is in epoch {value.member_epoch}, the commit in "
-            f"{member_epoch}: it is refused."
+            f"Member {shown_part(member)} of group {group!r} is in epoch {value.member_epoch}, the "
+            f"commit in {member_epoch}: it is refused."
         )
     owned = value.owned
     if member_epoch != value.member_epoch:
@@ -109,8 +110,8 @@ def committable(
         else:
             where = f"{state.name_of_topic(one.topic_id)}-{one.partition}"
             reason = (
-                f"{where} is not assigned to member {member} of group {group!r}: it was taken "
-                "away meanwhile, and another may have gone on from the last commit."
+                f"{where} is not assigned to member {shown_part(member)} of group {group!r}: it "
+                "was taken away meanwhile, and another may have gone on from the last commit."
             )
             refused.append(refusal(one, reason))
     return taken, refused

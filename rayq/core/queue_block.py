@@ -178,6 +178,10 @@ class Block:
             if mask >> index & 1:
                 del self.due[index]
 
+    def held(self, holder: str, count: int) -> int:
+        """The offsets that the holder has locked by the delivery with this count."""
+        return self.locked & self.counts.get(count, 0) & self.holders.get(holder, 0)
+
     def holder_of(self, bit: int) -> str | None:
         for holder, bits in self.holders.items():
             if bits & bit:

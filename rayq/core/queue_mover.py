@@ -10,6 +10,7 @@ import msgspec
 from rayq.core.queue_block import BLOCK_BITS, LAST_INDEX, Block, bits_of, count_of, mask_of
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_moves import Dying, Move
+from rayq.secret_names import shown_part
 
 READY = "ready"
 LOCKED = "locked"
@@ -52,7 +53,8 @@ class QueueMover(QueueLedger):
             if offset < self.start_offset or block is None or block.done & bit:
                 settled.append(offset)
             elif block.locked & bit:
-                refused.append((offset, f"consumer {block.holder_of(bit)} has it"))
+                holder = block.holder_of(bit) or ""
+                refused.append((offset, f"consumer {shown_part(holder)} has it"))
             elif (block.moving | block.claimed) & bit:
                 refused.append((offset, "it is being moved already"))
             else:

@@ -34,6 +34,7 @@ from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
 from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
+from rayq.secret_names import shown_part
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
 
@@ -161,9 +162,9 @@ class QueueState(QueueTaker, QueueMover):
                 self._changed.add(number)
 
     # --- settling --------------------------------------------------------------------------------
-    # Each names locks by state epoch, offsets and count, and returns those that are lost. What is
-    # settled already, or below the start, is success (rule 53). `holder` makes it fast, and is not
-    # what is checked: no two deliveries have the same count.
+    # Each names locks by holder, state epoch, offsets and count, and returns those that are lost:
+    # no two deliveries have the same count, and nobody else knows the holder's name. What is
+    # settled already, or below the start, is success (rule 53).
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
         """The records are done."""
@@ -171,7 +172,7 @@ class QueueState(QueueTaker, QueueMover):
         is_ours = state_epoch == self.state_epoch
         for first, last, count in locks:
             for number, block, mask in self._parts(first, last):
-                live = block.locked & block.counts.get(count, 0) & mask if is_ours else 0
+                live = block.held(holder, count) & mask if is_ours else 0
                 if live:
                     self._unlock(block, live, holder)
                     self._finish(number, block, live)
@@ -199,7 +200,7 @@ class QueueState(QueueTaker, QueueMover):
         for first, last, count, delay_ms in locks:
             for number, block, mask in self._parts(first, last):
                 named = block.counts.get(count, 0) & mask if is_ours else 0
-                live = block.locked & named
+                live = block.held(holder, count) & named
                 if live:
                     self._fail(number, block, live, holder, count, delay_ms, now_ms, now_s)
                 free = named & (block.ready | block.blocked)
@@ -220,7 +221,7 @@ class QueueState(QueueTaker, QueueMover):
         for first, last, count in locks:
             for number, block, mask in self._parts(first, last):
                 named = block.counts.get(count, 0) & mask if is_ours else 0
-                live = block.locked & named
+                live = block.held(holder, count) & named
                 if live:
                     self._free(number, block, live, holder, is_excused=True)
                 gone = mask & ~(block.done | (named & ~block.locked) | live)
@@ -244,7 +245,7 @@ class QueueState(QueueTaker, QueueMover):
         for offset, count, error in locks:
             for number, block, bit in self._parts(offset, offset):
                 named = block.counts.get(count, 0) & bit if is_ours else 0
-                if block.locked & named:
+                if block.held(holder, count) & named:
                     self._unlock(block, bit, holder)
                     self._die(number, block, offset & LAST_INDEX, count, reason, error)
                 elif not bit & (block.done | (block.moving & named)):
@@ -271,7 +272,7 @@ class QueueState(QueueTaker, QueueMover):
             timeout_s = min(timeout_ms / 1000, self.config.max_handling_s)
             wanted = self._times.tick_after(now_s, timeout_s)
             for number, block, mask in self._parts(first, last):
-                live = block.locked & block.counts.get(count, 0) & mask if is_ours else 0
+                live = block.held(holder, count) & mask if is_ours else 0
                 for (end, taken), bits in list(block.timers.items()):
                     later = min(wanted, taken + longest)
                     if bits & live and later > end:
@@ -431,7 +432,7 @@ class QueueState(QueueTaker, QueueMover):
         for holder, bits in block.holders.items():
             held |= bits
             for first, last in runs_of(bits & mask):
-                lost.append((base + first, base + last, f"consumer {holder} has it"))
+                lost.append((base + first, base + last, f"consumer {shown_part(holder)} has it"))
         for first, last in runs_of(block.moving & mask):
             lost.append((base + first, base + last, "it is on its way to the dead letters"))
         for first, last in runs_of(mask & ~(held | block.moving)):

@@ -39,12 +39,19 @@ TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
 DEFAULT_REPLICATION_FACTOR = 3
 OFFSETS_TOPIC = "__consumer_offsets"
-"""Rayq's own topic of what groups committed: clients may read it, not change it."""
+"""Rayq's own topic of what groups committed. Clients neither read nor write it: what it holds lets
+its reader act as any member."""
 TRANSACTIONS_TOPIC = "__transaction_state"
 """Rayq's own topic of what transaction coordinators decided, likewise."""
 QUEUES_TOPIC = "__queue_state"
 """Rayq's own topic of what queues have settled, likewise."""
 OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC)
+_INSTEAD = {
+    OFFSETS_TOPIC: ("group", "group describe"),
+    TRANSACTIONS_TOPIC: ("transaction", "transactions list"),
+    QUEUES_TOPIC: ("queue", "queue describe"),
+}
+"""What tells clients what the topic holds: calls, and a command."""
 OWN_TOPIC_OPTIONS = {
     "cleanup_policy": "compact",
     "segment_bytes": 16 * MIB,
@@ -137,12 +144,12 @@ def ensure_own_topic(
 
 
 def check_not_internal(name: str) -> None:
-    """Raises InvalidTopicError for a topic that only rayq itself may change."""
+    """Raises InvalidTopicError for a topic that is rayq's own."""
     if name in OWN_TOPICS:
-        calls = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transaction"}.get(name, "queue")
+        calls, command = _INSTEAD[name]
         raise InvalidTopicError(
-            f"{name!r} is rayq's own: it cannot be written to, grown, reconfigured or deleted by "
-            f"clients. Use the {calls} calls of the admin instead."
+            f"{name!r} is rayq's own: clients cannot read it, write to it, grow, reconfigure or "
+            f"delete it. Use the {calls} calls of the admin instead, or `rayq {command}`."
         )
 
 

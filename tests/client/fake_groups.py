@@ -16,6 +16,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
+from rayq.secret_names import shown_part
 from rayq.wire import messages as m
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class FakeGroups:
         group = self.groups[name]
         members = [
             m.GroupMemberDescription(
-                one,
+                shown_part(one),
                 member.request.instance,
                 member.request.client,
                 member.epoch,

@@ -87,7 +87,7 @@ class Member:
         self.coordinator = coordinator
         self.group = group
         self.topics = list(topics)
-        self.member = f"m{next(_numbers):05d}" if name is None else name
+        self.member = f"m{next(_numbers):05d}{10**5}" if name is None else name
         self.instance = instance
         self.pattern = pattern
         self.assignor = assignor

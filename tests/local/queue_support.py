@@ -23,8 +23,11 @@ _numbers = itertools.count(1)
 class Taken:
     """What one take brought."""
 
-    def __init__(self, answer: messages.TakeResponse, payload: bytes | memoryview) -> None:
+    def __init__(
+        self, answer: messages.TakeResponse, payload: bytes | memoryview, holder: str
+    ) -> None:
         self.answer = answer
+        self.holder = holder
         self.epoch = answer.state_epoch
         self.locks = answer.locks
         self.payload = bytes(payload)
@@ -94,13 +97,13 @@ class Raw:
         answer, payload = await self.ask(
             messages.Take, holder, count, bytes_max, wait_ms, partition=partition
         )
-        return Taken(answer, payload)
+        return Taken(answer, payload, holder)
 
     async def settle(
         self, taken: Taken, *, holder: str | None = None, partition: int = 0, **parts: Any
     ) -> list[tuple[int, int, str]]:
         def build(*place: Any) -> messages.Settle:
-            return messages.Settle(*place, holder or self.holder, taken.epoch, **parts)
+            return messages.Settle(*place, holder or taken.holder, taken.epoch, **parts)
 
         answer, _ = await self.ask(build, partition=partition)
         lost: list[tuple[int, int, str]] = answer.lost

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rayq.config import QueueConfig
+from rayq.secret_names import shown_part
 
 
 @dataclass
@@ -62,7 +63,7 @@ class QueueModel:
     def who_has(self, offset: int) -> str:
         record = self.records.get(offset)
         if record is not None and record.state == "locked":
-            return f"consumer {record.holder} has it"
+            return f"consumer {shown_part(record.holder or '')} has it"
         if record is not None and record.state == "moving":
             return "it is on its way to the dead letters"
         return "nobody has it"
@@ -105,25 +106,28 @@ class QueueModel:
         record.taken_tick = math.floor(now_s * 10)
         record.end_tick = record.taken_tick + math.ceil(self.config.visibility_timeout_s * 10) + 1
 
-    def _named(self, offset: int, state_epoch: int, count: int) -> bool:
+    def _named(self, holder: str, offset: int, state_epoch: int, count: int) -> bool:
         record = self.records.get(offset)
-        return record is not None and (state_epoch, count) == (self.state_epoch, record.count)
+        if record is None or (record.state == "locked" and record.holder != holder):
+            return False
+        return (state_epoch, count) == (self.state_epoch, record.count)
 
     def is_settled(self, offset: int) -> bool:
         return offset < self.first or (
             offset in self.records and self.records[offset].state == "done"
         )
 
-    def ack(self, state_epoch: int, offset: int, count: int) -> bool:
+    def ack(self, holder: str, state_epoch: int, offset: int, count: int) -> bool:
         if self.is_settled(offset):
             return True
-        if self._named(offset, state_epoch, count) and self.records[offset].state == "locked":
+        if self._named(holder, offset, state_epoch, count) and self.records[offset].state == "locked":
             self.records[offset].state = "done"
             return True
         return False
 
     def nack(
         self,
+        holder: str,
         state_epoch: int,
         offset: int,
         count: int,
@@ -133,7 +137,7 @@ class QueueModel:
     ) -> bool:
         if self.is_settled(offset):
             return True
-        if not self._named(offset, state_epoch, count):
+        if not self._named(holder, offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
             self.fail(offset, f"It was given back after delivery {count}, the last one it has.")
@@ -141,31 +145,37 @@ class QueueModel:
             self.delay(offset, now_ms + delay_ms, (delay_ms, now_s + delay_ms / 1000))
         return True
 
-    def release(self, state_epoch: int, offset: int, count: int) -> bool:
+    def release(self, holder: str, state_epoch: int, offset: int, count: int) -> bool:
         if self.is_settled(offset):
             return True
-        if not self._named(offset, state_epoch, count):
+        if not self._named(holder, offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
             self.records[offset].excused += 1
             self.free(offset)
         return True
 
-    def reject(self, state_epoch: int, offset: int, count: int) -> bool:
+    def reject(self, holder: str, state_epoch: int, offset: int, count: int) -> bool:
         if self.is_settled(offset):
             return True
-        if not self._named(offset, state_epoch, count):
+        if not self._named(holder, offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
             self.die(offset, "rejected", "why")
         return self.records[offset].state in ("moving", "done")
 
     def extend(
-        self, state_epoch: int, offset: int, count: int, timeout_s: float, now_s: float
+        self,
+        holder: str,
+        state_epoch: int,
+        offset: int,
+        count: int,
+        timeout_s: float,
+        now_s: float,
     ) -> bool:
         if self.is_settled(offset):
             return True
-        if not self._named(offset, state_epoch, count):
+        if not self._named(holder, offset, state_epoch, count):
             return False
         record = self.records[offset]
         longest = record.taken_tick + math.ceil(self.config.max_handling_s * 10)

@@ -195,7 +195,7 @@ def test_a_process_that_takes_over_and_asks_for_other_topics_is_rebalanced() -> 
     one = Coordinator(partitions=2)
     one.join("s1", instance="i")
     one.beat("s2", 0, instance="i", topics=("u",), client="etl")
-    assert one.reason == "member s2 (etl) took over the instance 'i'"
+    assert one.reason == "member s (etl) took over the instance 'i'"
     assert one.members["s2"].target == NOTHING
     assert set(one.members) == {"s2"}
 
@@ -229,9 +229,9 @@ def test_who_is_out_is_told_whether_another_process_has_its_instance(instance: s
     one.join("s1", instance="i")
     one.join("s2", instance="i")
     error, text = (
-        (FencedMemberError, "Another process joined group 'g' as 'i': member s1 is out")
+        (FencedMemberError, "Another process joined group 'g' as 'i': member s is out")
         if instance == "i"
-        else (UnknownMemberError, "Group 'g' has no member s1")
+        else (UnknownMemberError, "Group 'g' has no member s:")
     )
     with pytest.raises(error, match=text):
         one.beat("s1", 3, instance=instance)

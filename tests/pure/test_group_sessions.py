@@ -224,9 +224,9 @@ def test_who_is_no_member_has_left_already(group: str, member: str) -> None:
 @pytest.mark.parametrize(
     "client, why, reason",
     [
-        ("", "", "member abcdefgh left"),
-        ("etl", "", "member abcdefgh (etl) left"),
-        ("etl", "done", "member abcdefgh (etl) left: done"),
+        ("", "", "member abcd left"),
+        ("etl", "", "member abcd (etl) left"),
+        ("etl", "done", "member abcd (etl) left: done"),
     ],
 )
 def test_who_leaves_is_out_at_once_and_named(client: str, why: str, reason: str) -> None:

@@ -134,6 +134,27 @@ def test_a_range_of_nothing_is_not_lost(call: str) -> None:
     assert state.counts().locked == 3
 
 
+@pytest.mark.parametrize("call", ["ack", "release", "extend", "nack", "reject"])
+def test_who_names_a_delivery_of_another_holder_loses_it_and_nothing_changes(call: str) -> None:
+    """Offsets, counts and the state epoch are shown to everybody. The holder's name is not."""
+    state, keeper = opened(ready=4)
+    state.take("owner-1", 3, now_s=0)
+    keeper.write(state.changes())
+    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    more, times = {
+        "nack": ([1000], {"now_ms": 0, "now_s": 9}),
+        "extend": ([20_000], {"now_s": 9}),
+    }.get(call, ([], {}))
+    locks = [(0, 2, 1, *more)] if call != "reject" else [(one, 1, "bad") for one in range(3)]
+    for stranger in ("stranger", "own", "", "owner-11"):
+        lost = getattr(state, call)(stranger, 0, locks, **times)
+        assert {one for first, last, _ in lost for one in range(first, last + 1)} == {0, 1, 2}
+        assert {who for _, _, who in lost} == {"consumer own has it"}
+        after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+        assert after == before
+    assert getattr(state, call)("owner-1", 0, locks, **times) == []
+
+
 # --- records that were given back ----------------------------------------------------------------
 
 

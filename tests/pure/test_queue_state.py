@@ -19,7 +19,7 @@ from rayq.core.queue_taker import LOCKS_MAX
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 
-HOLDERS = ("a", "b", "c")
+HOLDERS = ("aa", "bb", "cc")
 KEYS = (b"x", b"y", b"z", None)
 NAMES = {"free": "ready", "claimed": "moving"}
 
@@ -139,17 +139,18 @@ class Pair:
         epoch = model.state_epoch - (chosen.random() < 0.05)
         if not locked or chosen.random() < 0.1:
             first = chosen.randint(max(0, model.start - 10), model.learned + 3)
-            return "a", epoch, first, first + chosen.choice([0, 1, 5, 400]), chosen.randint(1, 3)
+            return HOLDERS[0], epoch, first, first + chosen.choice([0, 1, 5, 400]), chosen.randint(1, 3)
         first = chosen.choice(locked)
         record = model.records[first]
         last = first + chosen.choice([0, 0, 0, 1, 3, 30, 500])
         count = record.count + (chosen.random() < 0.1)
-        return record.holder or "", epoch, first, last, count
+        holder = chosen.choice(HOLDERS) if chosen.random() < 0.1 else record.holder or ""
+        return holder, epoch, first, last, count
 
     def ack(self) -> None:
         holder, epoch, first, last, count = self._lock()
         lost = self.state.ack(holder, epoch, [(first, last, count)])
-        settled = {one: self.model.ack(epoch, one, count) for one in range(first, last + 1)}
+        settled = {one: self.model.ack(holder, epoch, one, count) for one in range(first, last + 1)}
         self._compare_lost(lost, settled)
 
     def nack(self) -> None:
@@ -159,7 +160,7 @@ class Pair:
             holder, epoch, [(first, last, count, delay_ms)], now_ms=self.now_ms, now_s=self.now_s
         )
         settled = {
-            one: self.model.nack(epoch, one, count, delay_ms, self.now_ms, self.now_s)
+            one: self.model.nack(holder, epoch, one, count, delay_ms, self.now_ms, self.now_s)
             for one in range(first, last + 1)
         }
         self._compare_lost(lost, settled)
@@ -167,13 +168,13 @@ class Pair:
     def release(self) -> None:
         holder, epoch, first, last, count = self._lock()
         lost = self.state.release(holder, epoch, [(first, last, count)])
-        settled = {one: self.model.release(epoch, one, count) for one in range(first, last + 1)}
+        settled = {one: self.model.release(holder, epoch, one, count) for one in range(first, last + 1)}
         self._compare_lost(lost, settled)
 
     def reject(self) -> None:
         holder, epoch, first, _last, count = self._lock()
         lost = self.state.reject(holder, epoch, [(first, count, "why")])
-        self._compare_lost(lost, {first: self.model.reject(epoch, first, count)})
+        self._compare_lost(lost, {first: self.model.reject(holder, epoch, first, count)})
 
     def extend(self) -> None:
         holder, epoch, first, last, count = self._lock()
@@ -182,7 +183,7 @@ class Pair:
             holder, epoch, [(first, last, count, timeout_s * 1000)], now_s=self.now_s
         )
         settled = {
-            one: self.model.extend(epoch, one, count, timeout_s, self.now_s)
+            one: self.model.extend(holder, epoch, one, count, timeout_s, self.now_s)
             for one in range(first, last + 1)
         }
         self._compare_lost(lost, settled)

@@ -38,14 +38,14 @@ class Both:
         return [offset for offset, _count in offsets]
 
     def ack(self, offset: int) -> None:
-        count = self.model.records[offset].count
-        lost = self.state.ack("a", 0, [(offset, offset, count)])
-        assert self.model.ack(0, offset, count) == (not lost)
+        holder, count = self.model.records[offset].holder or "a", self.model.records[offset].count
+        lost = self.state.ack(holder, 0, [(offset, offset, count)])
+        assert self.model.ack(holder, 0, offset, count) == (not lost)
 
     def release(self, offset: int) -> None:
-        count = self.model.records[offset].count
-        lost = self.state.release("a", 0, [(offset, offset, count)])
-        assert self.model.release(0, offset, count) == (not lost)
+        holder, count = self.model.records[offset].holder or "a", self.model.records[offset].count
+        lost = self.state.release(holder, 0, [(offset, offset, count)])
+        assert self.model.release(holder, 0, offset, count) == (not lost)
 
     def compare(self) -> None:
         ready = [

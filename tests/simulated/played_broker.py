@@ -16,7 +16,7 @@ from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TO
 from rayq.errors import RayqError, TimeoutError
 from rayq.storage.data_directory import DataDirectory, format_directory, read_secret
 from rayq.wire import messages
-from rayq.wire.authentication import Identity
+from rayq.wire.authentication import Identity, client_key
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Server
 from tests.simulated.followed import LEADER_EPOCH, assignment
@@ -62,6 +62,11 @@ class Broker:
             cluster_id=CLUSTER_ID, broker=3,
         )
         self.pool = ConnectionPool(self.environment, self.identity, CONFIG)
+        self.client_pool = ConnectionPool(
+            self.environment,
+            Identity(role="client", key=client_key(secret), cluster_id=CLUSTER_ID, broker=None),
+            CONFIG,
+        )
         self.received: list[tuple[float, Any]] = []
         self.news: list[dict[str, Any]] = []
         self.refusals: list[RayqError] = []
@@ -150,6 +155,14 @@ class Broker:
         """What the process answers."""
         at = self.host._server
         answer, _ = await self.pool.request(at.host, at.port, request, payload, timeout_s=5)
+        return answer
+
+    async def ask_as_client(self, request: Any, payload: bytes | bytearray = b"") -> Any:
+        """What the process answers a client, which has the cluster's token."""
+        at = self.host._server
+        answer, _ = await self.client_pool.request(
+            at.host, at.port, request, payload, timeout_s=5
+        )
         return answer
 
     async def describe(self, topic: str = "t") -> messages.DescribeReplicaResponse:

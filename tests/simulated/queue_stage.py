@@ -74,7 +74,10 @@ class Keeper(Links):
 class Taken:
     """What a take brought."""
 
-    def __init__(self, answer: messages.TakeResponse, parts: Sequence[Any]) -> None:
+    def __init__(
+        self, answer: messages.TakeResponse, parts: Sequence[Any], holder: str = "one"
+    ) -> None:
+        self.holder = holder
         self.answer, self.epoch, self.locks = answer, answer.state_epoch, answer.locks
         self.payload = b"".join(bytes(part) for part in parts)
         offsets = {
@@ -207,11 +210,12 @@ class QueueStage:
         answer, parts = await self.ask(
             messages.Take, holder, count, bytes_max, wait_ms, peer=peer
         )
-        return Taken(answer, parts)
+        return Taken(answer, parts, holder)
 
     async def settle(
-        self, taken: Taken, *, holder: str = "one", peer: Peer | None = None, **parts: Any
+        self, taken: Taken, *, holder: str | None = None, peer: Peer | None = None, **parts: Any
     ) -> list[tuple[int, int, str]]:
+        holder = holder or taken.holder
         answer = await self.ask(messages.Settle, holder, taken.epoch, peer=peer, **parts)
         assert isinstance(answer, messages.SettleResponse)
         return answer.lost

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.replica.replica_host import FOR_CLIENTS
 from rayq.config import QueueConfig, as_dict
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
-from rayq.errors import ProtocolError, RayqError
+from rayq.errors import InvalidTopicError, ProtocolError, RayqError
 from rayq.wire import messages
+from rayq.wire.server import CLIENT_APIS
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import IDS, INCARNATION, Broker, assigned, playing
 from tests.storage.support import make_batch
@@ -90,13 +92,16 @@ def requests_to(topic: str, leader_epoch: int = LEADER_EPOCH) -> list[tuple[Any,
 TOPICS = ["t", OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC]
 
 
-async def answers_to(broker: Broker, requests: list[Any]) -> dict[str, str]:
+async def answers_to(
+    broker: Broker, requests: list[Any], *, is_client: bool = False
+) -> dict[str, str]:
     """The kind of each answer or error, by the kind of the request."""
     found = {}
+    ask = broker.ask_as_client if is_client else broker.ask
     for request in requests:
         payload = make_batch(0) if isinstance(request, messages.Produce) else b""
         try:
-            answer = await broker.ask(request, payload)
+            answer = await ask(request, payload)
         except RayqError as error:
             answer = error
         found[type(request).__name__] = type(answer).__name__
@@ -156,6 +161,48 @@ def test_what_rayq_keeps_for_itself_is_written_by_nobody_else(topic: str) -> Non
         asked = [messages.Produce(*at, 1, 1000), messages.DeleteRecords(*at, 0, 1000)]
         assert {*(await answers_to(broker, asked)).values()} == {"InvalidTopicError"}
         assert (await broker.describe(topic)).log_end_offset == 0
+
+    playing(script)
+
+
+CALLS = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transaction", QUEUES_TOPIC: "queue"}
+
+
+@pytest.mark.parametrize("topic", TOPICS[1:])
+def test_what_rayq_keeps_for_itself_is_read_by_no_client(topic: str) -> None:
+    """Its records name owners, members and holders whole. So whatever any client may ask about a
+    partition is refused here, but for what is for coordinators and operators."""
+    at = {"topic_id": IDS[topic], "partition": 0, "leader_epoch": LEADER_EPOCH}
+    about_data = [
+        request
+        for topic_asked in TOPICS
+        for request, _ in requests_to(topic_asked)
+        if request.api in CLIENT_APIS
+        and not isinstance(request, messages.ToCoordinator)
+        and not isinstance(
+            request, messages.DescribeOpenTransactions | messages.AbortUnknownTransaction
+        )
+    ]
+    asked = [msgspec.structs.replace(request, **at) for request in about_data]
+    asked.append(messages.CheckRange(IDS[topic], 0, 0))
+    of_partitions = {
+        kind
+        for kind in messages.REQUESTS.values()
+        if issubclass(kind, messages.ToPartition) and kind.api in CLIENT_APIS
+    }
+    for_clients = {kind for kind in of_partitions if issubclass(kind, FOR_CLIENTS)}
+    assert of_partitions - for_clients == {type(one) for one in asked}
+
+    async def script(broker: Broker) -> None:
+        await broker.tell(assigned(topic))
+        await asyncio.sleep(1.0)
+        found = await answers_to(broker, asked, is_client=True)
+        assert {*found.values()} == {"InvalidTopicError"}, found
+        with pytest.raises(InvalidTopicError, match=rf"Use the {CALLS[topic]} calls of the admin"):
+            await broker.ask_as_client(messages.Fetch(**at, offset=0, last_epoch=None,
+                                                      bytes_max=1000, wait_ms=0))
+        about = await broker.ask_as_client(messages.DescribeReplica(IDS[topic], 0))
+        assert isinstance(about, messages.DescribeReplicaResponse)
 
     playing(script)
 

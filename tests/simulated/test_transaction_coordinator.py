@@ -604,7 +604,7 @@ def test_ids_are_listed_in_pages_and_described(monkeypatch: pytest.MonkeyPatch) 
         assert await of.describe(names[0]) == messages.DescribeTransactionResponse(
             names[0], "a", *key_of(1), TIMEOUT_MS, None, ready[:1], []
         )
-        owner = "0123456789"
+        owner = "0123456789abcdef"
         await of.init(names[0], owner)
         await of.end(key_of(1, 1), owner=owner, name="n", of=names[0])
         assert await of.describe(names[0]) == messages.DescribeTransactionResponse(

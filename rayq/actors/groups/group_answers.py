@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rayq.core.group_records import Partitions
 from rayq.core.group_state import Group, GroupState
 from rayq.records import TopicIdPartition
+from rayq.secret_names import shown_part
 from rayq.wire import messages
 from rayq.wire.messages import TopicPartitionId
 
@@ -26,7 +27,7 @@ def description(state: GroupState, name: str, group: Group) -> messages.Describe
         assignor=group.value.assignor,
         members=[
             messages.GroupMemberDescription(
-                member=member,
+                member=shown_part(member),
                 instance=one.instance,
                 client=one.client,
                 member_epoch=one.member_epoch,

@@ -29,6 +29,7 @@ from rayq.core.queue_moves import DELIVERIES
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import InvalidRequestError, RayqError
+from rayq.secret_names import shown_part
 from rayq.wire import messages
 
 SETTLED_MAX = 1_000_000
@@ -437,7 +438,9 @@ class OpenQueue:
         if next_offset is None and not is_all and state.room(is_listing=True):
             next_offset = state.learned
         records = [
-            messages.QueueRecordState(one.offset, one.state, one.count, one.holder, one.due_ms)
+            messages.QueueRecordState(
+                one.offset, one.state, one.count, one.holder and shown_part(one.holder), one.due_ms
+            )
             for one in found
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)

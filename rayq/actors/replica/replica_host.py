@@ -56,7 +56,14 @@ OPENED_AT_ONCE_MAX = 16
 ASSIGNED_AT_ONCE_MAX = 50
 BROKER_TIMEOUT_S = 5.0
 """The timeout of a question that the broker may hold for a while."""
-
+FOR_CLIENTS = (
+    messages.ToCoordinator,
+    messages.DescribeReplica,
+    messages.DescribeOpenTransactions,
+    messages.AbortUnknownTransaction,
+)
+"""All that a client may ask about a partition of rayq's own topics. The answers leave out whatever
+would let one client act as another; the records themselves do not."""
 
 
 class ReplicaHost:
@@ -327,6 +334,8 @@ class ReplicaHost:
     def _handle(self, peer: Peer, request: messages.AnyRequest, payload: memoryview) -> Result | (
         Awaitable[Result]
     ):
+        if peer.role == "client" and isinstance(request, messages.ToPartition):
+            self._check_for_clients(request)
         match request:
             case messages.Produce():
                 return self._writable(request).produce(request, payload)
@@ -428,6 +437,12 @@ class ReplicaHost:
         request: messages.ToLeader[Any] | messages.ReplicaFetch | messages.ReplicaFlushed,
     ) -> Leader:
         return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
+
+    def _check_for_clients(self, request: messages.ToPartition[Any]) -> None:
+        """Raises InvalidTopicError where the topic is rayq's own, and no client may ask this."""
+        replica = self._replicas.get((request.topic_id, request.partition))
+        if replica is not None and not isinstance(request, FOR_CLIENTS):
+            check_not_internal(replica.assignment.topic)
 
     def _writable(self, request: messages.Produce | messages.DeleteRecords) -> Leader:
         replica = self._replica(request.topic_id, request.partition)

@@ -35,6 +35,7 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
+from rayq.secret_names import shown_part
 from rayq.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
 from rayq.wire import messages
 
@@ -242,7 +243,7 @@ class TransactionCoordinator(Coordinator[Record]):
             raise InvalidRequestError(f"There is no transactional id {name!r}.")
         answer = messages.DescribeTransactionResponse(
             name,
-            value.owner[: messages.OWNER_SHOWN],
+            shown_part(value.owner),
             *value.next,
             value.transaction_timeout_ms,
             value.last_name,

@@ -31,6 +31,7 @@ from rayq.config import ConsumerConfig
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
+from rayq.secret_names import shown_part
 from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 
 logger = logging.getLogger(__name__)
@@ -161,8 +162,10 @@ class GroupConsumer:
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, self.group),
             timeout_s=timeout_s,
         )
+        who = shown_part(member.member_id), member.state.epoch
         given = next(
-            (one.assigned for one in response.members if one.member == member.member_id), None
+            (one.assigned for one in response.members if (one.member, one.member_epoch) == who),
+            None,
         )
         return (
             response.state == "stable"
