@@ -165,7 +165,7 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     api: ClassVar[int] = 132
     queue_id: Id
     holder: Holder
-    state_epoch: Epoch
+    state_epoch: Counter
     acks: list[tuple[Offset, Offset, Counter]] = msgspec.field(default_factory=list)
     """`(first, last, count)`."""
     nacks: list[tuple[Offset, Offset, Counter, DurationMs | None]] = msgspec.field(
