@@ -32,6 +32,9 @@ from rayq.secret_names import shown_part
 
 OFFSETS_MAX = 100_000
 """The most committed positions of one group, and of one commit."""
+POSITIONS_MAX = 1_000_000
+"""The most positions of all groups of a coordinator. No group may add more once there are so many.
+"""
 METADATA_LENGTH_MAX = 1024 * 1024
 """The most characters of metadata with all positions of one group together."""
 TOPIC_GONE_S = 10.0
@@ -189,7 +192,7 @@ def _set(
     for one in offsets:
         value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
         records.append(OffsetRecord(group, one.topic_id, one.partition, value))
-    check_offset_count(known, group, records)
+    check_offset_count(state, known, group, records)
     return records
 
 
@@ -249,19 +252,27 @@ def check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetComm
         )
 
 
-def check_offset_count(known: Group | None, group: str, records: Sequence[Record]) -> None:
-    count = len(records)
-    if known is not None:
-        if len(known.offsets) + len(known.pending) + count <= OFFSETS_MAX:
-            return
-        places = known.offsets.keys() | known.pending.keys()
-        count = len(places)
-        count += sum(
-            isinstance(one, OffsetRecord | PendingRecord)
-            and (one.topic_id, one.partition) not in places
-            for one in records
-        )
+def check_offset_count(
+    state: GroupState, known: Group | None, group: str, records: Sequence[Record]
+) -> None:
+    known = known or Group()
+    most = len(known.offsets) + len(known.pending) + len(records)
+    if most <= OFFSETS_MAX and state.positions + len(records) <= POSITIONS_MAX:
+        return
+    places = known.offsets.keys() | known.pending.keys()
+    added = sum(
+        isinstance(one, OffsetRecord | PendingRecord)
+        and (one.topic_id, one.partition) not in places
+        for one in records
+    )
+    count = len(places) + added
     if count > OFFSETS_MAX:
         raise GroupLimitError(
             f"Group {group!r} would have {count} positions, the most are {OFFSETS_MAX}."
+        )
+    if added and state.positions + added > POSITIONS_MAX:
+        raise GroupLimitError(
+            f"The groups of this coordinator have {state.positions} positions, of {POSITIONS_MAX} "
+            f"that there may be: group {group!r} gets no more of them. Delete old groups, or let "
+            "them expire sooner (offsets_retention_ms)."
         )

@@ -108,6 +108,8 @@ class GroupState:
     def __init__(self, assignors: Mapping[str, Assignor | str]) -> None:
         self.assignors = assignors
         self.groups: dict[str, Group] = {}
+        self.positions = 0
+        """How many all groups have together, pending ones too."""
         self.transactions: dict[int, OpenTransaction] = {}
         """By family: it has one transaction open at a time."""
         self.ended: dict[int, EndedTransaction] = {}
@@ -183,10 +185,12 @@ class GroupState:
             group = self.groups[record.group] = Group()
         if isinstance(record, OffsetRecord):
             at = (record.topic_id, record.partition)
+            self.positions -= len(group.offsets)
             if record.value is None:
                 group.offsets.pop(at, None)
             else:
                 group.offsets[at] = record.value
+            self.positions += len(group.offsets)
         elif isinstance(record, PendingRecord):
             self._replay_pending(group, record)
         elif isinstance(record, MemberRecord):
@@ -203,6 +207,7 @@ class GroupState:
 
     def _replay_pending(self, group: Group, record: PendingRecord) -> None:
         name, topic_id, partition, value = record
+        self.positions -= len(group.pending)
         before = group.pending.pop((topic_id, partition), None)
         if before is not None:
             transaction = self.transactions[before.family]
@@ -215,6 +220,7 @@ class GroupState:
             transaction.offsets.add((name, topic_id, partition))
             if value.member:
                 transaction.members.add((name, value.member))
+        self.positions += len(group.pending)
 
     def _replay_member(self, group: Group, member: str, value: MemberValue | None) -> None:
         if value is None:
@@ -232,6 +238,8 @@ class GroupState:
 
     def validate(self) -> None:
         """Asserts what must hold after each decision."""
+        all_groups = self.groups.values()
+        assert self.positions == sum(len(one.offsets) + len(one.pending) for one in all_groups)
         for name, group in self.groups.items():
             owner: dict[TopicIdPartition, str] = {}
             aimed: dict[TopicIdPartition, str] = {}

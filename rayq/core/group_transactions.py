@@ -91,7 +91,7 @@ def commit(
             family, epoch, member, sequence, one.offset, one.last_epoch, one.metadata
         )
         records.append(PendingRecord(group, one.topic_id, one.partition, value))
-    check_offset_count(known, group, records)
+    check_offset_count(state, known, group, records)
     return records, refused
 
 

@@ -18,7 +18,7 @@ from rayq.core.group_records import (
     PendingRecord,
     Record,
 )
-from rayq.core.group_state import Group, SubscribedTopic
+from rayq.core.group_state import Group, GroupState, SubscribedTopic
 from rayq.errors import (
     FencedMemberError,
     GroupLimitError,
@@ -29,6 +29,9 @@ from rayq.errors import (
 from tests.pure.test_group_changes import P0, P1, P2, Coordinator
 
 HOLDS = PendingOffset(7, 3, "", 0, 11, None, "")
+
+
+EMPTY = GroupState({})
 
 
 def position(at: tuple[str, int], offset: int = 5, metadata: str = "") -> OffsetCommit:
@@ -309,27 +312,46 @@ def test_positions_are_counted_once_whether_they_are_pending_or_not(
 ) -> None:
     monkeypatch.setattr(group_offsets, "OFFSETS_MAX", 3)
     if total is None:
-        group_offsets.check_offset_count(known, "g", records)
+        group_offsets.check_offset_count(EMPTY, known, "g", records)
         return
     with pytest.raises(GroupLimitError, match=f"'g' would have {total} positions, the most are 3"):
-        group_offsets.check_offset_count(known, "g", records)
+        group_offsets.check_offset_count(EMPTY, known, "g", records)
 
 
 def test_a_position_of_both_kinds_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_offsets, "OFFSETS_MAX", 3)
     group = made_of(2)
     group.pending["T", 0] = group.pending["T", 1] = HOLDS
-    group_offsets.check_offset_count(group, "g", [offset_at(2)])
+    group_offsets.check_offset_count(EMPTY, group, "g", [offset_at(2)])
     with pytest.raises(GroupLimitError, match="4 positions"):
-        group_offsets.check_offset_count(group, "g", [offset_at(2), offset_at(3)])
+        group_offsets.check_offset_count(EMPTY, group, "g", [offset_at(2), offset_at(3)])
 
 
 def test_so_many_positions_one_group_may_have() -> None:
     assert OFFSETS_MAX == 100_000
     known = made_of(99_999)
-    group_offsets.check_offset_count(known, "g", [offset_at(100_000)])
+    group_offsets.check_offset_count(EMPTY, known, "g", [offset_at(100_000)])
     with pytest.raises(GroupLimitError, match="100001 positions, the most are 100000"):
-        group_offsets.check_offset_count(known, "g", [offset_at(100_000), offset_at(100_001)])
+        group_offsets.check_offset_count(EMPTY, known, "g", [offset_at(100_000), offset_at(100_001)])
+
+
+def test_the_positions_of_all_groups_together_have_a_limit_that_stops_no_known_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_offsets, "POSITIONS_MAX", 3)
+    one = Coordinator()
+    for group in ("g", "h", "i"):
+        records = group_offsets.set_offsets(one.state, group, [position(P0)], now_ms=0)
+        one.apply(records)
+    assert one.state.positions == 3
+    with pytest.raises(GroupLimitError, match="have 3 positions, of 3 that there may be: group"):
+        group_offsets.set_offsets(one.state, "g", [position(P1)], now_ms=0)
+    with pytest.raises(GroupLimitError, match="group 'j' gets no more"):
+        group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=0)
+    one.apply(group_offsets.set_offsets(one.state, "g", [position(P0)], now_ms=1))
+    one.apply(group_offsets.expire_offsets(one.state, now_ms=10, retention_ms=1))
+    assert one.state.positions == 0
+    one.apply(group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=10))
 
 
 def test_each_way_to_commit_keeps_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
