@@ -281,6 +281,13 @@ class TransactionOutcomeUnknownError(RayqError):
     outcome_unknown = True
 
 
+class TransactionCommittedError(RayqError):
+    """The transaction was committed before its producer asked for that, by somebody who knew its
+    owner's name: whoever reads what is committed sees what was acknowledged by then, and the rest
+    was not written. To run it again as it is writes the first part twice: read first what is there.
+    """
+
+
 class AlreadyCommittedError(RayqError):
     """A transaction with this name is committed: this one was aborted, since a name commits
     once."""

@@ -26,6 +26,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     TransactionAbortedError,
+    TransactionCommittedError,
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
@@ -94,27 +95,32 @@ class JobTransaction(NamedTuple):
         while True:
             await asyncio.sleep(TOUCH_INTERVAL_S)
             try:
-                await self._ask(
-                    lambda topic_id, partition, leader_epoch: TouchTransaction(
-                        topic_id,
-                        partition,
-                        leader_epoch,
-                        self.transactional_id,
-                        self.owner,
-                        self.family,
-                        self.epoch,
-                    )
-                )
+                await self.touch()
             except (ProducerFencedError, TransactionEndedError) as error:
                 logger.warning("the transaction of %r has ended: %s", self.transactional_id, error)
                 return  # The tasks hear it, and so does `finish`.
             except RayqError as error:
                 logger.warning("keeping %r open: %s", self.transactional_id, error)
 
+    async def touch(self) -> None:
+        """The transaction is open, and stays so. Raises ProducerFencedError, TransactionEndedError,
+        TimeoutError."""
+        await self._ask(
+            lambda topic_id, partition, leader_epoch: TouchTransaction(
+                topic_id,
+                partition,
+                leader_epoch,
+                self.transactional_id,
+                self.owner,
+                self.family,
+                self.epoch,
+            )
+        )
+
     async def seal(self, topic: str) -> dict[int, dict[int, int]]:
         """Takes no more records. Returns how many of each writer there are in each partition of the
-        topic, to which all tasks write. Raises TransactionAbortedError, UnknownTopicError,
-        PartitionOfflineError, TimeoutError."""
+        topic, to which all tasks write. Raises TransactionAbortedError, TransactionCommittedError,
+        TransactionOutcomeUnknownError, UnknownTopicError, PartitionOfflineError, TimeoutError."""
 
         async def seal_partition(partition: JobPartition) -> SealPartitionResponse:
             number = partition.place.partition
@@ -154,7 +160,7 @@ class JobTransaction(NamedTuple):
                         for partition, answer in zip(partitions, answers, strict=True)
                     }
         except (ProducerFencedError, TransactionEndedError) as error:
-            raise aborted(error) from error
+            raise await self.how_it_ended(error) from error
         raise TimeoutError(
             f"What a batch write of {self.transactional_id!r} has in {topic} was not confirmed "
             f"within {self.timeout_s:g} s: the leaders of its partitions change all the time."
@@ -177,8 +183,32 @@ class JobTransaction(NamedTuple):
 
     async def abort(self) -> None:
         """Ends it without its records, if it has not ended. Tries for `ABORT_TIMEOUT_S` at most:
-        it ends by its time-out anyway."""
-        await self._replace(timeout_s=min(self.timeout_s, ABORT_TIMEOUT_S))._end(is_commit=False)
+        it ends by its time-out anyway. Raises TransactionCommittedError where it is committed."""
+        impatient = self._replace(timeout_s=min(self.timeout_s, ABORT_TIMEOUT_S))
+        if (await impatient._end(is_commit=False)).is_committed:
+            raise _committed(self.transactional_id)
+
+    async def told_to_task(self, cause: RayqError) -> RayqError:
+        """What a task raises where a leader says, by `cause`, that the transaction takes no more
+        records. It may be a late copy, and ends nothing that the driver has open."""
+        try:
+            await self.touch()
+        except (ProducerFencedError, TransactionEndedError):
+            return await self.how_it_ended(cause)
+        except RayqError as error:
+            return _unknown(self.transactional_id, error)
+        return _unknown(self.transactional_id, cause)
+
+    async def how_it_ended(self, cause: RayqError) -> RayqError:
+        """What to raise where a server says, by `cause`, that the transaction has ended. It is not
+        committed any more: at worst this ends it."""
+        try:
+            answer = await self._end(is_commit=False)
+        except ProducerFencedError as error:
+            return aborted(error)
+        except RayqError as error:
+            return _unknown(self.transactional_id, error)
+        return _committed(self.transactional_id) if answer.is_committed else aborted(cause)
 
     async def _end(self, *, is_commit: bool) -> EndTransactionResponse:
         wait_ms = MARKERS_WAIT_MS if is_commit else 0
@@ -212,4 +242,20 @@ def aborted(cause: RayqError | str) -> TransactionAbortedError:
         "The transaction of this batch write is aborted: its driver was not heard of for "
         f"{TRANSACTION_TIMEOUT_MS // 1000} s, or it was open for an hour, or an operator aborted "
         f"it, or another run of the job has begun. None of it is visible: run it again. ({cause})"
+    )
+
+
+def _committed(transactional_id: str) -> TransactionCommittedError:
+    return TransactionCommittedError(
+        f"The transaction of this batch write, of {transactional_id!r}, is committed, and takes no "
+        "more records: this is a late copy of a task or of the job, or somebody else knows its "
+        "owner. Read what is there before you run it again; with a name it commits once."
+    )
+
+
+def _unknown(transactional_id: str, cause: RayqError) -> TransactionOutcomeUnknownError:
+    return TransactionOutcomeUnknownError(
+        f"The transaction of this batch write, of {transactional_id!r}, takes no more records: its "
+        "driver ends it just now, or ended it, and how is not known. It is committed whole or not "
+        f"at all; with a name it can be run again, and commits once. ({cause})"
     )

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from rayq.batch.batch_cutter import Cutter
 from rayq.batch.job_partition import JobPartition
-from rayq.batch.job_transaction import JobTransaction, aborted
+from rayq.batch.job_transaction import JobTransaction
 from rayq.batch.numbered_sender import NumberedSender
 from rayq.batch.offset_ranges import snapshot
 from rayq.batch.taking_cuts import together
@@ -55,6 +55,7 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     RewriteMismatchError,
+    TransactionCommittedError,
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
@@ -193,6 +194,8 @@ def writing(cluster: Cluster | None, job: WriteJob, *, timeout_s: float = 60.0) 
     except BaseException:
         try:
             background.run(transaction.abort())
+        except TransactionCommittedError:
+            raise
         except RayqError as error:
             logger.warning("the transaction ends by its time-out: %s", error)
         raise
@@ -238,7 +241,10 @@ def write_task(
             background.run(attempt.put(partition, batch))
         background.run(attempt.finish())
     except TransactionEndedError as error:
-        raise aborted(error) from error
+        transaction = job.transaction(client, timeout_s)
+        if transaction is None:
+            raise
+        raise background.run(transaction.told_to_task(error)) from error
     finally:
         background.call_soon(attempt.close)
     senders = [attempt.senders[partition] for partition in sorted(attempt.senders)]

@@ -24,6 +24,7 @@ from rayq.errors import (
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
+    TransactionCommittedError,
 )
 from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
 from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member, MemberReport
@@ -273,7 +274,8 @@ class PoolMember(Member):
         """Commits the offsets that follow what was handled together with what is to be sent for it.
         Returns the error of a record that cannot be sent. Nobody polls before it is known what
         became of the transaction, so partitions are given up only afterwards. Raises
-        TransactionAbortedError where the batch is to be read again."""
+        TransactionAbortedError where the batch is to be read again, and TransactionCommittedError
+        where somebody else committed a part of it."""
         if self._transactions is None:
             return None
         places = {TopicPartition(self._spec.topic, one): end for one, end in ends.items()}
@@ -292,6 +294,8 @@ class PoolMember(Member):
                 self._check_lease()
         if isinstance(error, RefusedOutgoing):
             return error.cause
+        if isinstance(error, TransactionCommittedError):
+            raise error  # Its positions took effect: nobody would handle the batch again.
         raise TransactionAbortedError(str(error)) from error
 
     def _backoff_s(self, tries: int) -> float:

@@ -22,6 +22,7 @@ from rayq.errors import (
     RayqError,
     RecordTooLargeError,
     TransactionAbortedError,
+    TransactionCommittedError,
     UnknownTopicError,
 )
 from rayq.records import Outgoing, TopicPartition
@@ -84,6 +85,8 @@ class PoolTransactions:
                     raise
         except ProducerFencedError:
             raise
+        except TransactionCommittedError as error:
+            return error
         except TransactionAbortedError as error:
             cause = error.__cause__
             return RefusedOutgoing(cause) if isinstance(cause, _FAULTS_OF_RECORDS) else error

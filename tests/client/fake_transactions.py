@@ -45,6 +45,10 @@ class FakeTransactions:
         """The coordinator aborts what is open."""
         self._cluster.call(lambda: self._end(self.producers[transactional_id], False))
 
+    def commit_for(self, transactional_id: str) -> None:
+        """Somebody else, who knows the owner, commits what is open."""
+        self._cluster.call(lambda: self._end(self.producers[transactional_id], True))
+
     def take_over(self, transactional_id: str) -> None:
         """Another owner, elsewhere, begins."""
         self._cluster.call(lambda: self._init(transactional_id, "another"))

@@ -28,6 +28,8 @@ from rayq.errors import (
     RecordTooLargeError,
     TimeoutError,
     TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionEndedError,
     TransactionOutcomeUnknownError,
     UnknownMemberError,
     UnknownTopicError,
@@ -381,6 +383,103 @@ def test_a_transaction_that_timed_out_is_aborted_and_the_next_one_commits(
         with producer.transaction() as tx:
             tx.send("t", b"d")
     assert fake.transactions.committed("t") == [b"d"]
+
+
+def test_what_somebody_else_committed_is_not_called_aborted(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        with pytest.raises(TransactionCommittedError, match="was committed before its producer"):
+            with producer.transaction() as tx:
+                tx.send("t", b"a").result(timeout=30)
+                fake.transactions.commit_for("billing")
+                late = tx.send("t", b"b")
+                assert isinstance(late.exception(timeout=30), TransactionCommittedError)
+                with pytest.raises(TransactionCommittedError):
+                    tx.send("t", b"c")
+        with pytest.raises(TransactionCommittedError) as caught, producer.transaction() as tx:
+            tx.send("t", b"d").result(timeout=30)
+            fake.transactions.commit_for("billing")
+            raise ValueError("mine")
+        assert isinstance(caught.value.__context__, ValueError)
+        with pytest.raises(TransactionCommittedError), producer.transaction() as tx:
+            tx.send("t", b"e").result(timeout=30)
+            fake.transactions.commit_for("billing")
+            tx.send_offsets({TopicPartition("t", 0): 1}, group="g")
+        producer.begin_transaction()
+        producer.send("t", b"f").result(timeout=30)
+        fake.transactions.commit_for("billing")
+        with pytest.raises(TransactionCommittedError):
+            producer.abort_transaction()
+        with producer.transaction() as tx:
+            tx.send("t", b"g")
+    assert fake.transactions.committed("t") == [b"a", b"d", b"e", b"f", b"g"]
+    assert len(fake.asked(InitProducer)) == 5
+
+
+def test_a_late_refusal_of_a_batch_ends_nothing_of_the_next_transaction(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        held = fake.fault(Produce, is_held=True, error=TransactionEndedError("too late"))
+        with pytest.raises(ValueError, match="mine"), producer.transaction() as tx:
+            tx.send("t", b"not this")
+            eventually(lambda: len(fake.asked(Produce)) == 1)
+            raise ValueError("mine")
+        with producer.transaction() as tx:
+            tx.send("t", b"this").result(timeout=30)
+            fake.release(held)
+            tx.send("t", b"and this").result(timeout=30)
+    assert fake.transactions.committed("t") == [b"this", b"and this"]
+    assert ends(fake) == [(0, False), (1, True)]
+
+
+def test_on_an_event_loop_what_somebody_else_committed_is_not_called_aborted(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+
+    async def story() -> None:
+        async with cluster.async_producer(transactional_id="billing") as producer:
+            with pytest.raises(TransactionCommittedError):
+                async with producer.transaction() as tx:
+                    await (await tx.send("t", b"a"))
+                    fake.transactions.commit_for("billing")
+                    with pytest.raises(TransactionCommittedError):
+                        await (await tx.send("t", b"b"))
+            with pytest.raises(TransactionCommittedError) as caught:
+                async with producer.transaction() as tx:
+                    await (await tx.send("t", b"d"))
+                    fake.transactions.commit_for("billing")
+                    raise ValueError("mine")
+            assert isinstance(caught.value.__context__, ValueError)
+
+    asyncio.run(story())
+    assert fake.transactions.committed("t") == [b"a", b"d"]
+
+
+def test_where_nobody_knows_how_a_transaction_ended_that_is_said(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        with pytest.raises(TransactionOutcomeUnknownError, match="does not say how: forgotten"):
+            with producer.transaction() as tx:
+                tx.send("t", b"a").result(timeout=30)
+                fake.transactions.time_out("billing")
+                fake.fault(EndTransaction, times=2, error=TransactionEndedError("forgotten"))
+                late = tx.send("t", b"b")
+                assert isinstance(late.exception(timeout=30), TransactionOutcomeUnknownError)
+        # Who hears it later says it later.
+        with pytest.raises(TransactionAbortedError, match="aborted before its commit"):
+            with producer.transaction() as tx:
+                tx.send("t", b"c").result(timeout=30)
+                fake.transactions.time_out("billing")
+                fake.fault(EndTransaction, error=TransactionEndedError("not yet"))
+                tx.send("t", b"d").exception(timeout=30)
+    assert fake.transactions.committed("t") == []
 
 
 # --- the coordinator's answers --------------------------------------------------------------------

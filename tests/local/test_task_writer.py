@@ -35,6 +35,8 @@ from rayq.errors import (
     RecordTooLargeError,
     RewriteMismatchError,
     TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionOutcomeUnknownError,
     UnknownTopicError,
 )
 from rayq.testing import LocalCluster
@@ -464,11 +466,13 @@ def test_a_task_that_outlives_its_transaction_adds_nothing(
         task = write_task(cluster, job, 0, [to_partition(0)])
         assert background.run(transaction.seal(topic)) == {0: {0: 3}}
         for partition in range(2):  # One has joined, the other never did.
-            with pytest.raises(TransactionAbortedError):
+            with pytest.raises(TransactionOutcomeUnknownError, match="driver ends it just now"):
                 write_task(cluster, job, 1, [to_partition(partition)])
         finish(cluster, job, task)
-    with pytest.raises(TransactionAbortedError):
+    with pytest.raises(TransactionCommittedError, match="a late copy of a task"):
         write_task(cluster, job, 1, [to_partition(1)])
+    with pytest.raises(TransactionCommittedError), writing(cluster, job):
+        raise ValueError("the driver fails after its job")
     assert len(read_all(cluster, topic)) == 3
 
 
@@ -482,7 +486,7 @@ def test_a_seal_outlives_the_leader_of_a_partition(fragile: LocalCluster) -> Non
         task = write_task(fragile, job, 0, [to_partition(0)])
         assert background.run(transaction.seal("t")) == {0: {0: 3}}
         fragile.kill_broker(leader_of(fragile, "t"))
-        with pytest.raises(TransactionAbortedError):
+        with pytest.raises(TransactionOutcomeUnknownError):
             write_task(fragile, job, 1, [to_partition(0)])
         finish(fragile, job, task)
     assert len(read_all(fragile, "t")) == 3

@@ -100,6 +100,7 @@ ERRORS = {
     "TimeoutError",
     "TopicExistsError",
     "TransactionAbortedError",
+    "TransactionCommittedError",
     "TransactionOutcomeUnknownError",
     "UnknownQueueError",
     "UnknownTopicError",

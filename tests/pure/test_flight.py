@@ -11,6 +11,7 @@ from rayq.client.client import LEADER_PATIENCE_S
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import PartitionQueue, ProducerBatch
 from rayq.client.producing.flight import (
+    HOW_TRANSACTIONS_END,
     PRODUCER_EPOCH_MAX,
     Fail,
     Flight,
@@ -42,7 +43,6 @@ from rayq.errors import (
     StorageError,
     TimeoutError,
     TransactionAbortedError,
-    TransactionEndedError,
     TransactionOrderError,
     UnknownEpochError,
     UnknownProducerError,
@@ -579,11 +579,18 @@ def test_a_batch_in_doubt_goes_again_under_its_numbers_and_has_its_transaction_a
     assert isinstance(fail, Fail) and isinstance(fail.error, TransactionAbortedError)
 
 
-def test_a_batch_of_a_transaction_that_has_ended_says_that_it_is_aborted() -> None:
+@pytest.mark.parametrize("kind", HOW_TRANSACTIONS_END)
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_batch_of_a_transaction_that_has_ended_says_how(
+    kind: type[RayqError], in_doubt: bool
+) -> None:
     flight = in_transaction()
     ((shipment, attempt),) = send_new(flight)
-    (fail,) = flight.failed(shipment, attempt, TransactionEndedError("over"), NOW)
-    assert isinstance(fail, Fail) and isinstance(fail.error, TransactionAbortedError)
+    if in_doubt:
+        put_in_doubt(flight, shipment, attempt)
+        shipment, attempt = send_next(flight)
+    (fail,) = flight.failed(shipment, attempt, kind("over"), NOW)
+    assert isinstance(fail, Fail) and type(fail.error) is kind
 
 
 def test_a_batch_waits_for_the_marker_of_the_transaction_before() -> None:

@@ -36,12 +36,18 @@ from rayq.errors import (
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
-    TransactionEndedError,
+    TransactionCommittedError,
+    TransactionOutcomeUnknownError,
 )
 from rayq.storage.batch import SEQUENCE_COUNT
 from rayq.storage.producer_state import BATCHES_REMEMBERED
 
 PRODUCER_EPOCH_MAX = 2**16 - 1
+HOW_TRANSACTIONS_END = (
+    TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionOutcomeUnknownError,
+)
 
 
 class Numbers(NamedTuple):
@@ -362,16 +368,11 @@ def _unknown(name: str, error: RayqError) -> OutcomeUnknownError:
 
 def _in_transaction(name: str, error: RayqError, in_doubt: bool) -> RayqError:
     """The error of a batch whose transaction is aborted for it, unless it was before."""
-    if isinstance(error, TransactionAbortedError):
+    if isinstance(error, HOW_TRANSACTIONS_END):
         return error
     if in_doubt:
         return TransactionAbortedError(
             f"A batch was sent to {name}, and no answer said whether it is written, so its "
             f"transaction cannot be committed. {error}"
-        )
-    if isinstance(error, TransactionEndedError):
-        return TransactionAbortedError(
-            f"The transaction had ended when a batch was sent to {name}: it was open for longer "
-            f"than transaction_timeout_ms, or another producer has the transactional_id. {error}"
         )
     return error

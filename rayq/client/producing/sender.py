@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from rayq.errors import (
     InvalidRequestError,
     OverloadedError,
     RayqError,
+    TransactionEndedError,
     UnknownServerError,
 )
 from rayq.logs import Seldom
@@ -84,6 +85,9 @@ class _Channel:
             self.timer = None
 
 
+HowItEnded = Callable[[RayqError, int, int], Awaitable[RayqError]]
+
+
 class Sender:
     """Runs on the client's event loop, by callbacks: each leaves a consistent state behind."""
 
@@ -107,6 +111,9 @@ class Sender:
         """Why nothing more of it is sent."""
         self.has_numbered = False
         """Whether a batch of it was numbered, and so perhaps written."""
+        self.how_it_ended: HowItEnded | None = None
+        """Asks how the transaction with this family and epoch ended, of which a leader says that it
+        has: what its batches fail with. None without transactions."""
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -417,7 +424,25 @@ class Sender:
         else:
             if not isinstance(error, RayqError):
                 error = UnknownServerError(f"The request failed: {error!r}.")
+            is_current = shipment.attempt == attempt  # Else it may be of the transaction before.
+            if is_current and self._transaction and isinstance(error, TransactionEndedError):
+                # Until it is known how, the batch is under way.
+                assert self.how_it_ended is not None
+                self._client.environment.tasks.spawn(
+                    self._ended(
+                        channel, shipment, attempt, self.how_it_ended(error, *self._transaction)
+                    ),
+                    f"a batch of {flight.name} whose transaction has ended",
+                )
+                return
             self._carry_out(channel, flight.failed(shipment, attempt, error, self._client.now))
+        self._pump(channel)
+
+    async def _ended(
+        self, channel: _Channel, shipment: Shipment, attempt: int, how: Awaitable[RayqError]
+    ) -> None:
+        error = await how
+        self._carry_out(channel, channel.flight.failed(shipment, attempt, error, self._client.now))
         self._pump(channel)
 
     def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:

@@ -24,6 +24,8 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TransactionAbortedError,
+    TransactionCommittedError,
+    TransactionOutcomeUnknownError,
 )
 from rayq.records import OffsetAndMetadata, TopicPartition
 
@@ -211,12 +213,18 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
             raise
 
     def abort(self) -> None:
-        """Raises InvalidRequestError, ProducerFencedError, TimeoutError."""
+        """Raises InvalidRequestError, ProducerFencedError, TimeoutError; and where the transaction
+        ended before, and may not be aborted, TransactionCommittedError, or
+        TransactionOutcomeUnknownError."""
         self._transactions.check_open(self._token)
+        is_aborted = True
         try:
             self._end(is_commit=False)
+        except (TransactionCommittedError, TransactionOutcomeUnknownError):
+            is_aborted = False
+            raise
         finally:
-            self._go_back(is_aborted=True)
+            self._go_back(is_aborted=is_aborted)
 
     def _end(self, *, is_commit: bool) -> None:
         self._background.check_callable()
@@ -367,10 +375,14 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
 
     async def abort(self) -> None:
         self._transactions.check_open(self._token)
+        is_aborted = True
         try:
             await self._end(is_commit=False)
+        except (TransactionCommittedError, TransactionOutcomeUnknownError):
+            is_aborted = False
+            raise
         finally:
-            await self._go_back(is_aborted=True)
+            await self._go_back(is_aborted=is_aborted)
 
     async def _end(self, *, is_commit: bool) -> None:
         self._transactions.shut()

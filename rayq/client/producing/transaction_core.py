@@ -24,6 +24,7 @@ from rayq.config import ProducerConfig
 from rayq.errors import (
     CommitRefusedError,
     InvalidRequestError,
+    ProducerFencedError,
     RayqError,
     TimeoutError,
     TransactionAbortedError,
@@ -70,6 +71,8 @@ class TransactionCore:
         self._coordinator = TransactionsCoordinator(client, self._id, config)
         self._owner = client.environment.new_id()
         self._ending: asyncio.Task[RayqError | None] | None = None
+        self._how_it_ended: asyncio.Task[RayqError] | None = None
+        """Asks, where a server says that the open transaction has ended."""
         self._has_sent_offsets = False
         self._offsets_under_way: set[asyncio.Future[None]] = set()
         self._heard_at = client.now
@@ -77,13 +80,15 @@ class TransactionCore:
         self.sequences = itertools.count(1)
         """The numbers of positions that were given without a consumer."""
         accumulator.refuse(self.state.refusal)
+        sender.how_it_ended = self.how_it_ended
 
     # --- the beginning --------------------------------------------------------------------------
 
     async def begin(self, token: object, name: str | None) -> None:
         """Begins a transaction, which `token` tells from others. Settles first what the one before
         left open. Raises InvalidRequestError, ProducerFencedError, AlreadyCommittedError,
-        TransactionLimitError, TimeoutError after `max_block_ms`."""
+        TransactionCommittedError (the one before is), TransactionLimitError, TimeoutError after
+        `max_block_ms`."""
         deadline = self._deadline()
         if self._ending is not None:  # Nobody waits for it any more.
             await asyncio.wait([self._ending], timeout=deadline - self._client.now)
@@ -103,6 +108,7 @@ class TransactionCore:
             self._accumulator.refuse(state.refusal)
             raise
         self._has_sent_offsets = False
+        self._how_it_ended = None
         self._sender.begin(*numbers)
         self._accumulator.refuse(None)
 
@@ -142,8 +148,9 @@ class TransactionCore:
     async def end(self, token: object, *, is_commit: bool) -> None:
         """Ends the open transaction, after `shut`. What was begun goes on when the caller is
         cancelled, but for a commit that was not asked for yet: that becomes an abort. Raises
-        TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError,
-        ProducerFencedError, InvalidRequestError; TimeoutError from an abort."""
+        TransactionAbortedError, TransactionCommittedError, TransactionOutcomeUnknownError,
+        AlreadyCommittedError, ProducerFencedError, InvalidRequestError; TimeoutError from an abort.
+        """
         self.check_open(token)
         ending = self._spawn_end(is_commit=is_commit)
         try:
@@ -198,26 +205,17 @@ class TransactionCore:
         """Asks how a transaction ended, or has it end so. Raises what leaves that open, and
         ProducerFencedError."""
         is_repeated = self.state.was_asked
-        wait_ms = self._config.commit_wait_ms if end.is_commit else 0
+        build_end = self._build_end(end)
 
         def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
             self.state.asked()
-            return EndTransaction(
-                topic_id=topic_id,
-                partition=partition,
-                leader_epoch=leader_epoch,
-                transactional_id=self._id,
-                owner=self._owner,
-                family=end.family,
-                epoch=end.epoch,
-                is_commit=end.is_commit,
-                name=end.name,
-                wait_ms=wait_ms,
-            )
+            return build_end(topic_id, partition, leader_epoch)
 
         try:
             response: EndTransactionResponse = await self._coordinator.ask(
-                build, timeout_s=self._left_s(deadline), hold_s=wait_ms / 1000
+                build,
+                timeout_s=self._left_s(deadline),
+                hold_s=self._end_wait_ms(end) / 1000,
             )
         except RayqError as error:
             self.state.refused(error)
@@ -228,6 +226,26 @@ class TransactionCore:
         self._heard_at = self._client.now
         numbers = TransactionNumbers(response.family, response.epoch)
         self.state.ended(response.is_committed, numbers)
+
+    def _end_wait_ms(self, end: End) -> int:
+        return self._config.commit_wait_ms if end.is_commit else 0
+
+    def _build_end(self, end: End) -> Callable[[str, int, int], AnyRequest]:
+        def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
+            return EndTransaction(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader_epoch,
+                transactional_id=self._id,
+                owner=self._owner,
+                family=end.family,
+                epoch=end.epoch,
+                is_commit=end.is_commit,
+                name=end.name,
+                wait_ms=self._end_wait_ms(end),
+            )
+
+        return build
 
     async def close(self) -> None:
         """Waits for the end that is under way, and aborts what is open. Raises as `end` does."""
@@ -255,6 +273,30 @@ class TransactionCore:
             self._accumulator.refuse(self.state.refusal)
             asyncio.get_running_loop().call_soon(self._give_up)
 
+    async def how_it_ended(self, error: RayqError, family: int, epoch: int) -> RayqError:
+        """A server says by `error` that this transaction has ended: how, as its coordinator says.
+        It is not committed any more: at worst this ends it."""
+        numbers = TransactionNumbers(family, epoch)
+        if numbers != self.state.numbers:
+            return self.state.ended_unknown(error)  # Its end is asked for already.
+        if self._how_it_ended is None:
+            self._how_it_ended = self._client.environment.tasks.spawn(
+                self._ask_how_it_ended(numbers), f"ask how a transaction of {self._id} ended"
+            )
+        return await asyncio.shield(self._how_it_ended)
+
+    async def _ask_how_it_ended(self, numbers: TransactionNumbers) -> RayqError:
+        end = End(*numbers, is_commit=False, name=None)
+        try:
+            response: EndTransactionResponse = await self._coordinator.ask(
+                self._build_end(end), timeout_s=self._left_s(self._deadline())
+            )
+        except ProducerFencedError as error:
+            return error
+        except RayqError as error:
+            return self.state.ended_unknown(error)
+        return self.state.how_it_ended(is_committed=response.is_committed)
+
     def _give_up(self) -> None:
         if self.state.has_failed and self.state.phase in ("open", "ending"):
             refusal = TransactionAbortedError(
@@ -265,23 +307,23 @@ class TransactionCore:
 
     async def send_offsets(self, token: object, positions: GroupPositions) -> None:
         """Has the transaction commit positions of a group. Any failure makes the transaction fail.
-        Raises InvalidRequestError, CommitRefusedError, TransactionAbortedError, TimeoutError after
+        Raises InvalidRequestError, CommitRefusedError, TransactionAbortedError,
+        TransactionCommittedError, TransactionOutcomeUnknownError, TimeoutError after
         `max_block_ms`."""
         self.check_open(token)
         if not positions.offsets:
             return
+        numbers = self.state.numbers
+        assert numbers is not None
         self._has_sent_offsets = True
         under_way = asyncio.get_running_loop().create_future()
         self._offsets_under_way.add(under_way)
         try:
-            await self._send_offsets(positions)
+            await self._send_offsets(positions, numbers)
         except TransactionEndedError as error:
-            ended = TransactionAbortedError(
-                f"The transaction of {self._id!r} had ended when positions of group "
-                f"{positions.group!r} were sent: {error}"
-            )
+            ended = await self.how_it_ended(error, *numbers)
             self.failed(ended)
-            raise ended from error
+            raise ended.with_message(ended.message) from error
         except RayqError as error:
             self.failed(error)
             if error.ends_membership:
@@ -297,9 +339,7 @@ class TransactionCore:
             self._offsets_under_way.discard(under_way)
             under_way.set_result(None)
 
-    async def _send_offsets(self, positions: GroupPositions) -> None:
-        numbers = self.state.numbers
-        assert numbers is not None
+    async def _send_offsets(self, positions: GroupPositions, numbers: TransactionNumbers) -> None:
         coordinator = GroupCoordinator(self._client, positions.group, self._config)
         backoff = Backoff(
             self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S

@@ -12,6 +12,8 @@ out, and `transaction_core.py` carries them out. What a `TransactionState` guara
   no other owner of the transactional id can have them. After any other end the coordinator is asked
   anew, and says so if another owner has taken over.
 - After that the producer writes nothing more.
+- A transaction is called aborted only where its coordinator says so, or is about to: whoever else
+  knows the owner's name may have committed what there was of it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rayq.errors import (
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
+    TransactionCommittedError,
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
@@ -199,19 +202,21 @@ class TransactionState:
         return self._attempts > 0
 
     def ended(self, is_committed: bool, next_numbers: TransactionNumbers) -> None:
-        """The coordinator's answer: how the transaction ended, whatever was asked for."""
+        """The coordinator's answer: how the transaction ended, whatever was asked for. Raises
+        TransactionCommittedError where an abort was asked for, and nobody waits for its end."""
         end = self.unsettled
         assert end is not None
         self.unsettled = None
         if not end.is_commit:
+            if is_committed:
+                self._verdict = self.how_it_ended(is_committed=True)
+                if self.phase == "beginning":
+                    raise self._verdict
+            elif isinstance(self._verdict, TransactionOutcomeUnknownError):
+                self._verdict = self.how_it_ended(is_committed=False)
             return
         if not is_committed:
-            self._verdict = TransactionAbortedError(
-                f"The transaction of {self._id!r} was aborted before its commit was asked for: it "
-                "was open for longer than transaction_timeout_ms, or an operator aborted it, or "
-                "another producer has the transactional_id by now, as the next transaction will "
-                "say. Run it again."
-            )
+            self._verdict = self.how_it_ended(is_committed=False)
             return
         if end.name is not None:
             self._last_name = end.name
@@ -237,8 +242,7 @@ class TransactionState:
             return
         elif end is not None and isinstance(error, TransactionEndedError):
             self.unsettled = None
-            if end.is_commit:
-                self._verdict = self._unknown(error)
+            self._verdict = self._unknown(error) if end.is_commit else self.ended_unknown(error)
             return
         elif end is not None and end.is_commit:
             self._verdict = self._unknown(error)
@@ -251,7 +255,7 @@ class TransactionState:
         self.token = None
         if self._wants_commit:
             return self._verdict
-        return error
+        return error or self._verdict
 
     # --- errors ---------------------------------------------------------------------------------
 
@@ -260,7 +264,35 @@ class TransactionState:
         if self.fenced is not None:
             raise self.fenced.with_message(self.fenced.message)
 
-    def _aborted(self, cause: BaseException) -> TransactionAbortedError:
+    def how_it_ended(self, *, is_committed: bool) -> RayqError:
+        """What is raised where the transaction ended before its producer asked for that."""
+        if is_committed:
+            return TransactionCommittedError(
+                f"The transaction of {self._id!r} was committed before its producer asked for "
+                "that: what was acknowledged by then is visible, and the rest was not written. "
+                "Somebody else knows its owner. Read what is there before you run it again."
+            )
+        return TransactionAbortedError(
+            f"The transaction of {self._id!r} was aborted before its commit was asked for: it was "
+            "open for longer than transaction_timeout_ms, or an operator aborted it, or another "
+            "producer has the transactional_id by now, as the next transaction will say. Run it "
+            "again."
+        )
+
+    def ended_unknown(self, cause: RayqError) -> TransactionOutcomeUnknownError:
+        """Likewise, where nobody says how."""
+        error = TransactionOutcomeUnknownError(
+            f"The transaction of {self._id!r} ended before its producer asked for that, and its "
+            f"coordinator does not say how: {cause} It is aborted, unless somebody else who knows "
+            "its owner has committed what there was of it. Read what is there before you run it "
+            "again."
+        )
+        error.__cause__ = cause
+        return error
+
+    def _aborted(self, cause: BaseException) -> RayqError:
+        if isinstance(cause, TransactionCommittedError | TransactionOutcomeUnknownError):
+            return cause.with_message(cause.message)
         error = TransactionAbortedError(
             f"The transaction of {self._id!r} is aborted, since something of it was not written: "
             f"{cause} Nothing of it is visible to whoever reads what is committed: run it again."
