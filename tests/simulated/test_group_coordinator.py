@@ -265,6 +265,25 @@ def test_a_new_coordinator_gives_each_member_a_whole_session() -> None:
     coordinating(work)
 
 
+def test_members_that_come_and_go_over_one_connection_leave_nothing() -> None:
+    async def work(of: Groups) -> None:
+        peer = of.connection()
+        tables = {name for name, kept in vars(of.coordinator).items() if isinstance(kept, dict)}
+        for number in range(5):
+            await of.beat(f"member-{number}", peer=peer)
+            await of.beat(f"member-{number}", epoch=LEAVE, peer=peer)
+            callbacks = len(peer.closed._callbacks)
+            sizes = {name: len(getattr(of.coordinator, name)) for name in tables}
+            if number == 0:
+                before = callbacks, sizes
+            assert (callbacks, sizes) == before
+        peer.closed.set_result(None)
+        await asyncio.sleep(0)
+        assert of.coordinator._watched == {}
+
+    coordinating(work)
+
+
 def test_a_broken_connection_ends_the_session_of_those_who_do_not_come_back() -> None:
     async def work(of: Groups) -> None:
         broken, sound = of.connection(), of.connection()

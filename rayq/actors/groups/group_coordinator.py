@@ -90,6 +90,8 @@ class GroupCoordinator(Coordinator[Record]):
         self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
         self._connections: dict[MemberKey, asyncio.Future[None]] = {}
+        self._watched: dict[asyncio.Future[None], None] = {}
+        """The connections whose end is noticed: those of members, and of some that have left."""
         self._requests_waiting = 0
         self._topics_wanted = Signal()
         self._forget_source = self._environment.metrics.add_source(self._measure)
@@ -201,12 +203,13 @@ class GroupCoordinator(Coordinator[Record]):
 
     def _watch(self, key: MemberKey, peer: Peer) -> None:
         """Learns when the connection of the member's last heartbeat ends."""
-        if self._connections.get(key) is not peer.closed:
-            if peer.closed not in self._connections.values():
-                peer.closed.add_done_callback(self._disconnected)
-            self._connections[key] = peer.closed
+        self._connections[key] = peer.closed
+        if peer.closed not in self._watched:
+            self._watched[peer.closed] = None
+            peer.closed.add_done_callback(self._disconnected)
 
     def _disconnected(self, closed: asyncio.Future[None]) -> None:
+        self._watched.pop(closed, None)
         now_s = self._environment.clock.monotonic()
         for key in [key for key, one in self._connections.items() if one is closed]:
             del self._connections[key]
@@ -435,8 +438,9 @@ class GroupCoordinator(Coordinator[Record]):
         self._has_topics = False
         for key in list(self._held):
             self._release(key)
-        for closed in dict.fromkeys(self._connections.values()):
+        for closed in self._watched:
             closed.remove_done_callback(self._disconnected)
+        self._watched.clear()
         self._connections.clear()
 
     async def _load(self) -> None:
