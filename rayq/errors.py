@@ -581,7 +581,7 @@ class UnsupportedVersionError(RayqError):
 
 
 class OverloadedError(RayqError):
-    """A limit on connections or requests in flight was reached; try again later."""
+    """A limit on connections, requests in flight or pins was reached; try again later."""
 
     retriable = True
     not_written = True

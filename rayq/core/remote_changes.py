@@ -29,6 +29,7 @@ from rayq.errors import (
     ConfigError,
     FencedEpochError,
     InvalidRequestError,
+    OverloadedError,
     RemoteStorageError,
     StalePartitionError,
     UnknownTopicError,
@@ -147,8 +148,8 @@ def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
 def pin_snapshot(
     state: ClusterState, *, pin_id: str, topic_id: str, starts: Mapping[int, int], ttl_ms: int
 ) -> list[MetadataRecord]:
-    """Keeps records from retention, or renews that. Raises UnknownTopicError, InvalidRequestError
-    where there are too many pins, or the pin makes no sense."""
+    """Keeps records from retention, or renews that. Raises UnknownTopicError, OverloadedError where
+    there are too many pins, InvalidRequestError where the pin makes no sense."""
     topic = state.topics.get(topic_id)
     if topic is None:
         raise UnknownTopicError(f"There is no topic with id {topic_id}.")
@@ -166,7 +167,7 @@ def pin_snapshot(
         )
     known = state.pins.get(pin_id)
     if known is None and len(state.pins) >= PINS_MAX:
-        raise InvalidRequestError(
+        raise OverloadedError(
             f"There are {PINS_MAX} pins already. Wait until jobs have ended, or unpin what is left "
             "over."
         )

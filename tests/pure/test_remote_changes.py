@@ -27,6 +27,7 @@ from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,
     InvalidTopicError,
+    OverloadedError,
     RemoteStorageError,
     StalePartitionError,
     UnknownTopicError,
@@ -228,8 +229,9 @@ def test_there_is_a_limit_of_pins_and_those_there_are_can_be_renewed() -> None:
     state = tiered()
     for number in range(PINS_MAX):
         pin(state, f"{number}")
-    with pytest.raises(InvalidRequestError, match="1000 pins"):
+    with pytest.raises(OverloadedError, match="1000 pins") as caught:
         pin(state, "one more")
+    assert caught.value.retriable, "jobs end, and pins with them"
     pin(state, "0", 3)
     with pytest.raises(InvalidRequestError, match="another topic"):
         create(state, "u")

@@ -209,7 +209,8 @@ class MoveRemote(ToController[ChangeResponse], frozen=True):
 
 class PinSnapshot(Change, frozen=True, kw_only=True):
     """Retention keeps the topic's records from these offsets on for `ttl_ms`, at most a day; the
-    same id again renews it. Raises UnknownTopicError, InvalidRequestError where there are 1,000."""
+    same id again renews it. Raises UnknownTopicError, InvalidRequestError; OverloadedError where
+    there are 1,000."""
 
     api: ClassVar[int] = 85
     pin_id: Id
