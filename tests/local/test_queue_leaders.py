@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq.errors import InvalidRequestError
+from rayq.errors import InvalidRequestError, ProtocolError
 from rayq.storage.batch import encode_batch
 from rayq.storage.checkpoint import read_checkpoint
 from rayq.storage.disk import LocalDisk
@@ -147,12 +147,20 @@ def test_a_client_that_sends_nonsense_harms_no_queue(servers: LocalCluster, queu
         raw = Raw(servers, queue)
         taken = await raw.take(1)
         for parts in (
-            {"acks": [(2**62, 2**62, 1), (5, 2, 1), (-7, -1, 2)]},
-            {"nacks": [(0, 10**5, 3, -(2**40))], "releases": [(-1, 2**10, 8)]},
-            {"extends": [(0, 2**12, 1, 2**60)], "rejects": [(2**60, 2, "no")]},
+            {"acks": [(2**62, 2**62, 1), (5, 2, 1), (7, 1, 2)]},
+            {"nacks": [(0, 10**5, 3, 2**40)], "releases": [(1, 2**10, 8)]},
+            {"extends": [(0, 2**12, 1, 2**53)], "rejects": [(2**60, 2, "no")]},
         ):
             lost = await raw.settle(taken, **parts)
             assert all(isinstance(who, str) for _, _, who in lost)
+        for out_of_range in (
+            {"acks": [(-7, -1, 2)]},
+            {"nacks": [(0, 2, 1, -1)]},
+            {"extends": [(0, 2, 1, 2**60)]},
+            {"releases": [(0, 2**64 - 1, 1)]},
+        ):
+            with pytest.raises(ProtocolError, match="That is no Settle message"):
+                await raw.settle(taken, **out_of_range)
         with pytest.raises(InvalidRequestError):
             await raw.settle(taken, nacks=[(0, 2**62, 1, None)])
         assert (await raw.describe()).locked == 1
