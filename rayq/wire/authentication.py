@@ -34,6 +34,7 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.codec import ENCODER, decode
+from rayq.wire.messages import BrokerId
 
 HANDSHAKE_VERSION = 1
 """The version byte of handshake frames. Their layout (append-only arrays) never changes."""
@@ -130,8 +131,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     role: Role
     nonce: Nonce
     cluster_id: ShortName | None
-    broker: int | None
-    expect_broker: int | None
+    broker: BrokerId | None
+    expect_broker: BrokerId | None
 
 
 class Challenge(msgspec.Struct, array_like=True, frozen=True):
@@ -145,7 +146,7 @@ class Proof(msgspec.Struct, array_like=True, frozen=True):
 
 class Accepted(msgspec.Struct, array_like=True, frozen=True):
     cluster_id: ShortName | None
-    broker: int | None
+    broker: BrokerId | None
     digest: Digest
 
 

@@ -11,11 +11,13 @@ from msgspec import inspect
 
 from rayq.errors import ProtocolError
 from rayq.remote_pointer import RemotePointer
+from rayq.wire.authentication import Accepted, Challenge, Hello, Proof
 from rayq.wire.codec import DECODERS, ENCODER, decode
 from rayq.wire.messages import REQUESTS
 from tests.wire.recorded_messages import example_of, kinds
 
 REQUEST_KINDS = [kind for kind in kinds().values() if kind in REQUESTS.values()]
+HANDSHAKE_KINDS = [Hello, Challenge, Proof, Accepted]
 CHECKED_BY_CONFIG = "config", "topic_config", "changes"
 """`rayq.config.parse` checks the values of these."""
 I64_MIN, U64_MAX = -(2**63), 2**64 - 1
@@ -53,12 +55,12 @@ def is_bounded(of: inspect.Type) -> bool:
             return low is not None and high is not None
         case inspect.StrType() | inspect.BytesType():
             return of.max_length is not None
-        case inspect.BoolType() | inspect.NoneType():
+        case inspect.BoolType() | inspect.NoneType() | inspect.LiteralType():
             return True
     return False
 
 
-@pytest.mark.parametrize("kind", REQUEST_KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REQUEST_KINDS + HANDSHAKE_KINDS, ids=lambda kind: kind.__name__)
 def test_every_number_and_text_of_a_request_has_a_range(kind: type[Any]) -> None:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
