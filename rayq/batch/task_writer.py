@@ -224,7 +224,8 @@ def write_task(
     RewriteMismatchError (see above), OutcomeUnknownError or PartitionOfflineError (a batch was not
     acknowledged for `timeout_s` seconds), UnknownTopicError (the topic was deleted meanwhile),
     RecordTooLargeError, NullKeyError, InvalidTimestampError, DiskFullError, MissingExtraError,
-    TransactionAbortedError.
+    TransactionAbortedError; to a late copy of a task TransactionCommittedError, or
+    TransactionOutcomeUnknownError while the driver ends the job.
     """
     if type(task) is not int or not 0 <= task < TASKS_MAX:
         raise InvalidRequestError(f"Tasks are numbered from 0 to {TASKS_MAX - 1}, not {task!r}.")
@@ -276,7 +277,8 @@ def finish_write(
     else is.
 
     Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError; and of a
-    transaction TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError.
+    transaction TransactionAbortedError, TransactionCommittedError (this job is committed already),
+    TransactionOutcomeUnknownError, AlreadyCommittedError (another of its name is).
     """
     tasks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for task, partitions in written:

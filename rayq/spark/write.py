@@ -100,8 +100,9 @@ def write(
     `begin_write`.
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError; of a
-    transaction TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError. A
-    task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
+    transaction TransactionAbortedError, TransactionCommittedError, TransactionOutcomeUnknownError,
+    AlreadyCommittedError. A task's errors reach the driver as PySpark's PythonException, with rayq's
+    error in its text.
     """
     cluster = cluster or Cluster.current()
     columns = {

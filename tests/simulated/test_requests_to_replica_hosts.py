@@ -207,6 +207,27 @@ def test_what_rayq_keeps_for_itself_is_read_by_no_client(topic: str) -> None:
     playing(script)
 
 
+def test_numbers_that_no_server_could_store_are_refused_and_the_connection_goes_on() -> None:
+    async def script(broker: Broker) -> None:
+        await broker.tell(assigned())
+        at = (IDS["t"], 0)
+        server = broker.host._server
+        connection = await broker.client_pool.get(server.host, server.port)
+        for epoch in (2**31, 2**32 - 1, 2**64 - 1, -1):
+            for request in (
+                messages.Produce(*at, epoch, -1, 1000),
+                messages.Fetch(*at, LEADER_EPOCH, 0, epoch, 1000, 0),
+            ):
+                with pytest.raises(ProtocolError, match=f"no {type(request).__name__} message"):
+                    await connection.request(request, make_batch(0), timeout_s=5)
+        answer, _ = await connection.request(
+            messages.Produce(*at, LEADER_EPOCH, -1, 1000), make_batch(0), timeout_s=5
+        )
+        assert answer.base_offset == 0
+
+    playing(script)
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_transactions_in_the_topic_of_positions_are_those_of_its_groups(
     topic: str, monkeypatch: pytest.MonkeyPatch

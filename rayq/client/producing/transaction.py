@@ -92,6 +92,8 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
     took effect: something was not delivered, or `transaction_timeout_ms` was over.
     TransactionOutcomeUnknownError: the commit was asked for, and no answer came within
     `max_block_ms`; the next transaction of the producer finds out first what became of it.
+    TransactionCommittedError: somebody else committed what there was of it, also where the block
+    was to be undone.
     AlreadyCommittedError: the name is committed. ProducerFencedError: another producer has the
     transactional id, and this one writes nothing any more.
     """
