@@ -106,8 +106,10 @@ def late_ack_accepted() -> list[Patch]:
                     for bit in range(queue_block.BLOCK_OFFSETS):
                         if bits & mask & 1 << bit:
                             offset = (number << queue_block.BLOCK_BITS) + bit
-                            named.append((offset, offset, count))
-        ack(self, holder, self.state_epoch, named)
+                            has_it = block.holder_of(1 << bit) or holder
+                            named.append((has_it, (offset, offset, count)))
+        for has_it, lock in named:
+            ack(self, has_it, self.state_epoch, [lock])
         return []
 
     return [(QueueState, "ack", mutated)]

@@ -101,8 +101,8 @@ def write(
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError; of a
     transaction TransactionAbortedError, TransactionCommittedError, TransactionOutcomeUnknownError,
-    AlreadyCommittedError. A task's errors reach the driver as PySpark's PythonException, with rayq's
-    error in its text.
+    AlreadyCommittedError. A task's errors reach the driver as PySpark's PythonException, whose text
+    has rayq's error.
     """
     cluster = cluster or Cluster.current()
     columns = {
