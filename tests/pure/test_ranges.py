@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from rayq import config
 from rayq.errors import ProtocolError
 from rayq.remote_pointer import RemotePointer
 from rayq.wire.authentication import Accepted, Challenge, Hello, Proof
 from rayq.wire.codec import DECODERS, ENCODER, decode
-from rayq.wire.messages import REQUESTS
+from rayq.wire.messages import REQUESTS, GroupHeartbeat
 from tests.wire.recorded_messages import example_of, kinds
 
 REQUEST_KINDS = [kind for kind in kinds().values() if kind in REQUESTS.values()]
@@ -108,3 +109,13 @@ def test_what_is_out_of_range_is_refused_in_every_place(kind: type[Any]) -> None
         for value in wrong_values(of):
             with pytest.raises(ProtocolError, match=f"That is no {kind.__name__} message"):
                 refused(ENCODER.encode(replaced(filled, path, value)))
+
+
+def test_what_configs_allow_is_in_range() -> None:
+    beat = replaced(
+        msgspec.msgpack.decode(ENCODER.encode(example_of(GroupHeartbeat)), strict=True),
+        (GroupHeartbeat.__struct_fields__.index("max_poll_interval_ms"),),
+        config.INT64_MAX,
+    )
+    read = decode(DECODERS[GroupHeartbeat], ENCODER.encode(beat), "GroupHeartbeat")
+    assert read.max_poll_interval_ms == config.INT64_MAX

@@ -14,7 +14,6 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rayq.wire.messages.base import (
-    TIMESTAMP_MS_MAX,
     CheckedName,
     CommitMetadata,
     Counter,
@@ -80,7 +79,7 @@ class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
     """A regular expression over topic names (whole match), beside `topics`."""
     assignor: Name
     session_timeout_ms: Milliseconds
-    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=TIMESTAMP_MS_MAX)]
+    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     """How long the member may take to give up a partition before it is taken out of the group."""
     owned: list[tuple[Id, Partition]]
     """`(topic id, partition)` pairs that the member reads now."""
