@@ -118,8 +118,8 @@ def next_epoch(value: PartitionValue, live: Processes) -> int:
     a live replica holds batches. Metadata that came back from an older copy does not know the
     newest epochs, and one epoch must never have two leaders."""
     held = (process.last_epoch or 0 for process in live.values())
-    known = (one for one in held if one <= HELD_EPOCH_MAX)
-    return max(value.leader_epoch, value.restored_epoch, *known) + 1
+    plausible = (epoch for epoch in held if epoch <= HELD_EPOCH_MAX)
+    return max(value.leader_epoch, value.restored_epoch, *plausible) + 1
 
 
 def with_isr(

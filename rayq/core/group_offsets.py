@@ -261,9 +261,9 @@ def check_offset_count(
         return
     places = known.offsets.keys() | known.pending.keys()
     added = sum(
-        isinstance(one, OffsetRecord | PendingRecord)
-        and (one.topic_id, one.partition) not in places
-        for one in records
+        isinstance(record, OffsetRecord | PendingRecord)
+        and (record.topic_id, record.partition) not in places
+        for record in records
     )
     count = len(places) + added
     if count > OFFSETS_MAX:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -29,21 +29,21 @@ def leaves(of: inspect.Type, path: Path = ()) -> Iterator[tuple[Path, inspect.Ty
     """Each place of a request that holds one value, and its type."""
     match of:
         case inspect.UnionType():
-            for one in of.types:
-                yield from leaves(one, path)
+            for choice in of.types:
+                yield from leaves(choice, path)
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
             yield from leaves(of.item_type, (*path, 0))
         case inspect.TupleType():
-            for number, one in enumerate(of.item_types):
-                yield from leaves(one, (*path, number))
+            for number, item in enumerate(of.item_types):
+                yield from leaves(item, (*path, number))
         case inspect.DictType():
             yield from leaves(of.key_type, (*path, "key"))
             yield from leaves(of.value_type, (*path, "value"))
         case inspect.StructType(cls=cls) if cls is RemotePointer:
             pass  # What it points to is checked where it is made the pointer.
         case inspect.StructType():
-            for number, one in enumerate(of.fields):
-                yield from leaves(one.type, (*path, number))
+            for number, field in enumerate(of.fields):
+                yield from leaves(field.type, (*path, number))
         case _:
             yield path, of
 
@@ -67,11 +67,11 @@ def test_every_number_and_text_of_a_request_has_a_range(kind: type[Any]) -> None
     assert isinstance(info, inspect.StructType)
     names = [field.name for field in info.fields]
     unbounded = [
-        (names[path[0]], path[1:], of)  # type: ignore[call-overload]
+        (names[int(path[0])], path[1:], of)
         for path, of in leaves(info)
         if not is_bounded(of)
     ]
-    assert [one for one in unbounded if one[0] not in CHECKED_BY_CONFIG] == []
+    assert [place for place in unbounded if place[0] not in CHECKED_BY_CONFIG] == []
     assert all(path == ("value",) for _, path, _ in unbounded), "the keys have a length"
 
 
@@ -84,7 +84,7 @@ def replaced(message: Any, path: Path, value: object) -> Any:
             return {value: kept}
         return {key: replaced(kept, tuple(rest), value) if rest else value}
     changed = list(message)
-    changed[first] = replaced(changed[first], tuple(rest), value) if rest else value  # type: ignore[index, call-overload]
+    changed[first] = replaced(changed[first], tuple(rest), value) if rest else value
     return changed
 
 
@@ -103,12 +103,15 @@ def wrong_values(of: inspect.Type) -> list[Any]:
 def test_what_is_out_of_range_is_refused_in_every_place(kind: type[Any]) -> None:
     filled = msgspec.msgpack.decode(ENCODER.encode(example_of(kind)), strict=True)
     info = inspect.type_info(kind)
-    refused: Callable[[Any], Any] = lambda bytes_: decode(DECODERS[kind], bytes_, kind.__name__)  # noqa: E731
-    refused(ENCODER.encode(filled))
+
+    def read(fields: Any) -> Any:
+        return decode(DECODERS[kind], ENCODER.encode(fields), kind.__name__)
+
+    read(filled)
     for path, of in leaves(info):
         for value in wrong_values(of):
             with pytest.raises(ProtocolError, match=f"That is no {kind.__name__} message"):
-                refused(ENCODER.encode(replaced(filled, path, value)))
+                read(replaced(filled, path, value))
 
 
 def test_what_configs_allow_is_in_range() -> None:

@@ -353,17 +353,17 @@ class Controller:
     def _reports(
         self, request: messages.RegisterReplicas | messages.BrokerStopped
     ) -> list[ReplicaReport]:
-        reports = [_report(one) for one in request.replicas]
-        for one in reports:
-            if not one.is_plausible:
+        reports = [_report(registration) for registration in request.replicas]
+        for report in reports:
+            if not report.is_plausible:
                 self._implausible.say(
                     "broker %d reports a log of %s-%d that ends in epoch %s at %s: it is passed "
                     "over. Look at that disk; replace-disk makes the replica anew.",
                     request.broker,
-                    one.topic_id,
-                    one.partition,
-                    one.last_epoch,
-                    one.flushed,
+                    report.topic_id,
+                    report.partition,
+                    report.last_epoch,
+                    report.flushed,
                 )
         return reports
 
