@@ -12,7 +12,7 @@ from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica_host import FOR_CLIENTS
 from rayq.config import QueueConfig, as_dict
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
-from rayq.errors import InvalidTopicError, ProtocolError, RayqError
+from rayq.errors import InvalidTopicError, NotLeaderError, ProtocolError, RayqError
 from rayq.wire import messages
 from rayq.wire.server import CLIENT_APIS
 from tests.simulated.followed import LEADER_EPOCH
@@ -216,10 +216,15 @@ def test_numbers_that_no_server_could_store_are_refused_and_the_connection_goes_
         for epoch in (2**31, 2**32 - 1, 2**64 - 1, -1):
             for request in (
                 messages.Produce(*at, epoch, -1, 1000),
-                messages.Fetch(*at, LEADER_EPOCH, 0, epoch, 1000, 0),
+                messages.Fetch(*at, epoch, 0, None, 1000, 0),
             ):
                 with pytest.raises(ProtocolError, match=f"no {type(request).__name__} message"):
                     await connection.request(request, make_batch(0), timeout_s=5)
+        # What a damaged disk may have held is told, and answered.
+        with pytest.raises(NotLeaderError, match="there are records of epoch 4294967295"):
+            await connection.request(
+                messages.Fetch(*at, LEADER_EPOCH, 0, 2**32 - 1, 1000, 0), timeout_s=5
+            )
         answer, _ = await connection.request(
             messages.Produce(*at, LEADER_EPOCH, -1, 1000), make_batch(0), timeout_s=5
         )

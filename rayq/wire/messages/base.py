@@ -17,6 +17,8 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """Also the end of a log."""
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 """Of a leader, a partition or a controller. A batch has 32 bits for it."""
+HeldEpoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+"""Of a batch on somebody's disk, which may be damaged: whoever names it must be able to go on."""
 Counter = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """A version, an index, a sequence, a size: whatever begins at 0 and grows."""
 BrokerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]

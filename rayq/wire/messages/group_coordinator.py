@@ -18,9 +18,9 @@ from rayq.wire.messages.base import (
     CommitMetadata,
     Counter,
     Done,
-    Epoch,
     Family,
     GroupName,
+    HeldEpoch,
     Id,
     MemberEpoch,
     Milliseconds,
@@ -109,7 +109,7 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     member: CheckedName
     member_epoch: MemberEpoch
     sequence: Counter
-    offsets: list[tuple[Id, Partition, Offset, Epoch | None, CommitMetadata]]
+    offsets: list[tuple[Id, Partition, Offset, HeldEpoch | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
     transaction: tuple[Family, TransactionEpoch] | None = None

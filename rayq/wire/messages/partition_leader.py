@@ -10,8 +10,8 @@ from rayq.wire.messages.base import (
     TIMESTAMP_MS_MAX,
     Bytes,
     Done,
-    Epoch,
     Family,
+    HeldEpoch,
     Milliseconds,
     Offset,
     ProducerId,
@@ -90,7 +90,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     api: ClassVar[int] = 21
     ends_with_connection: ClassVar[bool] = True
     offset: Offset
-    last_epoch: Epoch | None
+    last_epoch: HeldEpoch | None
     bytes_max: Bytes
     wait_ms: Milliseconds
     isolation: Isolation = ISOLATION_NONE

@@ -15,6 +15,7 @@ from rayq.wire.messages.base import (
     Counter,
     Done,
     Epoch,
+    HeldEpoch,
     HostName,
     Id,
     Milliseconds,
@@ -63,7 +64,7 @@ class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
     offset: Offset
     flushed: Offset
     log_start_offset: Offset
-    last_epoch: Epoch | None
+    last_epoch: HeldEpoch | None
     """The leader epoch of the follower's last batch. None: its log is empty."""
     bytes_max: Bytes
     wait_ms: Milliseconds
