@@ -39,6 +39,7 @@ from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
 from rayq.wire.messages import REQUESTS, AnyRequest, Done, Ping, Response
 from rayq.wire.stream import FrameStream
+from rayq.wire.turns import Slice, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class Server:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
+        self.turns = Turns()
         self.held_bytes = HeldBytes(
             lambda: [stream for stream in self._authenticated if stream.is_client]
         )
@@ -259,6 +261,8 @@ class _ServerStream(FrameStream):
         self._request_bytes = 0
         self._until_next_turn = REQUESTS_PER_TURN
         self._release_scheduled = False
+        self._slice: Slice | None = None
+        """What a client uses of the loop's time. None: the peer is a server, or not known yet."""
         self._cancellable: dict[asyncio.Task[Any], None] = {}
         self._room = AnswerRoom(self._is_taking)
         self._unsent_timer: asyncio.TimerHandle | None = None
@@ -340,6 +344,8 @@ class _ServerStream(FrameStream):
             self._room,
         )
         self.is_client = handshake.hello.role == "client"
+        if self.is_client:
+            self._slice = Slice(self._server.turns, self._clock, self._release)
         self._handshake = None
         self._stop_handshake_timer()
 
@@ -375,17 +381,19 @@ class _ServerStream(FrameStream):
             if not isinstance(error, RayqError):
                 logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
             self._answer_error(api, correlation, one_way, error)
-            self._server.took(api, self._clock.monotonic() - arrived_s)
+            self._took(api, arrived_s, arrived_s)
             return
         if result is None or isinstance(result, (Response, tuple)):
             self._answer(api, correlation, one_way, result)
-            self._server.took(api, self._clock.monotonic() - arrived_s)
+            self._took(api, arrived_s, arrived_s)
             return
         request_bytes = len(payload) + HEADER_WEIGHT * len(header)
         self._requests += 1
         self._request_bytes += request_bytes
         if self.is_client:
             self._server.held_bytes.add(request_bytes)
+        if self._slice is not None:
+            self._slice.used(self._clock.monotonic() - arrived_s)
         if self._is_full:
             self.hold_reading()
         answer = functools.partial(
@@ -394,10 +402,20 @@ class _ServerStream(FrameStream):
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
         else:
-            task = self._server.environment.tasks.spawn(_outcome(result), REQUESTS[api].__name__)
+            work = result if self._slice is None else self._slice.steps_of(result)
+            task = self._server.environment.tasks.spawn(_outcome(work), REQUESTS[api].__name__)
             if request.ends_with_connection:
                 self._cancellable[task] = None
             task.add_done_callback(answer)
+
+    def _took(self, api: int, arrived_s: float, since_s: float) -> None:
+        """A request is answered, which has used the loop since `since_s`."""
+        now_s = self._clock.monotonic()
+        self._server.took(api, now_s - arrived_s)
+        if self._slice is not None:
+            self._slice.used(now_s - since_s)
+            if self._slice.must_wait():
+                self.hold_reading()
 
     def _read_request(self, peer: Peer, api: int, header: memoryview) -> AnyRequest:
         kind = REQUESTS.get(api)
@@ -431,6 +449,7 @@ class _ServerStream(FrameStream):
         work: Awaitable[Result],
         done: asyncio.Future[Any],
     ) -> None:
+        since_s = self._clock.monotonic()
         self._requests -= 1
         self._request_bytes -= request_bytes
         self._cancellable.pop(done, None)  # type: ignore[call-overload]
@@ -451,7 +470,7 @@ class _ServerStream(FrameStream):
             self._answer_error(api, correlation, one_way, outcome)
         else:
             self._answer(api, correlation, one_way, outcome)
-        self._server.took(api, self._clock.monotonic() - arrived_s)
+        self._took(api, arrived_s, since_s)
 
     def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
         if one_way or self._ended:
@@ -497,6 +516,7 @@ class _ServerStream(FrameStream):
             (self._requests >= self._requests_max and self.is_client)
             or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
             or self.is_write_paused
+            or (self._slice is not None and self._slice.must_wait())
         )
 
     def _release_soon(self) -> None:
@@ -542,6 +562,8 @@ class _ServerStream(FrameStream):
     def buffer_updated(self, nbytes: int) -> None:
         if self._parser.large_bytes and self.is_client:
             self._server.held_bytes.add(nbytes)
+        if self._slice is not None and self._slice.must_wait():
+            self.hold_reading()
         super().buffer_updated(nbytes)
 
     def end_unless_writing(self) -> None:
@@ -555,6 +577,8 @@ class _ServerStream(FrameStream):
 
     def stream_ended(self, cause: BaseException | None) -> None:
         self._stop_handshake_timer()
+        if self._slice is not None:
+            self._slice.end()
         self._server.disconnected(self)
         cancellable, self._cancellable = self._cancellable, {}
         for task in cancellable:
