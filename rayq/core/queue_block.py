@@ -5,9 +5,12 @@ Sets of them are integers, bit i for the i-th offset: so many are changed at the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from rayq.core.queue_delays import Delay
+
+T = TypeVar("T")
 
 BLOCK_BITS = 8
 BLOCK_OFFSETS = 1 << BLOCK_BITS
@@ -82,6 +85,13 @@ def count_of(counts: dict[int, int], bit: int) -> int:
     return 0
 
 
+def _by_index(bits_by_value: Mapping[T, int], mask: int) -> dict[int, T]:
+    """For many offsets at once: a block may have as many values as offsets."""
+    return {
+        index: value for value, bits in bits_by_value.items() for index in bits_of(bits & mask)
+    }
+
+
 class Block:
     """An offset that was learned is in one of `ready` to `done`. `claimed` ones are on their way to
     `moving`, and what they were (their `due` says which) until then."""
@@ -143,6 +153,15 @@ class Block:
         self.timers[timer] = self.timers.get(timer, 0) | mask
         self.timed |= mask
 
+    def move_timer(self, mask: int, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """The offsets that have the one timer have the other one."""
+        left = self.timers[old] & ~mask
+        if left:
+            self.timers[old] = left
+        else:
+            del self.timers[old]
+        self.timers[new] = self.timers.get(new, 0) | mask
+
     def unlock(self, mask: int, holder: str) -> None:
         """The offsets are in no state then. `holder` is who has them, most likely."""
         self.locked ^= mask
@@ -156,10 +175,15 @@ class Block:
             return
         for name, held in list(holders.items()):
             left = held & ~mask
+            if left == held:
+                continue
             if left:
                 holders[name] = left
             else:
                 del holders[name]
+            mask &= ~held
+            if not mask:
+                return
 
     def forget(self, mask: int) -> None:
         """These offsets were never seen."""
@@ -181,6 +205,17 @@ class Block:
     def held(self, holder: str, count: int) -> int:
         """The offsets that the holder has locked by the delivery with this count."""
         return self.locked & self.counts.get(count, 0) & self.holders.get(holder, 0)
+
+    def counts_by_index(self, mask: int) -> dict[int, int]:
+        """How often each of these offsets was given out, where it was."""
+        return _by_index(self.counts, mask)
+
+    def holders_by_index(self, mask: int) -> dict[int, str]:
+        return _by_index(self.holders, mask)
+
+    def end_ticks_by_index(self, mask: int) -> dict[int, int]:
+        """When the locks of these offsets end."""
+        return {index: end for index, (end, _) in _by_index(self.timers, mask).items()}
 
     def holder_of(self, bit: int) -> str | None:
         for holder, bits in self.holders.items():

@@ -33,7 +33,11 @@ QUEUES_OF_A_TOPIC_MAX = 100
 """The leader of each of the topic's partitions has a part of each of its queues."""
 DEAD = ".dead"
 """What the name of a queue of dead letters, and of its topic, ends with."""
-DEAD_QUEUE = {"dead_letters": "discard", "max_deliveries": 1000, "retention": "delete_done"}
+DEAD_QUEUE: dict[str, Any] = {
+    "dead_letters": "discard",
+    "max_deliveries": 1000,
+    "retention": "delete_done",
+}
 """Dead letters have no dead letters of their own, and leave the disk once they are settled."""
 DEAD_HEADERS_BYTES = 64 * 1024
 """A dead letter's headers say why it failed: its batch may be so much larger than its source's."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from rayq.core.queue_block import BLOCK_BITS, LAST_INDEX, Block, bits_of, count_of, mask_of
+from rayq.core.queue_block import BLOCK_BITS, LAST_INDEX, Block, bits_of, lowest, mask_of
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_moves import Dying, Move
 from rayq.secret_names import shown_part
@@ -231,23 +231,27 @@ class QueueMover(QueueLedger):
             mask |= moving if MOVING in asked else 0
             if base < from_offset:
                 mask = mask >> (from_offset - base) << (from_offset - base)
-            for index in bits_of(mask):
-                if len(found) == count_max:
-                    return found, base + index
-                found.append(self._unsettled(block, base, index, now_ms, now_s))
+            page = lowest(mask, count_max - len(found))
+            found += self._unsettled(block, base, page, now_ms, now_s)
+            if page != mask:
+                behind = mask ^ page
+                return found, base + (behind & -behind).bit_length() - 1
         return found, None
 
     def _unsettled(
-        self, block: Block, base: int, index: int, now_ms: int, now_s: float
-    ) -> Unsettled:
-        bit = 1 << index
-        count = count_of(block.counts, bit)
-        if block.locked & bit:
-            end = block.end_tick_of(bit)
-            left_ms = None if end is None else self._times.left_ms(end, now_s)
-            return Unsettled(base + index, LOCKED, count, block.holder_of(bit), left_ms)
-        if block.delayed & bit:
-            due_ms = block.due[index].due_at_ms(now_ms=now_ms, now_s=now_s)
-            return Unsettled(base + index, DELAYED, count, None, due_ms)
-        is_ready = (block.ready | block.blocked) & bit
-        return Unsettled(base + index, READY if is_ready else MOVING, count, None, None)
+        self, block: Block, base: int, mask: int, now_ms: int, now_s: float
+    ) -> Iterator[Unsettled]:
+        counts, holders = block.counts_by_index(mask), block.holders_by_index(mask)
+        end_ticks = block.end_ticks_by_index(mask & block.locked)
+        for index in bits_of(mask):
+            bit, offset, count = 1 << index, base + index, counts.get(index, 0)
+            if block.locked & bit:
+                end = end_ticks.get(index)
+                left_ms = None if end is None else self._times.left_ms(end, now_s)
+                yield Unsettled(offset, LOCKED, count, holders.get(index), left_ms)
+            elif block.delayed & bit:
+                due_ms = block.due[index].due_at_ms(now_ms=now_ms, now_s=now_s)
+                yield Unsettled(offset, DELAYED, count, None, due_ms)
+            else:
+                is_ready = (block.ready | block.blocked) & bit
+                yield Unsettled(offset, READY if is_ready else MOVING, count, None, None)

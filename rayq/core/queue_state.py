@@ -168,7 +168,8 @@ class QueueState(QueueTaker, QueueMover):
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
         """The records are done."""
-        lost: list[Lost] = []
+        gone: dict[int, int] = {}
+        unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for first, last, count in locks:
             for number, block, mask in self._parts(first, last):
@@ -176,12 +177,11 @@ class QueueState(QueueTaker, QueueMover):
                 if live:
                     self._unlock(block, live, holder)
                     self._finish(number, block, live)
-                gone = mask & ~block.done
-                if gone:
-                    self._tell_lost(number, block, gone, lost)
+                if mask & ~block.done:
+                    gone[number] = gone.get(number, 0) | mask
             if last >= self.learned:
-                self._tell_unknown(first, last, lost)
-        return lost
+                self._tell_unknown(first, last, unknown)
+        return self._lost(gone, unknown)
 
     def nack(
         self,
@@ -195,7 +195,8 @@ class QueueState(QueueTaker, QueueMover):
         """The records failed: `(first, last, count, delay_ms)`. They are due again after
         `delay_ms`, or the back-off where it is None; or become dead letters, after the most
         deliveries. Those that were freed meanwhile and given to nobody wait so long, too."""
-        lost: list[Lost] = []
+        gone: dict[int, int] = {}
+        unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for first, last, count, delay_ms in locks:
             for number, block, mask in self._parts(first, last):
@@ -206,17 +207,18 @@ class QueueState(QueueTaker, QueueMover):
                 free = named & (block.ready | block.blocked)
                 if free:
                     self._delay_free(number, block, free, count, delay_ms, now_ms, now_s)
-                gone = mask & ~(block.done | (named & ~block.locked) | live)
-                if gone:
-                    self._tell_lost(number, block, gone, lost)
+                not_settled = mask & ~(block.done | (named & ~block.locked) | live)
+                if not_settled:
+                    gone[number] = gone.get(number, 0) | not_settled
             if last >= self.learned:
-                self._tell_unknown(first, last, lost)
-        return lost
+                self._tell_unknown(first, last, unknown)
+        return self._lost(gone, unknown)
 
     def release(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
         """The records come back unhandled: they are ready at once, and this delivery does not count
         against `max_deliveries`."""
-        lost: list[Lost] = []
+        gone: dict[int, int] = {}
+        unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for first, last, count in locks:
             for number, block, mask in self._parts(first, last):
@@ -224,12 +226,12 @@ class QueueState(QueueTaker, QueueMover):
                 live = block.held(holder, count) & named
                 if live:
                     self._free(number, block, live, holder, is_excused=True)
-                gone = mask & ~(block.done | (named & ~block.locked) | live)
-                if gone:
-                    self._tell_lost(number, block, gone, lost)
+                not_settled = mask & ~(block.done | (named & ~block.locked) | live)
+                if not_settled:
+                    gone[number] = gone.get(number, 0) | not_settled
             if last >= self.learned:
-                self._tell_unknown(first, last, lost)
-        return lost
+                self._tell_unknown(first, last, unknown)
+        return self._lost(gone, unknown)
 
     def reject(
         self,
@@ -240,7 +242,8 @@ class QueueState(QueueTaker, QueueMover):
         reason: str = REJECTED,
     ) -> list[Lost]:
         """`(offset, count, error)`: the records become dead letters at once."""
-        lost: list[Lost] = []
+        gone: dict[int, int] = {}
+        unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for offset, count, error in locks:
             for number, block, bit in self._parts(offset, offset):
@@ -249,10 +252,10 @@ class QueueState(QueueTaker, QueueMover):
                     self._unlock(block, bit, holder)
                     self._die(number, block, offset & LAST_INDEX, count, reason, error)
                 elif not bit & (block.done | (block.moving & named)):
-                    self._tell_lost(number, block, bit, lost)
+                    gone[number] = gone.get(number, 0) | bit
             if offset >= self.learned:
-                self._tell_unknown(offset, offset, lost)
-        return lost
+                self._tell_unknown(offset, offset, unknown)
+        return self._lost(gone, unknown)
 
     def extend(
         self,
@@ -265,7 +268,8 @@ class QueueState(QueueTaker, QueueMover):
         """The locks `(first, last, count, timeout_ms)` hold for `timeout_ms` from `now_s` on at
         least, but never past `max_handling_s` from when they were taken. Nothing to keep follows
         from it."""
-        lost: list[Lost] = []
+        gone: dict[int, int] = {}
+        unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         longest = math.ceil(self.config.max_handling_s * TICKS_A_SECOND)
         for first, last, count, timeout_ms in locks:
@@ -273,17 +277,21 @@ class QueueState(QueueTaker, QueueMover):
             wanted = self._times.tick_after(now_s, timeout_s)
             for number, block, mask in self._parts(first, last):
                 live = block.held(holder, count) & mask if is_ours else 0
-                for (end, taken), bits in list(block.timers.items()):
+                not_settled = mask & ~(block.done | live)
+                if not_settled:
+                    gone[number] = gone.get(number, 0) | not_settled
+                for timer, bits in list(block.timers.items()) if live else ():
+                    end, taken = timer
                     later = min(wanted, taken + longest)
                     if bits & live and later > end:
-                        block.set_timer(bits & live, (later, taken))
+                        block.move_timer(bits & live, timer, (later, taken))
                         self._times.watch(later, number)
-                gone = mask & ~(block.done | live)
-                if gone:
-                    self._tell_lost(number, block, gone, lost)
+                    live &= ~bits
+                    if not live:
+                        break
             if last >= self.learned:
-                self._tell_unknown(first, last, lost)
-        return lost
+                self._tell_unknown(first, last, unknown)
+        return self._lost(gone, unknown)
 
     def free_holders(self, holders: Set[str]) -> int:
         """These holders are gone: their records are ready, or dead letters after the most
@@ -425,6 +433,16 @@ class QueueState(QueueTaker, QueueMover):
         self._dying[offset] = Dying(offset, count, reason, kept)
         self._changed.add(number)
         self._changed_dying.add(offset)
+
+    def _lost(self, gone: dict[int, int], unknown: list[Lost]) -> list[Lost]:
+        """Tells of all locks that have gone at once: for each block its holders are gone through
+        once, however many ranges name it."""
+        lost: list[Lost] = []
+        for number, mask in sorted(gone.items()):
+            block = self._blocks.get(number)
+            if block is not None and mask & ~block.done:
+                self._tell_lost(number, block, mask & ~block.done, lost)
+        return lost + unknown
 
     def _tell_lost(self, number: int, block: Block, mask: int, lost: list[Lost]) -> None:
         base = number << BLOCK_BITS

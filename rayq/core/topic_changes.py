@@ -282,7 +282,7 @@ def elect_leaders(
     UnknownTopicError, PartitionOfflineError where no replica lives."""
     topic = find_topic(state, name)
     records: list[MetadataRecord] = []
-    for number in sorted(topic.partitions) if partitions is None else partitions:
+    for number in sorted(topic.partitions if partitions is None else set(partitions)):
         partition = topic.partitions.get(number)
         if partition is None:
             raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")

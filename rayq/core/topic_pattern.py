@@ -25,10 +25,12 @@ REPEATS_MAX = 249
 STATES_MAX = 500
 PARTS_MAX = 10_000
 """The most parts of an automaton while it is built, also parts that take no state."""
-REMEMBERED_MAX = 5_000
-"""The most states that one automaton remembers of the steps it took."""
+REMEMBERED_MAX = 1_000
+"""The most steps that one automaton remembers."""
 
 Chars = frozenset[str]
+_END = 1
+"""The bit of the end."""
 
 _DIGITS = frozenset(string.digits)
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
@@ -243,35 +245,86 @@ class _Parser:
 class _Automaton:
     """States are numbers; `_steps[state]` is `(chars, next)` and `_jumps[state]` lists the states
     that follow without a character. It is built from the end: a node gets the state behind it and
-    gives the state before it."""
+    gives the state before it.
+
+    A name is matched by sets of states that read a character, each an integer: bit i for the i-th
+    such state, bit 0 for the end. So what most of them do, to go on to the state that was built
+    before, is one shift for all of them.
+    """
 
     def __init__(self, parser: _Parser) -> None:
         self._error = parser.error
         self._steps: list[tuple[Chars, int] | None] = []
         self._jumps: list[list[int]] = []
         self._parts = 0
-        self._end = self._state(None, [])
-        start = self._build(parser.tree, self._end)
-        self._start = self._closure([start])
-        self._cache: dict[tuple[frozenset[int], str], frozenset[int]] = {}
-        self._remembered = 0
+        self._state(None, [])
+        start = self._build(parser.tree, 0)
+        readers = [state for state, step in enumerate(self._steps) if step is not None]
+        reached = self._reached(readers)
+        self._start = reached[start]
+        self._accepting: dict[str, int] = {}
+        """By character, the states that read it."""
+        self._not_before = 0
+        """The states that the one that was built before does not follow."""
+        by_chars: dict[Chars, int] = {}
+        by_further: dict[int, int] = {}
+        for number, state in enumerate(readers, start=1):
+            step = self._steps[state]
+            assert step is not None
+            bit = 1 << number
+            by_chars[step[0]] = by_chars.get(step[0], 0) | bit
+            follows = reached[step[1]]
+            if not follows & bit >> 1:
+                self._not_before |= bit
+            further = follows & ~(bit >> 1)
+            if further:
+                by_further[further] = by_further.get(further, 0) | bit
+        for chars, bits in by_chars.items():
+            for one in chars:
+                self._accepting[one] = self._accepting.get(one, 0) | bits
+        self._further = [(states, further) for further, states in by_further.items()]
+        """What follows some states besides the one that was built before."""
+        self._remembered: dict[int, int] = {}
+        """By the states that read a character, those that are reached by it."""
 
     def matches(self, name: str) -> bool:
-        states = self._start
+        states, remembered = self._start, self._remembered
         for one in name:
-            if not states:
+            reading = states & self._accepting.get(one, 0)
+            if not reading:
                 return False
-            found = self._cache.get((states, one))
+            found = remembered.get(reading)
             if found is None:
-                steps = [self._steps[state] for state in states]
-                found = self._closure([step[1] for step in steps if step and one in step[0]])
-                if self._remembered > REMEMBERED_MAX:
-                    self._cache.clear()
-                    self._remembered = 0
-                self._cache[states, one] = found
-                self._remembered += len(found) + 1
+                if len(remembered) >= REMEMBERED_MAX:
+                    remembered.clear()
+                found = remembered[reading] = self._next(reading)
             states = found
-        return self._end in states
+        return bool(states & _END)
+
+    def _next(self, reading: int) -> int:
+        found = (reading & ~self._not_before) >> 1
+        for states, further in self._further:
+            if reading & states:
+                found |= further
+        return found
+
+    def _reached(self, readers: list[int]) -> list[int]:
+        """For each state, the readers that follow without a character, itself and the end."""
+        reached = [0] * len(self._steps)
+        reached[0] = _END
+        for number, state in enumerate(readers, start=1):
+            reached[state] = 1 << number
+        is_changed = True
+        while is_changed:  # Once for each loop within loops, since most jumps go to earlier states.
+            is_changed = False
+            for state, jumps in enumerate(self._jumps):
+                found = reached[state]
+                for one in jumps:
+                    found |= reached[one]
+                if found != reached[state]:
+                    reached[state] = found
+                    is_changed = True
+        return reached
 
     def _state(self, step: tuple[Chars, int] | None, jumps: list[int]) -> int:
         if len(self._steps) >= STATES_MAX:
@@ -303,12 +356,3 @@ class _Automaton:
         for _ in range(node.least):
             behind = self._build(node.part, behind)
         return behind
-
-    def _closure(self, states: list[int]) -> frozenset[int]:
-        found = set(states)
-        while states:
-            for one in self._jumps[states.pop()]:
-                if one not in found:
-                    found.add(one)
-                    states.append(one)
-        return frozenset(found)

@@ -8,6 +8,7 @@ import pytest
 
 from rayq.core.queue_moves import Dying, Move
 from rayq.core.queue_state import DELAY_MS_MAX, QueueState
+from rayq.secret_names import shown_part
 from tests.pure.test_queue_state import again, opened, opened_at
 
 BACK_OFF: dict[str, Any] = {"max_deliveries": 1000, "backoff_s": 2, "backoff_max_s": 60}
@@ -326,3 +327,53 @@ def test_an_epoch_of_the_log_begins_once() -> None:
         state.learn_epoch(epoch, first)
     assert state.epochs == [(3, 0), (5, 4)]
     assert again(state, keeper).epochs == [(3, 0), (5, 4)]
+
+
+def crowded() -> QueueState:
+    """Every other record of a block is locked, each by another holder at another time."""
+    state, _ = opened(ready=300, max_deliveries=1000)
+    for number in range(0, 256, 2):
+        assert state.take(f"c{number}", 1, now_s=number, from_offset=number)
+    return state
+
+
+@pytest.mark.parametrize("call", ["ack", "nack", "release", "extend", "reject"])
+def test_what_is_lost_is_told_once_however_often_it_is_named(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of many ranges over one block told of all its records, and of each of its holders."""
+    state, told = crowded(), 0
+    tell_lost = QueueState._tell_lost
+
+    def counted(self: QueueState, *arguments: Any) -> None:
+        nonlocal told
+        told += 1
+        tell_lost(self, *arguments)
+
+    monkeypatch.setattr(QueueState, "_tell_lost", counted)
+    ranges = [(0, 255, 9)] * 40
+    match call:
+        case "nack":
+            lost = state.nack("x", 0, [(*one, None) for one in ranges], now_ms=0, now_s=0)
+        case "extend":
+            lost = state.extend("x", 0, [(*one, 1000) for one in ranges], now_s=0)
+        case "reject":
+            lost = state.reject("x", 0, [(one, 9, "") for one in [*range(256)] * 40])
+        case _:
+            lost = getattr(state, call)("x", 0, ranges)
+    assert told == 1
+    assert sorted(one for first, last, _ in lost for one in range(first, last + 1)) == [*range(256)]
+    whose = {first: who for first, last, who in lost if first == last}
+    assert whose[6] == f"consumer {shown_part('c6')} has it" and whose[7] == "nobody has it"
+
+
+def test_a_page_of_a_crowded_block_says_of_each_record_what_is_true_of_it() -> None:
+    state = crowded()
+    page, behind = state.unsettled(3, ["locked"], 20, now_ms=0, now_s=0)
+    assert [one.offset for one in page] == [*range(4, 44, 2)] and behind == 44
+    assert [one.holder for one in page] == [f"c{one}" for one in range(4, 44, 2)]
+    ends = [one.due_ms or 0 for one in page]
+    assert ends == sorted(set(ends)) and all(one.count == 1 for one in page)
+    assert state.extend("c6", 0, [(6, 6, 1, 500_000)], now_s=0) == []
+    left = left_ms(state, 0)
+    assert (left[6] or 0) > 400_000 > (left[8] or 0)

@@ -19,8 +19,6 @@ from tests.wire.recorded_messages import example_of, kinds
 
 REQUEST_KINDS = [kind for kind in kinds().values() if kind in REQUESTS.values()]
 HANDSHAKE_KINDS = [Hello, Challenge, Proof, Accepted]
-CHECKED_BY_CONFIG = "config", "topic_config", "changes"
-"""`rayq.config.parse` checks the values of these."""
 I64_MIN, U64_MAX = -(2**63), 2**64 - 1
 Path = tuple[int | str, ...]
 
@@ -38,6 +36,8 @@ def leaves(of: inspect.Type, path: Path = ()) -> Iterator[tuple[Path, inspect.Ty
                 yield from leaves(item, (*path, number))
         case inspect.DictType():
             yield from leaves(of.key_type, (*path, "key"))
+            if isinstance(of.value_type, inspect.UnionType):
+                return  # Values of a config: a number may be in the place of a text.
             yield from leaves(of.value_type, (*path, "value"))
         case inspect.StructType(cls=cls) if cls is RemotePointer:
             pass  # What it points to is checked where it is made the pointer.
@@ -71,8 +71,7 @@ def test_every_number_and_text_of_a_request_has_a_range(kind: type[Any]) -> None
         for path, of in leaves(info)
         if not is_bounded(of)
     ]
-    assert [place for place in unbounded if place[0] not in CHECKED_BY_CONFIG] == []
-    assert all(path == ("value",) for _, path, _ in unbounded), "the keys have a length"
+    assert unbounded == []
 
 
 def replaced(message: Any, path: Path, value: object) -> Any:

@@ -424,6 +424,7 @@ def test_a_preferred_replica_is_elected_in_the_partitions_that_are_named() -> No
         preferred, f"{preferred}b", before.leader_epoch + 1
     )
     assert topic_changes.elect_leaders(state, "t", [0], unclean=False) == [record]
+    assert topic_changes.elect_leaders(state, "t", [0] * 1000, unclean=False) == [record]
     assert topic_changes.elect_leaders(state, "t", [], unclean=False) == []
     with pytest.raises(UnknownTopicError, match="'t' has no partition 1"):
         topic_changes.elect_leaders(state, "t", [0, 1], unclean=False)

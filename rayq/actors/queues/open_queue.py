@@ -32,8 +32,6 @@ from rayq.errors import InvalidRequestError, RayqError
 from rayq.secret_names import shown_part
 from rayq.wire import messages
 
-SETTLED_MAX = 1_000_000
-"""The most offsets that one request settles."""
 KEPT_WAIT_S = 1.0
 """So long an answer to an operator waits for the keeper; then it says what is the matter there."""
 SWEEP_MS_MIN = 100
@@ -458,6 +456,7 @@ class OpenQueue:
         while self.state.learned <= offset:
             if not await self._learner.learn(is_listing=True):
                 return
+            await asyncio.sleep(0)  # What was read may have been in memory.
 
     async def purge(self) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
@@ -496,19 +495,16 @@ class OpenQueue:
 
 
 def _check_size(request: messages.Settle) -> None:
-    """Nobody has so many locks; to go through them would keep others waiting."""
-    ranges, named = len(request.rejects) + len(request.failures), 0
+    """Nobody has so many locks; to go through them would keep others waiting. It is offsets that
+    count, and each as often as it is named: few ranges may name many, again and again."""
+    named = len(request.rejects) + len(request.failures)
     for kind in (request.acks, request.nacks, request.releases, request.extends):
-        ranges += len(kind)
         for first, last, *_ in kind:
-            named += max(last - first + 1, 0)
-    if ranges > messages.QUEUE_RANGES_MAX:
+            named += max(last - first, 0) + 1
+    if named > messages.QUEUE_OFFSETS_MAX:
         raise InvalidRequestError(
-            f"The request names {ranges} ranges, and {messages.QUEUE_RANGES_MAX} go into one."
-        )
-    if named > SETTLED_MAX:
-        raise InvalidRequestError(
-            f"The request settles {named} offsets, and at most {SETTLED_MAX} go into one."
+            f"The request names {named} offsets, and {messages.QUEUE_OFFSETS_MAX} go into one: "
+            "settle the others in further requests."
         )
 
 

@@ -31,6 +31,7 @@ from rayq.records import (
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
+    POSITIONS_MAX,
     READ_COMMITTED,
     CommittedOffset,
     DeleteGroup,
@@ -217,6 +218,7 @@ class GroupAdmin:
 
     async def _set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         topics_known = self._client.metadata.topics
+        places = list(offsets)
         attempts = 0
 
         def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
@@ -224,7 +226,7 @@ class GroupAdmin:
             attempts += 1
             positions = [
                 (topics_known[place.topic].topic_id, place.partition, offset)
-                for place, offset in offsets.items()
+                for place, offset in some.items()
             ]
             return SetGroupOffsets(
                 topic_id=topic,
@@ -235,13 +237,15 @@ class GroupAdmin:
             )
 
         try:
-            await self._coordinator(group).ask(build, timeout_s=self._left_s)
+            for first in range(0, len(places), POSITIONS_MAX):
+                some = {place: offsets[place] for place in places[first : first + POSITIONS_MAX]}
+                await self._coordinator(group).ask(build, timeout_s=self._left_s)
         except GroupNotEmptyError as error:
             if attempts == 1:
                 raise
             raise OutcomeUnknownError(
-                f"The positions of group {group!r} may be set: an answer was lost, and when they "
-                "were to be set again the group had members, which may have begun there. See "
+                f"Positions of group {group!r} may be set: an answer was lost, or only some had "
+                "been set, and then the group had members, which may have begun there. See "
                 "describe_group."
             ) from error
 

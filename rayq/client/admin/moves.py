@@ -26,6 +26,7 @@ from rayq.errors import (
 )
 from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wire.messages import (
+    MOVES_MAX,
     AlterReassignments,
     CordonBroker,
     DescribeReplica,
@@ -46,6 +47,7 @@ STUCK_PATIENCE_S = 30.0
 VOTE_PATIENCE_S = 10.0
 """How long a drain waits for another broker to take the vote over."""
 OnProgress = Callable[[DrainProgress], None]
+Move = tuple[str, int, list[int] | None]
 
 
 class MoveAdmin:
@@ -259,7 +261,9 @@ class MoveAdmin:
     # --- inside -----------------------------------------------------------------------------------
 
     async def _take_back(self, places: Iterable[TopicPartition]) -> None:
-        request = AlterReassignments(moves=[(*place, None) for place in places])
+        moves: list[Move] = [(*place, None) for place in places]
+        _check_count(moves)
+        request = AlterReassignments(moves=moves)
         await self._client.change(request, timeout_s=self._timeout_s)
 
     async def _begin(
@@ -268,9 +272,8 @@ class MoveAdmin:
         throttle_bytes_per_s: int | None,
         timeout_s: float,
     ) -> None:
-        moves: list[tuple[str, int, list[int] | None]] = [
-            (*place, target) for place, target in wanted.items()
-        ]
+        moves: list[Move] = [(*place, target) for place, target in wanted.items()]
+        _check_count(moves)
         request = AlterReassignments(moves, throttle_bytes_per_s)
         await self._client.change(request, timeout_s=timeout_s)
 
@@ -466,6 +469,14 @@ def _brokers(place: TopicPartition, brokers: Iterable[int]) -> list[int]:
     if not isinstance(brokers, Iterable) or not all(type(broker) is int for broker in target):
         raise TypeError(f"The target of {place} is a list of broker ids, not {shown(brokers)}.")
     return target
+
+
+def _check_count(moves: Sequence[Move]) -> None:
+    if len(moves) > MOVES_MAX:
+        raise InvalidReassignmentError(
+            f"{len(moves)} moves cannot begin or end together, {MOVES_MAX} can: name fewer "
+            "partitions at once."
+        )
 
 
 def _check_throttle(throttle_bytes_per_s: object) -> None:

@@ -27,6 +27,7 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
+    POSITIONS_MAX,
     CommitOffsets,
     CommitOffsetsResponse,
     CommittedOffset,
@@ -187,12 +188,15 @@ class GroupOffsets:
                 del left[place]
             if not left:
                 return refused
+            asked = dict(itertools.islice(left.items(), POSITIONS_MAX))
 
-            def build(topic_id: str, partition: int, leader_epoch: int) -> CommitOffsets:
+            def build(
+                topic_id: str, partition: int, leader_epoch: int, asked: Positions = asked
+            ) -> CommitOffsets:
                 # Each attempt is under the member's epoch of now, so that it must still be about
                 # what the member has owned since.
                 if member is not None and (
-                    member.state.grant.generation != generation or self._given_up(left, member)
+                    member.state.grant.generation != generation or self._given_up(asked, member)
                 ):
                     raise _MovedOnError("The partitions were taken or given up meanwhile.")
                 return CommitOffsets(
@@ -205,7 +209,7 @@ class GroupOffsets:
                     sequence=sequence,
                     offsets=[
                         (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
-                        for place, one in left.items()
+                        for place, one in asked.items()
                     ],
                 )
 
@@ -225,10 +229,9 @@ class GroupOffsets:
                     continue
                 again: RayqError = error
             else:
-                busy = self._take(response, left, refused)
-                if not left:
-                    return refused
-                again = busy
+                again = self._take(response, asked, left, refused)
+                if not left.keys() & asked.keys():
+                    continue  # with those that did not go into this request.
             wait_s = backoff.next_s()
             if client.now + wait_s >= deadline:
                 raise TimeoutError(
@@ -248,16 +251,17 @@ class GroupOffsets:
     def _take(
         self,
         response: CommitOffsetsResponse,
+        asked: Positions,
         left: Positions,
         refused: dict[TopicPartition, str],
     ) -> RayqError:
-        """Takes out of `left` what was committed, and what was refused. Returns the reason why the
-        rest is worth another try."""
+        """Takes out of `left` what of `asked` was committed, and what was refused. Returns the
+        reason why the rest is worth another try, which comes behind what was not asked yet."""
         again: RayqError = TimeoutError("no answer")
         said = {
             (topic_id, number): (code, text) for topic_id, number, code, text in response.refused
         }
-        for place, position in list(left.items()):
+        for place, position in asked.items():
             code_and_text = said.get((position.topic_id, place.partition))
             if code_and_text is None:
                 self.known[place] = position.offset
@@ -266,6 +270,7 @@ class GroupOffsets:
             error = from_wire(*code_and_text)
             if error.retriable:
                 again = error
+                left[place] = left.pop(place)
             else:
                 refused[place] = error.message
                 del left[place]
@@ -321,7 +326,17 @@ class GroupOffsets:
         self, partitions: Iterable[tuple[str, int]] | None
     ) -> dict[tuple[str, int], CommittedOffset]:
         """What is committed for `(topic id, partition)` pairs (None: all of the group)."""
-        wanted = None if partitions is None else list(partitions)
+        if partitions is None:
+            return await self._fetch(None)
+        wanted = list(partitions)
+        found: dict[tuple[str, int], CommittedOffset] = {}
+        for first in range(0, len(wanted), POSITIONS_MAX):
+            found |= await self._fetch(wanted[first : first + POSITIONS_MAX])
+        return found
+
+    async def _fetch(
+        self, wanted: list[tuple[str, int]] | None
+    ) -> dict[tuple[str, int], CommittedOffset]:
         response: FetchCommittedResponse = await self._coordinator.ask(
             lambda topic_id, partition, leader_epoch: FetchCommitted(
                 topic_id=topic_id,

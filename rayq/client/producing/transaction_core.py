@@ -32,6 +32,7 @@ from rayq.errors import (
     from_wire,
 )
 from rayq.wire.messages import (
+    POSITIONS_MAX,
     AnyRequest,
     CommitOffsets,
     CommitOffsetsResponse,
@@ -356,7 +357,7 @@ class TransactionCore:
                 member=positions.member,
                 member_epoch=positions.member_epoch,
                 sequence=positions.sequence,
-                offsets=left,
+                offsets=left[:POSITIONS_MAX],
                 transaction=numbers,
             )
 
@@ -364,8 +365,11 @@ class TransactionCore:
             response: CommitOffsetsResponse = await coordinator.ask(
                 build, timeout_s=self._left_s(deadline)
             )
+            asked, left = left[:POSITIONS_MAX], left[POSITIONS_MAX:]
             if not response.refused:
-                return
+                if not left:
+                    return
+                continue
             errors = {
                 (topic_id, partition): from_wire(code, text)
                 for topic_id, partition, code, text in response.refused
@@ -383,7 +387,7 @@ class TransactionCore:
                     f"({self._config.max_block_ms} ms): {next(iter(errors.values()))}"
                 )
             await asyncio.sleep(wait_s)
-            left = [one for one in left if (one[0], one[1]) in errors]
+            left += [one for one in asked if (one[0], one[1]) in errors]
 
     def _deadline(self) -> float:
         return self._client.now + self._config.max_block_ms / 1000

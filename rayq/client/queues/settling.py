@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rayq.client.queues.taken import Taken, runs_of
-from rayq.wire.messages import QUEUE_RANGES_MAX
+from rayq.wire.messages import QUEUE_OFFSETS_MAX
 
 REJECT_WEIGHT = 10
 """A reject counts as so many of the ranges that go into one request: it has a reason with it."""
@@ -35,7 +35,7 @@ class Settlement:
         """This one, divided so that each request names as much as it may."""
         weights = {"acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT, "extends": 1, "releases": 1}
         sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
-        if sum(sizes) <= QUEUE_RANGES_MAX:
+        if sum(sizes) <= QUEUE_OFFSETS_MAX:
             yield self
             return
         part, size = Settlement(self.holder, self.state_epoch), 0
@@ -43,7 +43,7 @@ class Settlement:
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
                 size += weight
-                if size >= QUEUE_RANGES_MAX:
+                if size >= QUEUE_OFFSETS_MAX:
                     yield part
                     part, size = Settlement(self.holder, self.state_epoch), 0
         if size:

@@ -15,6 +15,7 @@ from rayq.wire.messages.any_broker import *
 from rayq.wire.messages.base import *
 from rayq.wire.messages.controller import *
 from rayq.wire.messages.group_coordinator import *
+from rayq.wire.messages.limits import *
 from rayq.wire.messages.objects import *
 from rayq.wire.messages.partition_leader import *
 from rayq.wire.messages.queues import *

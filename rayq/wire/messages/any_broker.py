@@ -11,13 +11,18 @@ from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.base import (
     CheckedInt,
     CheckedName,
-    ConfigValues,
     Counter,
     Id,
     Milliseconds,
     Request,
     Response,
     ToController,
+)
+from rayq.wire.messages.limits import (
+    MOVES_MAX,
+    PARTITIONS_LISTED_MAX,
+    REPLICAS_MAX,
+    ConfigOptions,
 )
 
 
@@ -136,7 +141,7 @@ class CreateTopic(Change, frozen=True):
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
-    config: ConfigValues
+    config: ConfigOptions
 
 
 class DeleteTopic(Change, frozen=True):
@@ -161,7 +166,7 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
 class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
     name: CheckedName
-    changes: ConfigValues
+    changes: ConfigOptions
     """A key set to None where None is not a legal value goes back to its default."""
 
 
@@ -171,7 +176,7 @@ class ElectLeaders(Change, frozen=True):
 
     api: ClassVar[int] = 7
     name: CheckedName
-    partitions: list[CheckedInt] | None
+    partitions: Annotated[list[CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)] | None
     unclean: bool
 
 
@@ -188,12 +193,18 @@ class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 14
 
 
+BrokerList = Annotated[list[CheckedInt], msgspec.Meta(max_length=REPLICAS_MAX)]
+
+
 class AlterReassignments(Change, frozen=True):
     """Moves partitions (KIP-455): adds the replicas of the target, and removes the others once all
     replicas of the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
-    moves: list[tuple[CheckedName, CheckedInt, list[CheckedInt] | None]]
+    moves: Annotated[
+        list[tuple[CheckedName, CheckedInt, BrokerList | None]],
+        msgspec.Meta(max_length=MOVES_MAX),
+    ]
     """`(topic, partition, brokers)`, the preferred leader first. None cancels a move."""
     throttle_bytes_per_s: CheckedInt | None = None
     """The most that each added replica copies. None: no limit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ from rayq.wire.messages.base import (
     Response,
     Text,
     ToController,
+)
+from rayq.wire.messages.limits import (
+    HOSTED_MAX,
+    REPLICAS_MAX,
 )
 
 
@@ -58,7 +62,7 @@ class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
     port: Port
     node_id: CheckedName
     replicas_max: Counter
-    held: list[tuple[CheckedName, CheckedInt]]
+    held: Annotated[list[tuple[CheckedName, CheckedInt]], msgspec.Meta(max_length=HOSTED_MAX)]
     """`(topic id, partition)` of the directories that replica processes of an earlier broker
     process still hold. Its other replica processes are gone."""
 
@@ -98,7 +102,7 @@ class RegisterReplicas(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 63
     broker: BrokerId
     incarnation: Id
-    replicas: list[ReplicaRegistration]
+    replicas: Annotated[list[ReplicaRegistration], msgspec.Meta(max_length=HOSTED_MAX)]
 
 
 class ReplicasFailed(ToController[ChangeResponse], frozen=True):
@@ -107,7 +111,9 @@ class ReplicasFailed(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 64
     broker: BrokerId
     incarnation: Id
-    replicas: list[tuple[CheckedName, CheckedInt, CheckedName]]
+    replicas: Annotated[
+        list[tuple[CheckedName, CheckedInt, CheckedName]], msgspec.Meta(max_length=HOSTED_MAX)
+    ]
     """`(topic id, partition, incarnation)`"""
     reason: Text
 
@@ -124,7 +130,7 @@ class AlterPartition(ToController[ChangeResponse], frozen=True):
     incarnation: Id
     leader_epoch: Epoch
     partition_epoch: Epoch
-    isr: list[tuple[BrokerId, CheckedName]]
+    isr: Annotated[list[tuple[BrokerId, CheckedName]], msgspec.Meta(max_length=REPLICAS_MAX)]
     """`(broker, incarnation)`"""
 
 
@@ -134,7 +140,7 @@ class BrokerStopped(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 66
     broker: BrokerId
     incarnation: Id
-    replicas: list[ReplicaRegistration]
+    replicas: Annotated[list[ReplicaRegistration], msgspec.Meta(max_length=HOSTED_MAX)]
 
 
 class AllocateProducerIdsResponse(Response, frozen=True):

@@ -33,6 +33,11 @@ from rayq.wire.messages.base import (
     ToCoordinator,
     TransactionEpoch,
 )
+from rayq.wire.messages.limits import (
+    OWNED_MAX,
+    POSITIONS_MAX,
+    TOPICS_LISTED_MAX,
+)
 
 #
 MEMBER_EPOCH_JOIN = 0
@@ -74,14 +79,14 @@ class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
     """`group_instance_id` of a static member."""
     client: CheckedName
     """Host and process of the member, for operators."""
-    topics: list[Name]
+    topics: Annotated[list[Name], msgspec.Meta(max_length=TOPICS_LISTED_MAX)]
     pattern: Text | None
     """A regular expression over topic names (whole match), beside `topics`."""
     assignor: Name
     session_timeout_ms: Milliseconds
     max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     """How long the member may take to give up a partition before it is taken out of the group."""
-    owned: list[tuple[Id, Partition]]
+    owned: Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=OWNED_MAX)]
     """`(topic id, partition)` pairs that the member reads now."""
     wait_ms: Milliseconds
     reason: Reason = ""
@@ -109,7 +114,10 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     member: CheckedName
     member_epoch: MemberEpoch
     sequence: Counter
-    offsets: list[tuple[Id, Partition, Offset, HeldEpoch | None, CommitMetadata]]
+    offsets: Annotated[
+        list[tuple[Id, Partition, Offset, HeldEpoch | None, CommitMetadata]],
+        msgspec.Meta(max_length=POSITIONS_MAX),
+    ]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
     transaction: tuple[Family, TransactionEpoch] | None = None
@@ -136,7 +144,9 @@ class FetchCommittedResponse(Response, frozen=True):
 class FetchCommitted(ToCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
     group: GroupName
-    partitions: list[tuple[Id, Partition]] | None
+    partitions: (
+        Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=POSITIONS_MAX)] | None
+    )
     """None: all partitions that the group has committed."""
 
 
@@ -199,4 +209,6 @@ class SetGroupOffsets(ToCoordinator[Done], frozen=True):
 
     api: ClassVar[int] = 36
     group: GroupName
-    offsets: list[tuple[Id, Partition, Offset]]
+    offsets: Annotated[
+        list[tuple[Id, Partition, Offset]], msgspec.Meta(max_length=POSITIONS_MAX)
+    ]

@@ -20,7 +20,6 @@ from rayq.wire.messages.base import (
     Bytes,
     CheckedInt,
     CheckedName,
-    ConfigValues,
     Counter,
     Done,
     Epoch,
@@ -36,6 +35,11 @@ from rayq.wire.messages.base import (
     Text,
     ToController,
     ToLeader,
+)
+from rayq.wire.messages.limits import (
+    PARTITIONS_LISTED_MAX,
+    SEGMENT_PARTS_MAX,
+    ConfigOptions,
 )
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -76,8 +80,8 @@ class StoreRecords(Request[StoreRecordsResponse], frozen=True):
     name: ObjectName
     start: Offset
     end: Offset
-    ranges: list[LocalRange]
-    aborted: list[tuple[Counter, Counter]]
+    ranges: Annotated[list[LocalRange], msgspec.Meta(max_length=SEGMENT_PARTS_MAX)]
+    aborted: Annotated[list[tuple[Counter, Counter]], msgspec.Meta(max_length=SEGMENT_PARTS_MAX)]
     """`(family, epoch)` of the aborted transactions that may have batches in the range."""
 
 
@@ -215,7 +219,7 @@ class PinSnapshot(Change, frozen=True, kw_only=True):
     api: ClassVar[int] = 85
     pin_id: Id
     topic_id: Id
-    starts: dict[CheckedInt, CheckedInt]
+    starts: Annotated[dict[CheckedInt, CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 
 
@@ -235,9 +239,9 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
-    config: ConfigValues
+    config: ConfigOptions
     """With `remote_storage`."""
-    pointers: list[RemotePointer | None]
+    pointers: Annotated[list[RemotePointer | None], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
     """By partition. None, or no entry: it begins empty."""
 
 

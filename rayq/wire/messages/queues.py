@@ -19,7 +19,6 @@ from rayq.wire.messages.base import (
     Bytes,
     CheckedInt,
     CheckedName,
-    ConfigValues,
     Counter,
     DurationMs,
     Epoch,
@@ -33,9 +32,16 @@ from rayq.wire.messages.base import (
     ToCoordinator,
     ToLeader,
 )
+from rayq.wire.messages.limits import (
+    KEPT_KEY_BYTES_MAX,
+    ConfigOptions,
+)
 
-QUEUE_RANGES_MAX = 10_000
-"""The most ranges or records that one request names."""
+QUEUE_OFFSETS_MAX = 10_000
+"""The most offsets that one Settle names, each as often as it is named: so many records one take
+gives."""
+QUEUE_STATES_MAX = 16
+"""More than the states that a record may have."""
 Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 # --- metadata ------------------------------------------------------------------------------------
@@ -49,11 +55,11 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     api: ClassVar[int] = 128
     name: CheckedName
     topic: CheckedName
-    config: ConfigValues
+    config: ConfigOptions
     partitions: CheckedInt | None = None
     """None: the topic exists."""
     replication_factor: CheckedInt | None = None
-    topic_config: ConfigValues = msgspec.field(default_factory=dict)
+    topic_config: ConfigOptions = msgspec.field(default_factory=dict)
 
 
 class AlterQueue(Change, frozen=True, kw_only=True):
@@ -61,7 +67,7 @@ class AlterQueue(Change, frozen=True, kw_only=True):
 
     api: ClassVar[int] = 129
     name: CheckedName
-    config: ConfigValues
+    config: ConfigOptions
 
 
 class DeleteQueue(Change, frozen=True, kw_only=True):
@@ -166,23 +172,34 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     queue_id: Id
     holder: Holder
     state_epoch: Counter
-    acks: list[tuple[Offset, Offset, Counter]] = msgspec.field(default_factory=list)
+    acks: Annotated[
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(first, last, count)`."""
-    nacks: list[tuple[Offset, Offset, Counter, DurationMs | None]] = msgspec.field(
-        default_factory=list
-    )
+    nacks: Annotated[
+        list[tuple[Offset, Offset, Counter, DurationMs | None]],
+        msgspec.Meta(max_length=QUEUE_OFFSETS_MAX),
+    ] = msgspec.field(default_factory=list)
     """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
-    rejects: list[tuple[Offset, Counter, Reason]] = msgspec.field(default_factory=list)
+    rejects: Annotated[
+        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(offset, count, reason)`: to the dead letters at once."""
-    extends: list[tuple[Offset, Offset, Counter, DurationMs]] = msgspec.field(default_factory=list)
+    extends: Annotated[
+        list[tuple[Offset, Offset, Counter, DurationMs]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
-    releases: list[tuple[Offset, Offset, Counter]] = msgspec.field(default_factory=list)
+    releases: Annotated[
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
     may_linger: bool = False
     """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
     kept together with other decisions."""
-    failures: list[tuple[Offset, Counter, Reason]] = msgspec.field(default_factory=list)
+    failures: Annotated[
+        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """As `rejects`, of records that failed the last delivery that their consumer grants them."""
 
 
@@ -239,7 +256,7 @@ class ListQueueRecords(ToLeader[ListQueueRecordsResponse], frozen=True):
     api: ClassVar[int] = 134
     queue_id: Id
     offset: Offset
-    states: list[CheckedName]
+    states: Annotated[list[CheckedName], msgspec.Meta(max_length=QUEUE_STATES_MAX)]
     """[]: all."""
     records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
@@ -300,7 +317,7 @@ class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
     data_leader_epoch: Epoch
     opener: Id
     """A random id, for this opening alone."""
-    after: Annotated[bytes, msgspec.Meta(max_length=4096)] = b""
+    after: Annotated[bytes, msgspec.Meta(max_length=KEPT_KEY_BYTES_MAX)] = b""
 
 
 class WriteQueueStateResponse(Response, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from rayq.wire.messages.base import (
     ToLeader,
     ToPartition,
 )
+from rayq.wire.messages.limits import HOSTED_MAX
 from rayq.wire.messages.queues import QueueMetadata
 
 # --- between replicas ---------------------------------------------------------------------------
@@ -164,8 +165,10 @@ class AttachReplicaHost(Request[AttachReplicaHostResponse], frozen=True):
     pid_start_time: Counter
     host: HostName
     port: Port
-    replicas: list[ReplicaStatus]
-    let_go: list[tuple[CheckedName, CheckedInt]] = msgspec.field(default_factory=list)
+    replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=HOSTED_MAX)]
+    let_go: Annotated[
+        list[tuple[CheckedName, CheckedInt]], msgspec.Meta(max_length=HOSTED_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(topic id, partition)` pairs that the process hosted and closed at the broker's word. It
     never hosts them again under this incarnation, which stands for a log that is gone."""
 
@@ -192,7 +195,7 @@ class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
     ends_with_connection: ClassVar[bool] = True
     incarnation: Id
     version: Counter
-    replicas: list[ReplicaStatus]
+    replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=HOSTED_MAX)]
     wait_ms: Milliseconds
     remote_backlog_bytes: Counter = 0
     """What the closed segments of its replicas have that is not in the object store yet."""
