@@ -104,6 +104,8 @@ class Controller:
         elected, leaders stay where they are, and nothing is moved."""
         self._cluster_starts = True
         """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
+        self._changes = asyncio.Lock()
+        """Held by the change of a client that is decided next."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
         self._implausible = Seldom(logger, logging.ERROR, environment.clock.monotonic)
@@ -133,6 +135,8 @@ class Controller:
     async def handle(self, request: messages.AnyRequest) -> messages.Response:
         """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
         NotControllerError: the outcome of a change is then unknown."""
+        if isinstance(request, messages.Change):
+            await self._turn_of_a_change()
         index = before_index = self._quorum.last_index
         request_id = request.request_id if isinstance(request, messages.Change) else None
         try:
@@ -150,6 +154,12 @@ class Controller:
             raise
         await self._quorum.committed(index)
         return messages.ChangeResponse(index) if answer is None else answer
+
+    async def _turn_of_a_change(self) -> None:
+        """Changes of clients come over the connections of brokers, and one may concern thousands of
+        partitions. So one is decided in a turn of the loop: heartbeats come in between."""
+        async with self._changes:
+            await asyncio.sleep(0)
 
     # --- deciding ---------------------------------------------------------------------------
 
