@@ -461,6 +461,7 @@ def _check_remote_storage_url(url: str) -> None:
 
 
 Acks = Literal["all", 0, 1]
+OnCorrupt = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -647,10 +648,12 @@ class ConsumerConfig:
     retry_backoff_ms: Positive = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
 
-    on_corrupt: Literal["raise", "skip"] = "raise"
-    """What becomes of a batch that cannot be read, be it damaged or no batch of records: "raise"
-    tells of it by a `CorruptBatchError` that has its offset and the next one, and stays there until
-    a `seek`; "skip" goes on after it, with a warning in the log."""
+    on_corrupt: OnCorrupt = "raise"
+    """What becomes of records that cannot be read, such as a damaged batch, or a large value that
+    is not there or larger than this reader takes: "raise" tells of them by an
+    `UnreadableRecordError` that has their offset and the next one, and stays there until a `seek`;
+    "skip" goes on after them, with a warning in the log. What may be mended outside the record (a
+    deserializer that raises, a store that refuses the credentials) is raised in any case."""
 
     large_value_max_bytes: PositiveBytes = 256 * MIB
     """The largest value that is put together of chunks, or read from an object. A larger one is a

@@ -428,55 +428,66 @@ class StreamingQueryError(RayqError):
 # --- bytes --------------------------------------------------------------------------------------
 
 
-class CorruptBatchError(RayqError):
-    """Bytes of a record batch do not match their CRC or contradict themselves.
+class UnreadableRecordError(RayqError):
+    """Records that a reader cannot read, however often it tries: the base of all such errors.
 
-    Raised by a reader it says where: records of `topic_partition` from `offset` up to `next_offset`
-    (exclusive) cannot be read, and `seek(error.topic_partition, error.next_offset)` goes on without
-    them. All three are None elsewhere.
+    They are the records of `topic_partition` from `offset` up to `next_offset` (exclusive). All
+    before them were handed out first. The reader stays there, while it reads other partitions on;
+    `seek(error.topic_partition, error.next_offset)` goes on without them, and so does
+    `on_corrupt="skip"`, but for errors that are `never_skipped`.
     """
 
-    retriable = True
     topic_partition: TopicPartition | None = None
     offset: int | None = None
     next_offset: int | None = None
+    never_skipped: ClassVar[bool] = False
+    """The reason may lie outside the record, and be gone later: so only a `seek` goes past it."""
+
+
+class CorruptBatchError(UnreadableRecordError):
+    """Bytes of a record batch do not match their CRC or contradict themselves.
+
+    Raised by a reader it says where. `topic_partition`, `offset` and `next_offset` are None
+    elsewhere.
+    """
+
+    retriable = True
     crc_matches: bool = False
     """Whether the bytes are as they were written: then no other copy of them is better."""
 
 
 class LargeValueError(CorruptBatchError):
     """A large value cannot be put together: a chunk of it is missing or of another value, the
-    object that has it is gone, or size or checksum of the whole are wrong. Nothing of it is handed
-    out; reading goes on behind it as behind other records that cannot be read."""
+    topic, partition or object that has it is gone, or size or checksum of the whole are wrong.
+    Nothing of it is handed out; reading goes on behind it as behind other records that cannot be
+    read."""
 
     retriable = False
     crc_matches = True
 
 
-class LargeValueRefusedError(RayqError):
+class LargeValueRefusedError(UnreadableRecordError):
     """This reader does not read a large value, although it may be all right: it is larger than
-    `large_value_max_bytes`, or in an object that the reader's `large_values` does not name.
-
-    The reader stays at the record: the one of `topic_partition` at `offset`.
-    `seek(error.topic_partition, error.next_offset)` goes on without it.
-    """
-
-    topic_partition: TopicPartition | None = None
-    offset: int | None = None
-    next_offset: int | None = None
+    `large_value_max_bytes`, or in an object that the reader's `large_values` does not name."""
 
 
-class DeserializationError(RayqError):
-    """A consumer's deserializer raised; what it raised is the error's cause.
+class LargeValueUnavailableError(LargeValueRefusedError):
+    """This reader cannot get a large value as things are: the object store refuses its
+    credentials, a package is missing here, or its memory is short. A `seek` to the error's `offset`
+    tries again."""
 
-    The consumer stays at the record: the one of `topic_partition` at `offset`, which `record` has
-    as it was sent, with key and value as bytes. `seek(error.topic_partition, error.next_offset)`
-    goes on without it.
-    """
+    never_skipped = True
 
-    topic_partition: TopicPartition | None = None
-    offset: int | None = None
-    next_offset: int | None = None
+
+class BatchTooLargeError(UnreadableRecordError, RecordTooLargeError):
+    """A batch of records is larger than this consumer unpacks: see `fetch_buffer_bytes`."""
+
+
+class DeserializationError(UnreadableRecordError):
+    """A consumer's deserializer raised; what it raised is the error's cause, and `record` is the
+    record as it was sent, with key and value as bytes. Each poll tries it again."""
+
+    never_skipped = True
     record: Record | None = None
 
 
@@ -545,6 +556,10 @@ class WrongClusterError(RayqError):
 
 class UnsupportedFormatError(RayqError):
     """A file was written by a newer rayq than this one."""
+
+
+class UnsupportedBatchError(UnreadableRecordError, UnsupportedFormatError):
+    """A batch of records was written by a newer rayq than this reader's."""
 
 
 # --- the network --------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ from rayq.client.consuming.arrow import binary_column, headers_column, int64_col
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.subscription import AssignedPartition, Slice, Stream, Subscription
 from rayq.client.timeouts import takes_timeout
+from rayq.client.unreadable import is_final, is_skipped
 from rayq.client.waiting import Wakeup
-from rayq.config import MIB, ConsumerConfig
+from rayq.config import MIB, ConsumerConfig, OnCorrupt
 from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     CorruptBatchError,
@@ -35,6 +36,7 @@ from rayq.errors import (
     PartitionOfflineError,
     RayqError,
     TimeoutError,
+    UnreadableRecordError,
 )
 from rayq.transaction_ids import coordinator_of
 from rayq.wire.messages import ListTransactions
@@ -91,6 +93,7 @@ def read_range(
     batch_records: int = BATCH_RECORDS,
     fail_on_data_loss: bool = True,
     large_values: str | None = None,
+    on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
 ) -> Iterator[Any]:
     """The records of the split, in order, as `pyarrow.RecordBatch`es of at most `batch_records`
@@ -109,17 +112,16 @@ def read_range(
     was deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of
     the split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
     `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
-    CorruptBatchError (records of the split cannot be read; it has their `offset` and the
-    `next_offset`, to read the rest as a split of its own; LargeValueError is one),
-    LargeValueRefusedError (a value is an object, and not below `large_values`),
-    InvalidRequestError, MissingExtraError.
+    UnreadableRecordError (records of the split cannot be read: after all before them it is raised
+    with their `offset` and the `next_offset`, to read the rest as a split of its own; with
+    `on_corrupt="skip"` they are logged and left out), InvalidRequestError, MissingExtraError.
     """
     schema = read_schema(columns)
     if type(batch_records) is not int or batch_records < 1:
         raise InvalidRequestError(f"batch_records has to be a positive int, not {batch_records!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
     reset: Literal["none", "earliest"] = "none" if fail_on_data_loss else "earliest"
-    reader = _Reader(client, background, split, reset, timeout_s, large_values)
+    reader = _Reader(client, background, split, reset, timeout_s, large_values, on_corrupt)
     return _batches(reader, schema, batch_records)
 
 
@@ -132,7 +134,15 @@ def _batches(reader: _Reader, schema: Any, batch_records: int) -> Iterator[Any]:
     try:
         steps: list[Any] = []
         records = size_bytes = 0
-        while slices := reader.next_slices(batch_records - records):
+        while True:
+            try:
+                slices = reader.next_slices(batch_records - records)
+            except RayqError:
+                if steps:  # What was read before is handed out first.
+                    yield _joined(pa, steps)
+                raise
+            if not slices:
+                break
             step = _batch_of(slices, schema)
             steps.append(step)
             records += step.num_rows
@@ -191,6 +201,7 @@ class _Reader:
         reset: Literal["none", "earliest"],
         timeout_s: float,
         large_values: str | None,
+        on_corrupt: OnCorrupt,
     ) -> None:
         self._client = client
         self.background = background
@@ -202,6 +213,7 @@ class _Reader:
             auto_offset_reset=reset,
             fetch_buffer_bytes=FETCH_BUFFER_BYTES,
             large_values=large_values,
+            on_corrupt=on_corrupt,
         )
         self._assigned = AssignedPartition(self._stream_from(split.start))
         self._fetcher: Fetcher | None = None
@@ -305,12 +317,19 @@ class _Reader:
             stream = self._assigned.stream
             try:
                 found = stream.peek_batch(records_max, self._config.check_crcs)
-            except CorruptBatchError as error:
-                if not taken and error.crc_matches:
-                    self._ended_by(error)
-                if not taken:
+            except RayqError as error:
+                if taken:
+                    break
+                if not isinstance(error, UnreadableRecordError):
+                    raise
+                if not is_final(error):
+                    assert isinstance(error, CorruptBatchError)
                     self._fetch_again(stream, error)
-                break
+                    break
+                if not is_skipped(error, self._config.on_corrupt):
+                    self._ended_by(error)
+                stream.skip_batch()
+                continue
             if found is None:
                 break
             batch, part = found

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Annotated
 
 import google_crc32c
 import msgspec
@@ -35,6 +36,10 @@ CHUNK_OFFSETS_MAX = 100_000
 """No value has more chunks."""
 CHUNK_OVERHEAD_BYTES = 256
 """Most that a batch of one chunk takes beside the piece of the value and what every batch takes."""
+OFFSET_MAX = 2**62
+"""No log is longer."""
+TOPIC_LENGTH_MAX = 200
+"""No topic has a longer name."""
 OFFSET_BYTES_MAX = 9
 """Most that the offset of a chunk takes in a manifest."""
 _VERSION = 1
@@ -55,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     crc: int
     value_id: bytes
-    offset_steps: list[int] | None = None
+    offset_steps: Annotated[list[int], msgspec.Meta(max_length=CHUNK_OFFSETS_MAX)] | None = None
     place: Place | None = None
     """None: the partition of the record."""
     uri: str | None = None
@@ -123,15 +128,19 @@ def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest
         found.size_bytes > 0
         and len(found.value_id) == VALUE_ID_BYTES
         and (found.uri is None) == bool(offsets)
-        and len(offsets) <= min(CHUNK_OFFSETS_MAX, found.size_bytes)
+        and len(offsets) <= found.size_bytes
         and len(set(offsets)) == len(offsets)
-        and all(one >= 0 for one in offsets)
+        and all(0 <= one < OFFSET_MAX for one in offsets)
         and (offset is None or found.place is not None or all(one < offset for one in offsets))
-        and (found.place is None or found.place.partition >= 0)
+        and (found.place is None or _is_possible(found.place))
     )
     if not is_possible:
         raise LargeValueError("its manifest cannot be: no producer of rayq writes such a one.")
     return found
+
+
+def _is_possible(place: Place) -> bool:
+    return place.partition >= 0 and 0 < len(place.topic) <= TOPIC_LENGTH_MAX
 
 
 def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> bytes | None:

@@ -21,7 +21,7 @@ from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range, read_schema
 from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
-from rayq.config import MIB
+from rayq.config import MIB, ConsumerConfig, OnCorrupt
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import TopicPartition
 
@@ -81,6 +81,7 @@ def read_topic(
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     large_values: str | None = None,
+    on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
     ray_remote_args: dict[str, Any] | None = None,
     **bounds: Any,
@@ -108,7 +109,9 @@ def read_topic(
     `fail_on_data_loss=False` they are logged and left out. (Ray Data's own `max_errored_blocks`
     leaves out tasks that fail: keep it at 0.) What a topic with `remote_storage` has in the object
     store, the tasks read there; retention leaves it while this process has the dataset. A topic
-    that was deleted meanwhile raises UnknownTopicError. Large values come whole: those in chunks
+    that was deleted meanwhile raises UnknownTopicError. Records that cannot be read raise an
+    UnreadableRecordError with their offsets; with `on_corrupt="skip"` they are logged and left out.
+    Large values come whole: those in chunks
     always, those in objects where `large_values` is the URL that their producers have, with the
     credentials of the nodes. Raises what `snapshot` raises.
     """
@@ -135,6 +138,7 @@ def read_topic(
         columns=columns,
         fail_on_data_loss=fail_on_data_loss,
         large_values=large_values,
+        on_corrupt=on_corrupt,
         timeout_s=timeout_s,
     )
     tasks = source.task_count(min_partitions)
@@ -155,6 +159,7 @@ class TopicDatasource(Datasource):
         columns: Sequence[str] = ALL_COLUMNS,
         fail_on_data_loss: bool = True,
         large_values: str | None = None,
+        on_corrupt: OnCorrupt = "raise",
         timeout_s: float = 60.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -163,7 +168,9 @@ class TopicDatasource(Datasource):
         self._columns = tuple(columns)
         self._schema = read_schema(columns)
         self._fail_on_data_loss = fail_on_data_loss
+        ConsumerConfig(on_corrupt=on_corrupt)  # This checks it.
         self._large_values = large_values
+        self._on_corrupt = on_corrupt
         self._timeout_s = timeout_s
         self._record_bytes: dict[str, float] | None = None
         self._cuts = object_starts(cluster, taken.ranges, timeout_s=timeout_s)
@@ -206,6 +213,7 @@ class TopicDatasource(Datasource):
                     self._columns,
                     self._fail_on_data_loss,
                     self._large_values,
+                    self._on_corrupt,
                     self._timeout_s,
                 ),
                 # The number of records is not known: compaction leaves offsets without a record.
@@ -255,6 +263,7 @@ class TopicDatasource(Datasource):
                     columns=self._columns,
                     fail_on_data_loss=False,
                     large_values=self._large_values,
+                    on_corrupt="skip",
                     timeout_s=min(SAMPLE_TIMEOUT_S, self._timeout_s),
                 )
                 found[topic] = sum(batch.nbytes for batch in batches) / sample.offsets
@@ -269,6 +278,7 @@ def _reading(
     columns: tuple[str, ...],
     fail_on_data_loss: bool,
     large_values: str | None,
+    on_corrupt: OnCorrupt,
     timeout_s: float,
 ) -> Callable[[], Iterator[pa.Table]]:
     """The function of a read task, for any process. The offsets of each block are decided before:
@@ -282,6 +292,7 @@ def _reading(
                 columns=columns,
                 fail_on_data_loss=fail_on_data_loss,
                 large_values=large_values,
+                on_corrupt=on_corrupt,
                 timeout_s=timeout_s,
             )
             yield pa.Table.from_batches(list(batches), schema=read_schema(columns))

@@ -19,6 +19,7 @@ from rayq.batch.pins import DAY_S, pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range
 from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
+from rayq.config import ConsumerConfig, OnCorrupt
 from rayq.spark.schema import read_schema
 
 PINNED_MAX_S = DAY_S
@@ -43,6 +44,7 @@ def read(
     fail_on_data_loss: bool = True,
     include_headers: bool = False,
     large_values: str | None = None,
+    on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
 ) -> DataFrame:
     """The records of `topics` (or of the topics whose whole name `pattern` matches) as a DataFrame.
@@ -73,7 +75,9 @@ def read(
     at most, retention leaves it.
 
     Large values come whole: those in chunks always, those in objects where `large_values` is the
-    URL that their producers have, read with the credentials of the executors.
+    URL that their producers have, read with the credentials of the executors. Records that cannot
+    be read fail their task with an UnreadableRecordError that has their offsets; with
+    `on_corrupt="skip"` they are left out, with a warning in the executor's log.
 
     Raises the errors of `rayq.batch.offset_ranges.snapshot`: UnknownTopicError,
     OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.
@@ -104,6 +108,7 @@ def read(
         include_headers=include_headers,
         fail_on_data_loss=fail_on_data_loss,
         large_values=large_values,
+        on_corrupt=on_corrupt,
         timeout_s=timeout_s,
     )
 
@@ -116,6 +121,7 @@ def read_ranges(
     include_headers: bool = False,
     fail_on_data_loss: bool = True,
     large_values: str | None = None,
+    on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
 ) -> DataFrame:
     """The records of exactly these ranges, with one Spark partition for each, in their order."""
@@ -124,7 +130,10 @@ def read_ranges(
     if not splits:
         return spark.createDataFrame([], schema)
     count = len(splits)
-    fetch = _fetcher(cluster, list(splits), columns, fail_on_data_loss, large_values, timeout_s)
+    ConsumerConfig(on_corrupt=on_corrupt)  # This checks it.
+    fetch = _fetcher(
+        cluster, list(splits), columns, fail_on_data_loss, large_values, on_corrupt, timeout_s
+    )
     # Spark cuts a range of `count` numbers into `count` partitions of one number each.
     return spark.range(0, count, 1, count).mapInArrow(fetch, schema)
 
@@ -135,6 +144,7 @@ def _fetcher(
     columns: Sequence[str],
     fail_on_data_loss: bool,
     large_values: str | None,
+    on_corrupt: OnCorrupt,
     timeout_s: float,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The function that a task runs. It pickles with these arguments and no more."""
@@ -148,6 +158,7 @@ def _fetcher(
                     columns=columns,
                     fail_on_data_loss=fail_on_data_loss,
                     large_values=large_values,
+                    on_corrupt=on_corrupt,
                     timeout_s=timeout_s,
                 )
 

@@ -34,6 +34,7 @@ from rayq.batch.offset_ranges import Offsets, Split, Time, Times, split_ranges
 from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.client.timeouts import seconds
+from rayq.config import ConsumerConfig, OnCorrupt
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
 from rayq.spark.batches import Resumption, with_topics
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
@@ -63,6 +64,7 @@ def stream(
     fail_on_data_loss: bool = True,
     include_headers: bool = False,
     large_values: str | None = None,
+    on_corrupt: OnCorrupt = "raise",
     group: str | None = None,
     name: str | None = None,
     timeout_s: float = 60.0,
@@ -86,7 +88,8 @@ def stream(
     left out with a warning. `timeout_s`: how long, in seconds, a leader may be away while a task
     reads. `retry_timeout_s`: how long while the query looks for new records.
 
-    `large_values`: as for `rayq.spark.read`.
+    `large_values`, `on_corrupt`: as for `rayq.spark.read`. A query that ended at records that
+    cannot be read goes on behind them when it is started again with `on_corrupt="skip"`.
 
     `group`: after each batch the query commits its positions to this consumer group, so that people
     can see its lag. The group must have no members.
@@ -100,6 +103,7 @@ def stream(
             f"max_offsets_per_trigger is an int from 1, or None, not {max_offsets_per_trigger!r}."
         )
     split_ranges([], min_partitions)  # This checks min_partitions.
+    ConsumerConfig(on_corrupt=on_corrupt)  # This checks it.
     source = TopicSource(
         cluster or Cluster.current(), topics, pattern, fail_on_data_loss=fail_on_data_loss
     )
@@ -110,6 +114,7 @@ def stream(
         options={
             "include_headers": include_headers,
             "large_values": large_values,
+            "on_corrupt": on_corrupt,
             "fail_on_data_loss": fail_on_data_loss,
             "timeout_s": seconds(timeout_s),
         },

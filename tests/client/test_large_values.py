@@ -400,13 +400,16 @@ def test_a_reader_refuses_more_than_it_takes(fake: FakeCluster, cluster: Cluster
     value = bytes_of(300)
     offsets = write_chunks(fake, value, 3)
     place = write_manifest(fake, manifest_of_chunks(2**60, 0, ID, offsets))
-    with cluster.consumer(
-        auto_offset_reset="earliest", large_value_max_bytes=MIB, on_corrupt="skip"
-    ) as consumer:
+    end = fake.write("t", [b"end"])
+    options: dict[str, Any] = {"auto_offset_reset": "earliest", "large_value_max_bytes": MIB}
+    with cluster.consumer(**options) as consumer:
         consumer.assign([T0])
         with pytest.raises(LargeValueRefusedError, match="large_value_max_bytes") as caught:
             consumer.poll(timeout_s=30)
         assert caught.value.next_offset == place + 1
+    with cluster.consumer(**options, on_corrupt="skip") as consumer:
+        consumer.assign([T0])
+        assert read(consumer) == [(end, b"end")]
 
 
 def test_a_copy_in_another_topic_reads_the_chunks_where_they_are(

@@ -452,7 +452,35 @@ def test_a_deserializer_that_heals_goes_on_without_a_seek(
         assert numbers_of(consumer, 2) == ["10", "11"]
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, StopIteration, MemoryError])
+def test_whatever_else_a_deserializer_raises_is_an_error_of_its_record(
+    bad: FakeCluster, kind: type[BaseException]
+) -> None:
+    """A CancelledError that went through would cancel the task of whoever polls."""
+
+    def odd(data: bytes) -> int:
+        if data == b"2":
+            raise kind
+        return int(data)
+
+    async def main() -> None:
+        with bad.cluster() as cluster:
+            options: dict[str, Any] = {
+                "auto_offset_reset": "earliest", "value_deserializer": odd
+            }  # fmt: skip
+            async with cluster.async_consumer(**options) as consumer:
+                await consumer.assign([T0])
+                found: list[int] = []
+                with pytest.raises(DeserializationError) as caught:
+                    while True:
+                        found += [one.value for one in await consumer.poll(30)]
+                assert found == [0, 1] and isinstance(caught.value.__cause__, kind)
+                assert (caught.value.offset, caught.value.next_offset) == (2, 3)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_in_a_deserializer_loses_nothing(
     bad: FakeCluster, cluster: Cluster, kind: type[BaseException]
 ) -> None:

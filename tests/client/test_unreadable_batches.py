@@ -18,7 +18,12 @@ from rayq.client.consuming import fetcher as fetcher_module
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.subscription import Fetched, Stream
 from rayq.config import MIB
-from rayq.errors import CorruptBatchError, RayqError, RecordTooLargeError, UnsupportedFormatError
+from rayq.errors import (
+    BatchTooLargeError,
+    CorruptBatchError,
+    RayqError,
+    UnsupportedBatchError,
+)
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, encode_batch, split_batches, stamp
 from rayq.wire.messages import CheckRange
@@ -163,12 +168,16 @@ def test_a_batch_of_a_newer_rayq_is_told_and_does_not_keep_other_partitions_wait
     fake.write("t", [b"v"])
     fake.write("t", [b"other"], partition=1)
     fake.replace_batch("t", 0, sealed({"attributes": 1 << 12}, KEYED))
-    with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert offsets(consumer, 1) == [(1, 0)]
-        with pytest.raises(UnsupportedFormatError, match="Seek to 1"):
+        with pytest.raises(UnsupportedBatchError, match="Seek to 1") as caught:
             consumer.poll(timeout_s=30)
+        error = caught.value
+        assert (error.topic_partition, error.offset, error.next_offset) == (T0, 0, 1)
         consumer.seek(T0, 1)
         assert offsets(consumer, 1) == [(0, 1)]
+    with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
+        assert offsets(consumer, 2) == [(0, 1), (1, 0)]
 
 
 def test_a_bomb_costs_a_reader_nothing(fake: FakeCluster, cluster: Cluster) -> None:
@@ -199,8 +208,11 @@ def test_a_poll_unpacks_no_more_than_its_share_of_memory(
             polled = consumer.poll(timeout_s=30)
             assert 1 <= len(polled) <= 3
             found += [one.offset for one in polled]
-        with pytest.raises(RecordTooLargeError, match="raise fetch_buffer_bytes, or seek to 11"):
+        with pytest.raises(
+            BatchTooLargeError, match="raise fetch_buffer_bytes, or seek to 11"
+        ) as caught:
             consumer.poll(timeout_s=30)
+        assert (caught.value.offset, caught.value.next_offset) == (10, 11)
         consumer.seek(T0, 0)
         assert consumer.poll_arrow(timeout_s=30).num_rows <= 4
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
@@ -288,7 +300,7 @@ def test_whatever_bodies_there_are_a_stream_ends_where_the_log_does(mutated: lis
     while stream.has_records:
         try:
             taken = stream.peek(3, True)
-        except (CorruptBatchError, UnsupportedFormatError):
+        except (CorruptBatchError, UnsupportedBatchError):
             stream.skip_batch()
             continue
         for batch, part in taken:

@@ -145,6 +145,10 @@ THERE = Place("t", "T", 0)
         ({"value_id": ID + b"x"}, None, False),
         ({"size_bytes": 10**6, "offset_steps": [1] * CHUNK_OFFSETS_MAX}, None, True),
         ({"size_bytes": 10**6, "offset_steps": [1] * (CHUNK_OFFSETS_MAX + 1)}, None, False),
+        ({"place": THERE, "offset_steps": [2**62]}, None, False),
+        ({"place": THERE, "offset_steps": [2**63, 2**63]}, None, False),
+        ({"place": msgspec.structs.replace(THERE, topic="")}, None, False),
+        ({"place": msgspec.structs.replace(THERE, topic="t" * 201)}, None, False),
     ],
 )
 def test_a_manifest_names_what_can_be_or_is_refused(
@@ -155,7 +159,7 @@ def test_a_manifest_names_what_can_be_or_is_refused(
     if is_possible:
         assert read_manifest(packed, offset=offset) == manifest
     else:
-        with pytest.raises(LargeValueError, match="cannot be"):
+        with pytest.raises(LargeValueError, match="cannot be|it is none"):
             read_manifest(packed, offset=offset)
 
 

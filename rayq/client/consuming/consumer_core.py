@@ -17,7 +17,7 @@ from rayq.client.arguments import as_partition, shown, topic_names
 from rayq.client.client import Client, check_partition
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
-from rayq.client.consuming.fetcher import Fetcher, tell_skipped
+from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, pattern_text
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.member_state import Interest
@@ -30,6 +30,7 @@ from rayq.client.consuming.subscription import (
     Subscription,
 )
 from rayq.client.group_positions import check_group
+from rayq.client.unreadable import is_final, is_skipped
 from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
@@ -38,6 +39,7 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TimeoutError,
+    UnreadableRecordError,
 )
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
@@ -267,15 +269,14 @@ class ConsumerCore:
                 return stream.peek(
                     records_max, self.config.check_crcs, self._unpack_bytes_max, below
                 )
-            except CorruptBatchError as error:
-                if error.crc_matches:  # Nobody has better bytes.
-                    if self.config.on_corrupt == "raise":
+            except UnreadableRecordError as error:
+                if is_final(error):
+                    if not is_skipped(error, self.config.on_corrupt):
                         raise
-                    tell_skipped(error)
                     stream.skip_batch()
                     continue
                 offset = stream.position
-                assert offset is not None
+                assert offset is not None and isinstance(error, CorruptBatchError)
                 fresh = Stream(stream.partition, offset, stream.position_epoch, stream.topic_id)
                 assigned.stream = fresh
                 self.fetcher.replace_corrupt(stream, fresh, offset, error)

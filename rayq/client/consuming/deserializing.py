@@ -70,8 +70,9 @@ class Deserializers:
 
 def _deserialized(
     deserializer: Deserializer | None, column: list[bytes | None]
-) -> tuple[list[Any], Exception | None]:
-    """The column up to the first failure, and that failure."""
+) -> tuple[list[Any], BaseException | None]:
+    """The column up to the first failure, and that failure. What ends a program goes through; a
+    CancelledError of a deserializer cancels nothing: it is a failure as others."""
     if deserializer is None:
         return column, None
     read: list[Any] = []
@@ -79,13 +80,15 @@ def _deserialized(
     try:
         for data in column:
             add(None if data is None else deserializer(data))
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         return read, error
     return read, None
 
 
 def _failure(
-    what: str, deserializer: Deserializer | None, part: Slice, index: int, cause: Exception
+    what: str, deserializer: Deserializer | None, part: Slice, index: int, cause: BaseException
 ) -> DeserializationError:
     offset = part.offsets[index]
     raw = Record(

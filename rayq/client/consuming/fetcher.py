@@ -19,6 +19,7 @@ from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscript
 from rayq.client.large.reader import LargeValues
 from rayq.client.leader_requests import list_offset
 from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.unreadable import is_skipped
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
@@ -28,9 +29,10 @@ from rayq.errors import (
     TimeoutError,
     UnknownServerError,
     UnknownTopicError,
+    UnsupportedFormatError,
 )
 from rayq.records import TopicPartition
-from rayq.storage.batch import split_batches
+from rayq.storage.batch import BatchHeader, split_batches
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
@@ -342,12 +344,17 @@ class Fetcher:
             timeout_s=(config.fetch_max_wait_ms + config.request_timeout_ms) / 1000,
             patience_s=config.fetch_max_wait_ms / 1000 + LEADER_PATIENCE_S,
         )
+        next_offset = max(response.next_offset, stream.fetch_offset)
+        batches: list[tuple[int, BatchHeader]] = []
         try:
-            batches = list(split_batches(payload))
+            batches.extend(split_batches(payload))
         except CorruptBatchError as error:
             await self._check_leader(stream, stream.fetch_offset, error)
             raise
-        next_offset = max(response.next_offset, stream.fetch_offset)
+        except UnsupportedFormatError:
+            if not batches:
+                raise
+            next_offset = batches[-1][1].next_offset  # What is before it is handed out first.
         log_end = response.high_watermark
         if isolation == READ_COMMITTED and response.last_stable_offset is not None:
             log_end = response.last_stable_offset
@@ -378,7 +385,7 @@ class Fetcher:
         parts = LargeParts(
             self.large, stream, topic_id, fetched, refuses_loss=refuses_loss
         )
-        while (part := await parts.next(self._bytes_max)) is not None:
+        while (part := await parts.next()) is not None:
             stream.received(part, log_end)
             self.tell()
             if not parts.is_over:
@@ -431,13 +438,12 @@ class Fetcher:
         tries = tries + 1 if known_offset == offset else 1
         self._corrupt[stream.partition] = (offset, tries)
         self._stop(stream)
-        if tries >= CORRUPT_TRIES_MAX and self._config.on_corrupt == "raise":
-            fresh.error = error
-            self.tell()
-            return
         if tries >= CORRUPT_TRIES_MAX:
+            if not is_skipped(error, self._config.on_corrupt):
+                fresh.error = error
+                self.tell()
+                return
             assert error.next_offset is not None
-            tell_skipped(error)
             fresh.jump(error.next_offset)
         self._streams[fresh] = None
         fresh.task = self._client.environment.tasks.spawn(
@@ -467,8 +473,3 @@ class Fetcher:
             )
         except RayqError as failure:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
-
-
-def tell_skipped(error: CorruptBatchError) -> None:
-    """Each batch that is passed over under on_corrupt="skip" leaves a line in the log."""
-    logger.warning("passed over, as on_corrupt='skip' says: %s", error)

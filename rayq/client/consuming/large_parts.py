@@ -1,14 +1,19 @@
-"""A fetched answer with large values in it, cut into parts that the consumer has room for."""
+"""A fetched answer with large values in it, cut into parts that the consumer has room for.
+
+A part has one large value at most, and what comes before that was handed over: so a value that
+takes its time, or that cannot be had for now, keeps no record waiting that comes before it.
+"""
 
 from __future__ import annotations
 
 from rayq.client.consuming.subscription import Fetched, LargeValue, Stream
 from rayq.client.large.reader import LargeValues
+from rayq.client.unreadable import is_final
 from rayq.errors import (
     CorruptBatchError,
-    LargeValueError,
-    LargeValueRefusedError,
     OffsetOutOfRangeError,
+    UnreadableRecordError,
+    UnsupportedFormatError,
 )
 from rayq.storage.batch import BatchHeader, decode_columns
 
@@ -36,16 +41,15 @@ class LargeParts:
         self._index = 0
         """Of the first batch that is in no part yet."""
 
-    async def next(self, bytes_max: int) -> Fetched | None:
-        """The batches up to the one whose large value makes `bytes_max` full. None: there are no
-        more. Raises what asking a leader for chunks raises; then nothing of this part is lost,
-        since reading goes on where the last part ended."""
+    async def next(self) -> Fetched | None:
+        """The next part. None: there are no more. Raises what asking a leader for chunks raises;
+        then nothing is lost, since reading goes on where the last part ended."""
         if self.is_over:
             return None
         fetched = self._fetched
         first = self._index
         large: dict[int, LargeValue] = {}
-        size_bytes = 0
+        has_records = False
         for index in range(first, len(fetched.batches)):
             at, header = fetched.batches[index]
             if header.is_chunk:
@@ -53,12 +57,12 @@ class LargeParts:
                 self._values.came_by(
                     self._topic_id, place.partition, fetched.payload, at, header
                 )
-            elif header.is_large and self._is_wanted(header):
-                found = await self._value(at, header)
-                large |= found
-                size_bytes += sum(len(one) for one in found.values() if isinstance(one, bytes))
-                if size_bytes >= bytes_max and index + 1 < len(fetched.batches):
-                    return self._part(first, index + 1, header.next_offset, large)
+                continue
+            if header.is_large and self._is_wanted(header):
+                if has_records:
+                    return self._part(first, index, header.base_offset, large)
+                large = await self._value(at, header)
+            has_records = True
         self.is_over = True
         return self._part(first, len(fetched.batches), fetched.next_offset, large)
 
@@ -76,13 +80,15 @@ class LargeParts:
         place, offset = self._stream.partition, header.base_offset
         try:
             columns = decode_columns(self._fetched.payload, at, header)
-        except CorruptBatchError:
+        except (CorruptBatchError, UnsupportedFormatError):
             return {}
-        if not columns.values:
+        if len(columns.values) != 1:
             return {}
         try:
             found = await self._values.value(place, self._topic_id, offset, columns.values[0])
-        except (LargeValueError, LargeValueRefusedError) as error:
+        except UnreadableRecordError as error:
+            if not is_final(error):
+                raise
             return {offset: error}
         if found is None and self._refuses_loss:
             return {

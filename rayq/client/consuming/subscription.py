@@ -18,11 +18,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayq.errors import (
+    BatchTooLargeError,
     CorruptBatchError,
     InvalidRequestError,
     LargeValueError,
     RayqError,
-    RecordTooLargeError,
+    UnreadableRecordError,
+    UnsupportedBatchError,
     UnsupportedFormatError,
 )
 from rayq.records import Headers, TopicPartition
@@ -219,7 +221,7 @@ class Stream:
     ) -> list[tuple[_Decoded, Slice]]:
         """Up to `records_max` records, decoded but not yet handed out. It takes no more batches
         than reach `bytes_max` before compression, and only records `below` an offset. Raises
-        CorruptBatchError, UnsupportedFormatError and RecordTooLargeError (a batch larger than
+        CorruptBatchError, UnsupportedBatchError and BatchTooLargeError (a batch larger than
         `bytes_max`), for the first batch only: what comes before a bad batch is good."""
         found: list[tuple[_Decoded, Slice]] = []
         index = size_bytes = 0
@@ -328,10 +330,12 @@ class Stream:
                 except CorruptBatchError as error:
                     raise self._located(fetched, wanted, error) from error
                 except UnsupportedFormatError as error:
-                    raise error.with_message(
+                    raise self._of_batch(
+                        UnsupportedBatchError,
+                        header,
                         f"{error.message} It is of {self.partition.topic}-"
                         f"{self.partition.partition}. Seek to {header.next_offset} to go on "
-                        "without it."
+                        "without it.",
                     ) from error
                 if self.end is not None and header.next_offset > self.end:
                     columns = _below(columns, self.end)
@@ -365,19 +369,32 @@ class Stream:
         return transaction not in aborted and transaction not in (self.without or ())
 
     def _size_of(self, fetched: Fetched, at: int, header: BatchHeader, bytes_max: int) -> int:
-        """The size of a batch before compression. Raises RecordTooLargeError. A size that no batch
+        """The size of a batch before compression. Raises BatchTooLargeError. A size that no batch
         can have is left to `decode_columns`."""
         body = fetched.payload[at + HEADER_BYTES : at + header.length]
         size_bytes = decoded_bytes(body, header)
         if bytes_max < size_bytes <= PLAIN_BODY_BYTES_MAX:
             topic, partition = self.partition
-            raise RecordTooLargeError(
+            raise self._of_batch(
+                BatchTooLargeError,
+                header,
                 f"The batch of offsets {header.base_offset} to {header.last_offset} of "
                 f"{topic}-{partition} takes {size_bytes} bytes of memory before it is read, this "
                 f"consumer unpacks {bytes_max}: raise fetch_buffer_bytes, or seek to "
-                f"{header.next_offset} to go on without it."
+                f"{header.next_offset} to go on without it.",
             )
         return size_bytes
+
+    def _of_batch(
+        self, kind: type[UnreadableRecordError], header: BatchHeader, message: str
+    ) -> UnreadableRecordError:
+        """An error of a whole batch, as far as it is still to be read."""
+        wanted = self._decoded[-1].next_offset if self._decoded else self.position
+        error = kind(message)
+        error.topic_partition = self.partition
+        error.offset = max(wanted or 0, header.base_offset)
+        error.next_offset = header.next_offset
+        return error
 
     def _located(
         self, fetched: Fetched, wanted: int, error: CorruptBatchError
@@ -453,6 +470,11 @@ def _with_large(
     """The records with the values that they stand for. Raises what became of such a value."""
     if not columns.values:  # Compaction or an abort removed the record.
         return columns
+    if len(columns.values) > 1:
+        raise CorruptBatchError(
+            f"The batch at offset {header.base_offset} stands for a large value, and has "
+            f"{len(columns.values)} records."
+        )
     found = large.get(header.base_offset, _UNREAD)
     if isinstance(found, RayqError):
         raise found.with_message(found.message) from found.__cause__

@@ -6,6 +6,7 @@ crash leaves is an object that no record names: `rayq values collect` removes it
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from rayq.errors import (
 VALUE_SUFFIX = ".value"
 TEMPORARY_SUFFIX = ".tmp"
 """Of a file that is being written."""
+_NO_OBJECT = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""The name is not that of an object, and never will be."""
 
 
 class StoredObject(NamedTuple):
@@ -72,11 +75,15 @@ def write_object(uri: str, value: bytes) -> None:
         )
 
 
-def read_object(uri: str, size_bytes: int) -> bytes:
-    """The object, or its beginning where it is longer than `size_bytes`. Raises RemoteMissingError,
-    RemoteStorageError, RemoteDeniedError, MissingExtraError."""
+def read_object(uri: str, size_bytes: int, url: str) -> bytes:
+    """The object, or its beginning where it is longer than `size_bytes`. `url` is the store that
+    has it. Raises RemoteMissingError, RemoteStorageError (the store is away), RemoteDeniedError,
+    MissingExtraError."""
     path = _local_path(uri)
+    root = _local_path(url)
     try:
+        if root is not None and not os.path.isdir(root):
+            raise RemoteStorageError(f"{url} is not there: is the store mounted here?")
         if path is not None:
             with open(path, "rb") as file:
                 return file.read(size_bytes + 1)
@@ -85,6 +92,8 @@ def read_object(uri: str, size_bytes: int) -> bytes:
     except RayqError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_OBJECT:
+            raise RemoteMissingError(f"{uri} is no object: {error}") from error
         raise _failure(uri, error) from error
     return data
 

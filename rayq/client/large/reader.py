@@ -11,11 +11,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from rayq.client.client import Client
+from rayq.client.client import UNKNOWN_TOPIC_PATIENCE_S, Client
 from rayq.client.large.cache import ChunkCache
 from rayq.client.large.objects import is_below, read_object
-from rayq.client.leader_requests import fetch_now
+from rayq.client.leader_requests import fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.unreadable import of_large_value
 from rayq.config import MIB, ConsumerConfig
 from rayq.core.large_values import Manifest, Place, check_chunk, join, read_manifest
 from rayq.errors import (
@@ -23,6 +24,7 @@ from rayq.errors import (
     CorruptBatchError,
     LargeValueError,
     LargeValueRefusedError,
+    LargeValueUnavailableError,
     MissingExtraError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -30,11 +32,18 @@ from rayq.errors import (
     RemoteDeniedError,
     RemoteMissingError,
     UnknownTopicError,
+    UnreadableRecordError,
 )
 from rayq.logs import Seldom
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
-from rayq.wire.messages import READ_UNCOMMITTED, CheckRange, Request, ResponseT
+from rayq.wire.messages import (
+    EARLIEST,
+    READ_UNCOMMITTED,
+    CheckRange,
+    Request,
+    ResponseT,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +53,10 @@ CHUNK_SLACK_BYTES = 1024
 """How much longer the batch of a chunk may be than its share of the value."""
 TRIES_MAX = 5
 """How often chunks may arrive with a wrong CRC before the reader is told."""
+STALE_LEADER_S = 5.0
+"""How long a chunk is asked for that is not committed where its manifest says: longer than a leader
+answers that was replaced and does not know it. Each chunk was committed before its manifest was
+written."""
 
 
 class LargeValues:
@@ -75,33 +88,46 @@ class LargeValues:
         now.
         """
         try:
-            found = read_manifest(manifest, offset=offset)
-            if found.size_bytes > self._config.large_value_max_bytes:
-                raise LargeValueRefusedError(
-                    f"it has {found.size_bytes} bytes, and this reader takes "
-                    f"{self._config.large_value_max_bytes}: raise large_value_max_bytes."
-                )
-            if found.uri is not None:
-                return await self._of_object(found, found.uri)
-            own = Place(place.topic, topic_id, place.partition)
-            try:
-                return await self._of_chunks(found, found.place or own)
-            except OffsetOutOfRangeError as error:
-                if found.place is not None:
-                    raise LargeValueError(
-                        f"its chunks stayed in {found.place.topic}-{found.place.partition}, and "
-                        f"have expired there: {error}"
-                    ) from error
-            self.expired += 1
-            self._expirations.say(
-                "%s-%d: the large value at offset %d has expired: chunks of it are below the log "
-                "start",
-                *place,
-                offset,
+            return await self._value(place, topic_id, offset, manifest)
+        except Exception as error:
+            found = of_large_value(error)
+            if found is None:
+                raise
+            if not isinstance(error, RayqError):
+                logger.exception("the large value at offset %d of %s-%d", offset, *place)
+            cause = error if found is not error else error.__cause__
+            raise located(found, place, offset) from cause
+
+    async def _value(
+        self, place: TopicPartition, topic_id: str, offset: int, manifest: bytes | None
+    ) -> bytes | None:
+        found = read_manifest(manifest, offset=offset)
+        if found.size_bytes > self._config.large_value_max_bytes:
+            raise LargeValueRefusedError(
+                f"it has {found.size_bytes} bytes, and this reader takes "
+                f"{self._config.large_value_max_bytes}: raise large_value_max_bytes."
             )
-            return None
-        except (LargeValueError, LargeValueRefusedError) as error:
-            raise located(error, place, offset) from error.__cause__
+        if found.uri is not None:
+            return await self._of_object(found, found.uri)
+        own = Place(place.topic, topic_id, place.partition)
+        if found.place is not None:
+            await self._find(found.place)
+        try:
+            return await self._of_chunks(found, found.place or own)
+        except OffsetOutOfRangeError as error:
+            if found.place is not None:
+                raise LargeValueError(
+                    f"its chunks stayed in {found.place.topic}-{found.place.partition}, and "
+                    f"have expired there: {error}"
+                ) from error
+        self.expired += 1
+        self._expirations.say(
+            "%s-%d: the large value at offset %d has expired: chunks of it are below the log "
+            "start",
+            *place,
+            offset,
+        )
+        return None
 
     # --- objects --------------------------------------------------------------------------------
 
@@ -119,21 +145,30 @@ class LargeValues:
             )
         threads = self._client.environment.threads
         try:
-            data: bytes = await threads.run(read_object, uri, manifest.size_bytes)
+            data: bytes = await threads.run(read_object, uri, manifest.size_bytes, url)
         except RemoteMissingError as error:
             raise LargeValueError(f"its object is gone: {error}") from error
         except (RemoteDeniedError, MissingExtraError, ConfigError) as error:
-            raise LargeValueRefusedError(f"its object cannot be read here: {error}") from error
+            raise LargeValueUnavailableError(f"its object cannot be read here: {error}") from error
         return await threads.run(join, manifest, [data])
 
     # --- chunks ---------------------------------------------------------------------------------
 
     async def _of_chunks(self, manifest: Manifest, place: Place) -> bytes:
-        threads = self._client.environment.threads
+        client = self._client
+        threads = client.environment.threads
         is_cached = True
         tries = 0
+        until_s = client.now + STALE_LEADER_S
         while True:
-            batches, is_cached = await self._batches(manifest, place, use_cache=is_cached)
+            try:
+                batches, is_cached = await self._batches(manifest, place, use_cache=is_cached)
+            except OffsetNotAvailableError as error:
+                if client.now > until_s:
+                    raise LargeValueError(f"a chunk of it was never written: {error}") from error
+                await asyncio.sleep(STALE_LEADER_S / 20)
+                await self._find(place, age_max_s=0.0)
+                continue
             try:
                 joined: bytes = await threads.run(_joined, manifest, batches)
                 return joined
@@ -181,17 +216,26 @@ class LargeValues:
         return [found[offset] for offset in offsets], is_cached
 
     async def _fetch(self, place: Place, offset: int, bytes_max: int) -> memoryview:
-        """Raises CorruptBatchError, which is retriable, for an answer that is cut off."""
-        answer, payload = await self._ask(
-            place, fetch_now(place.partition, offset, bytes_max, READ_UNCOMMITTED)
-        )
-        if not payload and answer.high_watermark <= offset:
-            # A leader that has just been elected learns from its followers what is committed.
-            raise OffsetNotAvailableError(
-                f"{place.topic}-{place.partition}: offset {offset} is not committed yet, as its "
-                "leader says."
+        """Raises CorruptBatchError, which is retriable, for an answer that is cut off;
+        OffsetOutOfRangeError below the log start, OffsetNotAvailableError above what is
+        committed."""
+        try:
+            answer, payload = await self._ask(
+                place, fetch_now(place.partition, offset, bytes_max, READ_UNCOMMITTED)
             )
-        return payload
+        except OffsetOutOfRangeError:
+            first = await self._ask(
+                place, list_offset(place.partition, EARLIEST, READ_UNCOMMITTED)
+            )
+            if offset < (first[0].offset or 0):
+                raise
+        else:
+            if payload or answer.high_watermark > offset:
+                return payload
+        raise OffsetNotAvailableError(
+            f"{place.topic}-{place.partition}: offset {offset} is not committed, as its leader "
+            "says."
+        )
 
     async def _check_leader(self, place: Place, offset: int, error: CorruptBatchError) -> None:
         logger.warning("%s-%d at offset %d: %s", place.topic, place.partition, offset, error)
@@ -205,6 +249,28 @@ class LargeValues:
         except RayqError as failure:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
 
+    async def _find(self, place: Place, age_max_s: float | None = None) -> None:
+        """Raises LargeValueError where the cluster has no such partition. For a while a broker, or
+        the metadata here, may only be behind."""
+        client, config = self._client, self._config
+        until_s = client.now + UNKNOWN_TOPIC_PATIENCE_S
+        options = {} if age_max_s is None else {"age_max_s": age_max_s}
+        while True:
+            try:
+                topic = await client.topic(
+                    place.topic, timeout_s=config.default_api_timeout_ms / 1000, **options
+                )
+            except UnknownTopicError as error:
+                raise _gone(place, str(error)) from error
+            has_partition = place.partition < len(topic.partitions)
+            if topic.topic_id == place.topic_id and has_partition:
+                return
+            if client.now > until_s:
+                why = f"it has {len(topic.partitions)} partitions."
+                raise _gone(place, _ANOTHER_TOPIC if has_partition else why)
+            options = {"age_max_s": 0.0}
+            await asyncio.sleep(UNKNOWN_TOPIC_PATIENCE_S / 10)
+
     async def _ask(
         self, place: Place, build: Callable[[str, LeaderAndEpoch], Request[ResponseT]]
     ) -> tuple[ResponseT, memoryview]:
@@ -212,9 +278,7 @@ class LargeValues:
 
         def build_checked(topic_id: str, leader: LeaderAndEpoch) -> Request[ResponseT]:
             if topic_id != place.topic_id:
-                raise UnknownTopicError(
-                    f"{place.topic} is another topic now: the one that it was has been deleted."
-                )
+                raise UnknownTopicError(_ANOTHER_TOPIC)
             return build(topic_id, leader)
 
         try:
@@ -227,14 +291,21 @@ class LargeValues:
                 retry_backoff_s=config.retry_backoff_ms / 1000,
             )
         except UnknownTopicError as error:
-            raise LargeValueError(
-                f"its chunks are in {place.topic}-{place.partition}, which is gone: {error}"
-            ) from error
+            raise _gone(place, str(error)) from error
+
+
+_ANOTHER_TOPIC = "it is another topic now: the one that it was has been deleted."
+
+
+def _gone(place: Place, why: str) -> LargeValueError:
+    return LargeValueError(
+        f"its chunks are in {place.topic}-{place.partition}, which is not there: {why}"
+    )
 
 
 def located(
-    error: LargeValueError | LargeValueRefusedError, place: TopicPartition, offset: int
-) -> RayqError:
+    error: UnreadableRecordError, place: TopicPartition, offset: int
+) -> UnreadableRecordError:
     """The same error, which also says where the record is and where to go on."""
     found = error.with_message(
         f"The large value of offset {offset} of {place.topic}-{place.partition} cannot be read: "
