@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         TransactionOutcomeUnknownError,
         UnknownQueueError,
         UnknownTopicError,
+        UnreadableRecordError,
     )
     from rayq.metrics import Sample
     from rayq.records import (
@@ -234,6 +235,7 @@ __all__ = [
     "TransactionParticipant",
     "UnknownQueueError",
     "UnknownTopicError",
+    "UnreadableRecordError",
     "__version__",
     "connect",
     "json_deserializer",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.wire.messages import Fetch, ListOffsets
+from rayq.wire.messages import CheckRange, Fetch, ListOffsets
 
 
 def fetch_now(
@@ -35,4 +35,12 @@ def list_offset(
         leader_epoch=leader.epoch,
         timestamp_ms=timestamp_ms,
         isolation=isolation,
+    )
+
+
+def check_range(partition: int, offset: int) -> Callable[[str, LeaderAndEpoch], CheckRange]:
+    """Has the leader compare its disk with the CRC of a batch that arrived with a wrong one. It
+    acts on what it finds."""
+    return lambda topic_id, leader: CheckRange(
+        topic_id=topic_id, partition=partition, offset=offset
     )

@@ -40,6 +40,7 @@ OFFSET_MAX = 2**62
 """No log is longer."""
 TOPIC_LENGTH_MAX = 200
 """No topic has a longer name."""
+URI_LENGTH_MAX = 8192
 OFFSET_BYTES_MAX = 9
 """Most that the offset of a chunk takes in a manifest."""
 _VERSION = 1
@@ -128,6 +129,7 @@ def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest
         found.size_bytes > 0
         and len(found.value_id) == VALUE_ID_BYTES
         and (found.uri is None) == bool(offsets)
+        and len(found.uri or "") <= URI_LENGTH_MAX
         and len(offsets) <= found.size_bytes
         and len(set(offsets)) == len(offsets)
         and all(0 <= one < OFFSET_MAX for one in offsets)

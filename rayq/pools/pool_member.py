@@ -20,11 +20,11 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.environment import Environment
 from rayq.errors import (
     CommitRefusedError,
-    CorruptBatchError,
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
     TransactionCommittedError,
+    UnreadableRecordError,
 )
 from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
 from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member, MemberReport
@@ -118,7 +118,7 @@ class PoolMember(Member):
         go on at what is committed."""
         try:
             batch = await self._poll(consumer)
-        except CorruptBatchError as error:
+        except UnreadableRecordError as error:
             is_buried = await self._bury_batch(consumer, error)
             await self._commit(consumer, self._done)
             if not is_buried:
@@ -337,10 +337,16 @@ class PoolMember(Member):
                 self._finish(piece.ends())
         return True
 
-    async def _bury_batch(self, consumer: AsyncConsumer, error: CorruptBatchError) -> bool:
+    async def _bury_batch(
+        self, consumer: AsyncConsumer, error: UnreadableRecordError
+    ) -> bool:
         """A dead letter without key and value stands for records that nobody can read; reading goes
         on after them. False: it was not written, or there is no topic for it."""
         place, offset, next_offset = error.topic_partition, error.offset, error.next_offset
+        if error.never_skipped and place is not None and offset is not None:
+            self._note(str(error))
+            await consumer.seek(place, offset)  # It is tried again.
+            return False
         if self._config.dead_letter_topic is None or place is None:
             self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
             return False

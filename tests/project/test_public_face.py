@@ -104,6 +104,7 @@ ERRORS = {
     "TransactionOutcomeUnknownError",
     "UnknownQueueError",
     "UnknownTopicError",
+    "UnreadableRecordError",
 }
 """The errors that programs often catch; all errors are in `rayq.errors`."""
 

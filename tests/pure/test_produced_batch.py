@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rayq.actors.replica.produced_batch import check_produced_batch
+from rayq.actors.replica.produced_batch import check_manifest, check_produced_batch
 from rayq.config import TopicConfig
+from rayq.core.large_values import manifest_of_chunks, manifest_of_object, pinned
 from rayq.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -129,3 +130,48 @@ def test_a_small_batch_may_not_grow_beyond_what_readers_unpack() -> None:
     assert check(sound, **config) == read_header(sound)
     with pytest.raises(RecordTooLargeError, match=f"the limit is {plain_bytes_max}"):
         check(encode_batch([b"v" * plain_bytes_max], [b"k"], timestamps_ms=5), **config)
+
+
+ID = b"i" * 16
+HERE = manifest_of_chunks(300, 7, ID, [10, 12])
+
+
+def check_large(value: bytes | None) -> None:
+    """In a log of the offsets 10 to 19."""
+    batch = encode_batch([value], [b"k"], is_large=True)
+    check_manifest(
+        memoryview(batch), read_header(batch), where="t-3", log_start=10, log_end=20
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        HERE,
+        manifest_of_chunks(300, 7, ID, [19, 10]),
+        manifest_of_object(300, 7, ID, "s3://bucket/v.value"),
+    ],
+)
+def test_a_manifest_names_an_object_or_offsets_of_the_log_that_it_is_appended_to(
+    value: bytes,
+) -> None:
+    check_large(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "it is none"),
+        (b"garbage", "it is none"),
+        (b"\x97\x02" + HERE[2:], "version 2"),
+        (manifest_of_chunks(1, 7, ID, [10, 12]), "cannot be"),
+        (manifest_of_chunks(300, 7, ID, [10, 10]), "cannot be"),
+        (manifest_of_chunks(300, 7, ID, [10, 20]), "cannot be"),
+        (manifest_of_chunks(300, 7, ID, [9, 12]), "the log begins at 10"),
+        (pinned(HERE, "t", "topic id", 3), "are in t-3"),
+        (pinned(HERE, "other", "another id", 0), "are in other-0"),
+    ],
+)
+def test_a_manifest_that_no_producer_writes_is_refused(value: bytes | None, told: str) -> None:
+    with pytest.raises(InvalidRecordError, match=told):
+        check_large(value)

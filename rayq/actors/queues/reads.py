@@ -13,13 +13,14 @@ from typing import NamedTuple
 from rayq.actors.replica.leader import Leader
 from rayq.config import MIB
 from rayq.environment import Clock
-from rayq.errors import OffsetOutOfRangeError
+from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, UnsupportedFormatError
 from rayq.records import Headers
 from rayq.storage.batch import (
     BatchHeader,
     Columns,
     decode_columns,
     due_ms_of,
+    is_as_written,
     keep_records,
     split_batches,
 )
@@ -104,7 +105,7 @@ class Piece:
             offset = header.next_offset
             if _is_for_nobody(header) or self._is_aborted(header):
                 yield Found(first, offset, True)
-            elif with_keys or header.is_delayed or _has_gaps(header):
+            elif (with_keys or header.is_delayed or _has_gaps(header)) and self._is_readable(place):
                 yield from self._records(place, first, with_keys=with_keys)
             else:
                 yield Found(first, offset, False)
@@ -139,7 +140,7 @@ class Piece:
                 return
             if header.is_chunk:
                 yield header.base_offset, header.append_time_ms, None
-            elif header.is_large:
+            elif header.is_large and self._is_readable(place):
                 columns = self._columns(place)
                 for offset, value in zip(columns.offsets, columns.values, strict=True):
                     yield offset, header.append_time_ms, value or b""
@@ -148,6 +149,18 @@ class Piece:
         if not self._aborted or not header.is_transactional or header.producer_id is None:
             return False
         return (family_of(header.producer_id), header.producer_epoch) in self._aborted
+
+    def _is_readable(self, place: int) -> bool:
+        """Whether a batch can be decoded. One that cannot, although its bytes are as they were
+        written, is given out like others, as its consumer tells of it. Raises CorruptBatchError for
+        one that is damaged here."""
+        try:
+            self._columns(place)
+        except (CorruptBatchError, UnsupportedFormatError):
+            if not is_as_written(self._data, self._positions[place], self._headers[place]):
+                raise
+            return False
+        return True
 
     def _columns(self, place: int) -> Columns:
         if self._decoded is None or self._decoded[0] != place:
@@ -197,8 +210,10 @@ class Piece:
                 place = bisect_left(self._last_offsets, runs[number][0], place)
                 continue
             given, after = _records_in(runs, number, header)
-            is_small = header.length < RECUT_BYTES_MIN
-            if is_small or given * RECUT_SHARE >= header.record_count:
+            is_whole = header.length < RECUT_BYTES_MIN or (
+                given * RECUT_SHARE >= header.record_count
+            )
+            if is_whole or not self._is_readable(place):
                 if self._positions[place] != end:
                     if end > begin:
                         parts.append(self._data[begin:end])
@@ -219,13 +234,15 @@ class Piece:
         self, offset: int
     ) -> tuple[bytes | None, bytes | None, Headers, bool] | None:
         """`(key, value, headers, whether the value is a manifest)` of a record here. None: there is
-        none for readers."""
+        none for readers. Of a record that nobody can read the offset is all there is."""
         place = bisect_left(self._last_offsets, offset)
         if place >= len(self._headers) or offset < self._headers[place].base_offset:
             return None
         header = self._headers[place]
         if _is_for_nobody(header) or self._is_aborted(header):
             return None
+        if not self._is_readable(place):
+            return None, None, [], False
         columns = self._columns(place)
         at = bisect_left(columns.offsets, offset)
         if at >= len(columns.offsets) or columns.offsets[at] != offset:

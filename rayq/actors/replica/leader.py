@@ -17,7 +17,7 @@ from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
-from rayq.actors.replica.produced_batch import check_produced_batch
+from rayq.actors.replica.produced_batch import check_manifest, check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
@@ -202,9 +202,11 @@ class Leader:
     # --- producing --------------------------------------------------------------------------
 
     def produce(
-        self, request: messages.Produce, payload: memoryview
+        self, request: messages.Produce, payload: memoryview, *, is_move: bool = False
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
-        """Appends the payload's batch. See `messages.Produce` for the errors."""
+        """Appends the payload's batch. See `messages.Produce` for the errors. `is_move`: a queue's
+        leader sends it, so a large value's chunks may be elsewhere, and the record may be one that
+        nobody can read."""
         leader, log = self.state, self._replica_log.log
         if request.acks == -1 and leader.is_under_min_isr:
             raise NotEnoughReplicasError(
@@ -227,6 +229,14 @@ class Leader:
                 return waiting
         duplicate = log.producers.check(header)
         if duplicate is None:
+            if header.is_large and not is_move:
+                check_manifest(
+                    payload,
+                    header,
+                    where=self.where,
+                    log_start=log.start_offset,
+                    log_end=log.end_offset,
+                )
             stamped = self._append(
                 lambda: log.append_as_leader(
                     payload,

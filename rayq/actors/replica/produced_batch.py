@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from rayq.config import TopicConfig
+from rayq.core.large_values import read_manifest
 from rayq.errors import (
+    InvalidRecordError,
     InvalidRequestError,
     InvalidTimestampError,
+    LargeValueError,
     NullKeyError,
     RecordTooLargeError,
 )
-from rayq.storage.batch import BatchHeader, check_body, check_produced, check_records, read_header
+from rayq.storage.batch import (
+    BatchHeader,
+    check_body,
+    check_produced,
+    check_records,
+    decode_columns,
+    read_header,
+)
 
 
 def check_produced_batch(
@@ -51,3 +61,31 @@ def check_produced_batch(
     # Last, since it costs most: a batch that fails another check is not unpacked.
     check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
     return header
+
+
+def check_manifest(
+    payload: memoryview, header: BatchHeader, *, where: str, log_start: int, log_end: int
+) -> None:
+    """The manifest of a large value, in a checked batch that will be appended at `log_end`: its
+    chunks have to be in this log, as far as its ends tell. Raises InvalidRecordError."""
+    (value,) = decode_columns(payload, 0, header, check_crc=False).values
+    try:
+        found = read_manifest(value, offset=log_end)
+    except LargeValueError as error:
+        raise InvalidRecordError(
+            f"A batch for {where} stands for a large value, and nobody could read it: {error} "
+            "Nothing was written."
+        ) from error
+    if found.place is not None:
+        raise InvalidRecordError(
+            f"A batch for {where} stands for a large value whose chunks are in "
+            f"{found.place.topic}-{found.place.partition}: a producer writes them to the partition "
+            "of the record. Nothing was written; send the value again."
+        )
+    first = min(found.offsets, default=log_end)
+    if first < log_start:
+        raise InvalidRecordError(
+            f"A batch for {where} stands for a large value, of which a chunk is at offset {first}: "
+            f"the log begins at {log_start}, so it has expired. Nothing was written; send the "
+            "value again."
+        )

@@ -338,7 +338,9 @@ class ReplicaHost:
             self._check_for_clients(request)
         match request:
             case messages.Produce():
-                return self._writable(request).produce(request, payload)
+                return self._writable(request).produce(
+                    request, payload, is_move=peer.role == "server"
+                )
             case messages.Fetch():
                 return self._leader(request).reads.fetch(request, peer.room)
             case (

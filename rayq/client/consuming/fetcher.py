@@ -17,7 +17,7 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import list_offset
+from rayq.client.leader_requests import check_range, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.unreadable import is_skipped
 from rayq.config import ConsumerConfig
@@ -38,7 +38,6 @@ from rayq.wire.messages import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    CheckRange,
     CommittedOffset,
     Fetch,
 )
@@ -465,9 +464,7 @@ class Fetcher:
             await self._client.ask_leader(
                 topic,
                 partition,
-                lambda topic_id, _leader: CheckRange(
-                    topic_id=topic_id, partition=partition, offset=offset
-                ),
+                check_range(partition, offset),
                 timeout_s=self._config.request_timeout_ms / 1000,
                 attempt_timeout_s=self._config.request_timeout_ms / 1000,
             )

@@ -33,9 +33,9 @@ from rayq.storage.batch import (
     PLAIN_BODY_BYTES_MAX,
     BatchHeader,
     Columns,
-    check_body,
     decode_columns,
     decoded_bytes,
+    is_as_written,
 )
 from rayq.transaction_ids import family_of, is_transactional
 from rayq.wire.messages import EARLIEST
@@ -330,13 +330,9 @@ class Stream:
                 except CorruptBatchError as error:
                     raise self._located(fetched, wanted, error) from error
                 except UnsupportedFormatError as error:
-                    raise self._of_batch(
-                        UnsupportedBatchError,
-                        header,
-                        f"{error.message} It is of {self.partition.topic}-"
-                        f"{self.partition.partition}. Seek to {header.next_offset} to go on "
-                        "without it.",
-                    ) from error
+                    offset = max(wanted, header.base_offset)
+                    told = _unreadable(self.partition, offset, header.next_offset, error)
+                    raise self._of_batch(UnsupportedBatchError, header, told) from error
                 if self.end is not None and header.next_offset > self.end:
                     columns = _below(columns, self.end)
                 if columns.headers is not None:
@@ -400,24 +396,16 @@ class Stream:
         self, fetched: Fetched, wanted: int, error: CorruptBatchError
     ) -> CorruptBatchError:
         """The same error, which also says where the batch is and where to go on."""
-        topic, partition = self.partition
         at, header = fetched.batches[self._batch_index]
-        try:
-            check_body(fetched.payload, at, header)
-            crc_matches = True
-            next_offset = header.next_offset
-        except CorruptBatchError:
+        crc_matches = is_as_written(fetched.payload, at, header)
+        next_offset = header.next_offset
+        if not crc_matches:
             # Where it ends is covered by the CRC that does not match: ask what follows.
-            crc_matches = False
             following = fetched.batches[self._batch_index + 1 :]
             next_offset = following[0][1].base_offset if following else fetched.next_offset
         offset = max(wanted, header.base_offset)
         next_offset = max(next_offset, offset + 1)
-        located = CorruptBatchError(
-            f"Offsets {offset} to {next_offset - 1} of {topic}-{partition} cannot be read: "
-            f"{error.message} Seek to {next_offset} to go on without them, or consume with "
-            "on_corrupt='skip'."
-        )
+        located = CorruptBatchError(_unreadable(self.partition, offset, next_offset, error))
         located.topic_partition = self.partition
         located.offset, located.next_offset = offset, next_offset
         located.crc_matches = crc_matches
@@ -458,6 +446,16 @@ class Stream:
         assert self.position is not None
         self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
         self.position = columns.offsets[0]
+
+
+def _unreadable(
+    place: TopicPartition, offset: int, next_offset: int, error: RayqError
+) -> str:
+    return (
+        f"Offsets {offset} to {next_offset - 1} of {place.topic}-{place.partition} cannot be read: "
+        f"{error.message} Seek to {next_offset} to go on without them, or consume with "
+        "on_corrupt='skip'."
+    )
 
 
 _UNREAD = CorruptBatchError("It stands for a large value, and cannot be read.")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rayq.client.client import UNKNOWN_TOPIC_PATIENCE_S, Client
 from rayq.client.large.cache import ChunkCache
 from rayq.client.large.objects import is_below, read_object
-from rayq.client.leader_requests import fetch_now, list_offset
+from rayq.client.leader_requests import check_range, fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.unreadable import of_large_value
 from rayq.config import MIB, ConsumerConfig
@@ -40,7 +40,6 @@ from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_b
 from rayq.wire.messages import (
     EARLIEST,
     READ_UNCOMMITTED,
-    CheckRange,
     Request,
     ResponseT,
 )
@@ -240,12 +239,7 @@ class LargeValues:
     async def _check_leader(self, place: Place, offset: int, error: CorruptBatchError) -> None:
         logger.warning("%s-%d at offset %d: %s", place.topic, place.partition, offset, error)
         try:
-            await self._ask(
-                place,
-                lambda topic_id, _: CheckRange(
-                    topic_id=topic_id, partition=place.partition, offset=offset
-                ),
-            )
+            await self._ask(place, check_range(place.partition, offset))
         except RayqError as failure:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from rayq.client.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.large.reader import LargeValues
+from rayq.client.leader_requests import check_range
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settler import (
     BACKOFF_FIRST_S,
@@ -25,16 +26,21 @@ from rayq.client.queues.settler import (
 )
 from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import Origin, Row, Taken
+from rayq.client.queues.task import REASON_CHARACTERS_MAX
+from rayq.client.unreadable import is_final
 from rayq.errors import (
-    LargeValueError,
+    CorruptBatchError,
     LockLostError,
     RayqError,
     UnknownQueueError,
     UnknownServerError,
     UnknownTopicError,
+    UnreadableRecordError,
+    UnsupportedBatchError,
+    UnsupportedFormatError,
 )
 from rayq.records import TopicPartition
-from rayq.storage.batch import decode_columns, split_batches
+from rayq.storage.batch import decode_columns, is_as_written, split_batches
 from rayq.wire.messages import Take, TakeResponse
 
 logger = logging.getLogger(__name__)
@@ -220,9 +226,9 @@ class Lane:
         if not response.locks:
             return
         self.found_at_s = self._owner.now_s
-        rows = rows_of(response, payload)
-        parts = [[row for row in rows if not row.is_large]]
-        parts += [[row] for row in rows if row.is_large]
+        rows, unreadable = rows_of(response, payload)
+        parts = [[row for row in rows if not row.is_large and row.offset not in unreadable]]
+        parts += [[row] for row in rows if row.is_large or row.offset in unreadable]
         takens = [
             Taken(self, self._holder, response.state_epoch, sent_at_s, part) for part in parts
         ]
@@ -241,8 +247,44 @@ class Lane:
                 for offset in older.open.keys() & taken.open.keys():
                     self.lose(older, offset, "it was given to this consumer again")
         self.takens += takens
-        if takens[1:]:
-            await self._read_large(takens[1:])
+        if unreadable:
+            await self._leave_unreadable(takens, unreadable)
+        large = [taken for taken in takens[1:] if taken.rows]
+        if large:
+            await self._read_large(large)
+
+    async def _leave_unreadable(
+        self, takens: list[Taken], unreadable: dict[int, UnreadableRecordError]
+    ) -> None:
+        """Nobody is handed these records, by their offsets. Those that arrived with a wrong CRC are
+        given back, to be taken again once their leader has compared its disk with it."""
+        damaged: int | None = None
+        for taken in takens:
+            if not taken.rows or taken.rows[0].offset not in unreadable:
+                continue
+            (row,) = taken.withhold()
+            error = unreadable[row.offset]
+            if is_final(error):
+                self._put_aside(taken, row, error)
+                continue
+            damaged = row.offset if damaged is None else damaged
+            self.release(taken, [row.offset])
+            self._lose_later(taken, row.offset)
+        if damaged is None:
+            return
+        logger.warning("queue %s at %s: %s", self.source.name, self.name, unreadable[damaged])
+        self._pause_until_s = self._owner.now_s + BACKOFF_MAX_S
+        self._owner.arrived(self)  # Other records of the answer need not wait.
+        try:
+            await self._client.ask_leader(
+                self.source.topic,
+                self.partition,
+                check_range(self.partition, damaged),
+                timeout_s=REQUEST_TIMEOUT_S,
+                attempt_timeout_s=REQUEST_TIMEOUT_S,
+            )
+        except RayqError as failure:
+            logger.warning("the leader did not check offset %d: %s", damaged, failure)
 
     def _ack_missing(self, taken: Taken, known: set[int], response: TakeResponse) -> None:
         """Compaction has removed records that were locked: nothing is to be done with them."""
@@ -268,7 +310,9 @@ class Lane:
                     value = await self._owner.large.value(
                         place, self.source.topic_id, row.offset, row.value
                     )
-                except LargeValueError as error:
+                except UnreadableRecordError as error:
+                    if not is_final(error):
+                        raise
                     self._put_aside(taken, row, error)
                 else:
                     if value is None:
@@ -282,14 +326,20 @@ class Lane:
                 self.release(taken, [row.offset])
                 self._lose_later(taken, row.offset)
 
-    def _put_aside(self, taken: Taken, row: Row, error: LargeValueError) -> None:
-        """Nobody can read this value. Its record becomes a dead letter; where the queue drops
-        those, such as a queue of dead letters, it is tried as often as any other first."""
+    def _put_aside(self, taken: Taken, row: Row, error: UnreadableRecordError) -> None:
+        """The delivery of a record that cannot be read has failed. What nobody can read becomes a
+        dead letter at once. What this reader cannot read, others may: it is tried as often as any
+        other record first, and so is all in a queue that drops its dead letters."""
         logger.warning("queue %s: %s", self.source.name, error)
-        if self.source.config.dead_letters == "discard":
+        config = self.source.config
+        deliveries = row.delivery_count - taken.excused.get(row.offset, 0)
+        is_for_nobody = isinstance(error, CorruptBatchError)
+        is_dead = is_for_nobody or deliveries >= config.max_deliveries
+        if config.dead_letters == "discard" or not is_dead:
             self.nack(taken, row.offset, None)
-        else:
-            self.reject(taken, row.offset, error.message)
+            return
+        reason = error.message[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
+        self.reject(taken, row.offset, reason, is_failure=not is_for_nobody)
 
     def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
@@ -449,16 +499,29 @@ class Lane:
             self._owner.was_lost(lost)
 
 
-def rows_of(response: TakeResponse, payload: memoryview) -> list[Row]:
-    """The records that a take was given, out of the batches that hold them. Raises
-    CorruptBatchError."""
+def rows_of(
+    response: TakeResponse, payload: memoryview
+) -> tuple[list[Row], dict[int, UnreadableRecordError]]:
+    """The records that a take was given, out of the batches that hold them; and by offset, why some
+    of them cannot be read, which have no more than their offset. Raises CorruptBatchError."""
     locks = iter(response.locks)
     first, last, count = next(locks)
     rows: list[Row] = []
+    unreadable: dict[int, UnreadableRecordError] = {}
     for position, header in split_batches(payload):
         if header.is_control or header.next_offset <= first:
             continue
-        offsets, times, keys, values, headers = decode_columns(payload, position, header)
+        try:
+            offsets, times, keys, values, headers = decode_columns(payload, position, header)
+        except (CorruptBatchError, UnsupportedFormatError) as error:
+            found = _unreadable(error, is_as_written(payload, position, header))
+            for begin, end, its_count in response.locks:
+                for offset in range(
+                    max(begin, header.base_offset), min(end, header.last_offset) + 1
+                ):
+                    rows.append(Row(offset, its_count, None, None, None, 0))
+                    unreadable[offset] = found
+            continue
         for index, offset in enumerate(offsets):
             while offset > last:
                 first, last, count = next(locks, (1 << 62, 1 << 62, 0))
@@ -474,4 +537,13 @@ def rows_of(response: TakeResponse, payload: memoryview) -> list[Row]:
                         header.is_large,
                     )
                 )
-    return rows
+    return rows, unreadable
+
+
+def _unreadable(error: RayqError, is_as_written: bool) -> UnreadableRecordError:
+    message = f"A record cannot be read: {error.message}"
+    if isinstance(error, UnsupportedFormatError):
+        return UnsupportedBatchError(message)
+    found = CorruptBatchError(message)
+    found.crc_matches = is_as_written
+    return found

@@ -223,6 +223,15 @@ def append_time_of(buffer: Buffer) -> int:
     return append_time_ms
 
 
+def is_as_written(buffer: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether a batch's bytes are those that its producer sent: no other copy of them is better."""
+    end = position + header.length
+    if len(buffer) < end:
+        return False
+    crc: int = google_crc32c.value(bytes(buffer[position + _COVERED : end]))
+    return crc == header.body_crc
+
+
 def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
     """Checks the body's CRC, and the counts and times of the header, but not the columns inside the
     body. Raises `CorruptBatchError`."""
@@ -232,7 +241,7 @@ def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
             f"The batch at {position} (offset {header.base_offset}) has {header.length} bytes, of "
             f"which {len(buffer) - position} are there."
         )
-    if google_crc32c.value(bytes(buffer[position + _COVERED : end])) != header.body_crc:
+    if not is_as_written(buffer, position, header):
         raise CorruptBatchError(
             f"The batch at {position} (offset {header.base_offset}) does not match its CRC."
         )
