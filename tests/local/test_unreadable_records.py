@@ -19,13 +19,15 @@ from rayq.client import client as client_module
 from rayq.client.admin.dead_letters import DeadLetters, Filter
 from rayq.client.consuming import consumer_core
 from rayq.client.large import reader as large_reader
+from rayq.core.large_values import chunk_headers, crc_of, manifest_of_chunks
 from rayq.core.moved_records import source_of
-from rayq.errors import UnreadableRecordError
+from rayq.errors import InvalidRecordError, UnreadableRecordError
 from rayq.pools import pool_member
+from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
-from tests.local.support import eventually
-from tests.local.unreadable import Log, fill
+from tests.local.support import eventually, produce_raw
+from tests.local.unreadable import ID, Log, fill, manifests
 
 _numbers = itertools.count(1)
 SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
@@ -364,3 +366,45 @@ def test_a_pool_makes_what_cannot_be_read_a_dead_letter_and_handles_the_rest(
     offsets = [int(one["rayq.source"].rpartition(b"/")[2]) for one in headers]
     assert offsets == list(log.bad)
     assert all(b"cannot be read" in one["rayq.error.message"] for one in headers)
+
+
+# --- leaders --------------------------------------------------------------------------------------
+
+
+def test_a_leader_refuses_a_manifest_that_no_reader_could_follow_and_knows_retries(
+    cluster: LocalCluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic()
+    topic_id = cluster.admin.describe_topic(topic).topic_id
+    chunks = [
+        produce_raw(
+            cluster, topic, encode_batch([b"x"], None, [chunk_headers(ID, n)], is_chunk=True)
+        ).base_offset
+        for n in range(2)
+    ]
+    refused = {
+        "a partition that is not there",
+        "a topic that never was",
+        "a topic that was deleted",
+        "a topic whose name cannot be",
+        "a chunk behind the end",
+        "a chunk above all offsets",
+        "a chunk that is a record",  # At an offset that is not written yet.
+        "a chunk that is a manifest",
+        "no manifest",
+        "a manifest of tomorrow",
+    }
+    for what, value in manifests(topic, topic_id, chunks, tmp_path).items():
+        if what in refused:
+            with pytest.raises(InvalidRecordError):
+                produce_raw(cluster, topic, encode_batch([value], [b"key"], is_large=True))
+    good = manifest_of_chunks(2, crc_of(b"xx"), ID, chunks)
+    numbered = encode_batch(
+        [good], [b"key"], is_large=True, producer_id=2**40, producer_epoch=0, base_sequence=0
+    )
+    first = produce_raw(cluster, topic, numbered)
+    cluster.admin.delete_records({TopicPartition(topic, 0): 1})
+    again = produce_raw(cluster, topic, numbered)
+    assert (again.base_offset, again.is_repeat) == (first.base_offset, True)
+    with pytest.raises(InvalidRecordError, match="the log begins at 1"):
+        produce_raw(cluster, topic, encode_batch([good], [b"key"], is_large=True))

@@ -174,10 +174,10 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
         that is not in the log, or none at all, and auto_offset_reset is "none"), LogTruncatedError
         (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
-        CorruptBatchError (records that cannot be read, with `offset` and `next_offset`: seek there
-        to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
-        `fetch_buffer_bytes`), DeserializationError (a deserializer raised; the error has the record
-        as it was sent, and `next_offset`: seek there to go on), ClosedError. Each stands for one
+        UnreadableRecordError (records that cannot be read, with `offset` and `next_offset`: seek
+        there to go on, or consume with on_corrupt="skip"; one is DeserializationError: a
+        deserializer raised, and the error has the record as it was sent), ClosedError. Each stands
+        for one
         partition, which stays where it is, while the others are read. If polling goes on, the error
         is raised again after a second, or when `timeout_s` is over. In a group also
         MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
