@@ -15,15 +15,18 @@ from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
+from rayq.client.large import reader as reader_module
 from rayq.client.large.collect import CollectedValues, collect_values
-from rayq.client.large.objects import is_below, list_objects, prefix_of
+from rayq.client.large.objects import is_below, list_objects, prefix_of, read_object
 from rayq.core.large_values import crc_of, manifest_of_object, read_manifest
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
     LargeValueError,
     LargeValueRefusedError,
+    LargeValueUnavailableError,
     OffsetNotAvailableError,
+    RemoteDeniedError,
     RemoteStorageError,
 )
 from rayq.wire import messages as m
@@ -99,6 +102,52 @@ def test_an_object_that_is_gone_or_another_is_an_error(
         path.write_bytes(value)
         consumer.seek(T0, 0)
         assert read(consumer) == [(0, value)]
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+def test_a_store_that_is_away_keeps_no_record_waiting_before_it_and_skips_none(
+    fake: FakeCluster, cluster: Cluster, topic: str, tmp_path: Path, on_corrupt: str
+) -> None:
+    store = tmp_path / "store"
+    url, value = f"file://{store}", bytes_of(300)
+    fake.write("t", [b"before"])
+    write_manifest(fake, manifest_of_object(300, crc_of(value), ID, f"{url}/v.value"))
+    fake.write("t", [b"after"])
+    with cluster.consumer(
+        "t", auto_offset_reset="earliest", large_values=url, on_corrupt=on_corrupt
+    ) as consumer:
+        assert [one.value for one in consumer.poll(30)] == [b"before"]
+        assert consumer.poll(0.2) == []
+        store.mkdir()
+        (store / "v.value").write_bytes(value)
+        assert [one.value for one in consumer.until_end()] == [value, b"after"]
+
+
+def test_a_store_that_refuses_the_reader_is_told_and_never_skipped(
+    fake: FakeCluster, cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, value = f"file://{tmp_path}", bytes_of(300)
+    write_manifest(fake, manifest_of_object(300, crc_of(value), ID, f"{url}/v.value"))
+    fake.write("t", [b"after"])
+    (tmp_path / "v.value").write_bytes(value)
+    errors: list[BaseException] = [PermissionError("expired"), MemoryError()]
+
+    def refused(uri: str, size_bytes: int, url: str) -> bytes:
+        if errors:
+            error = errors.pop()
+            raise RemoteDeniedError(str(error)) if isinstance(error, OSError) else error
+        return read_object(uri, size_bytes, url)
+
+    monkeypatch.setattr(reader_module, "read_object", refused)
+    with cluster.consumer(
+        "t", auto_offset_reset="earliest", large_values=url, on_corrupt="skip"
+    ) as consumer:
+        for _ in range(2):
+            with pytest.raises(LargeValueUnavailableError) as caught:
+                consumer.poll(30)
+            assert (caught.value.offset, caught.value.next_offset) == (0, 1)
+            consumer.seek(T0, 0)
+        assert [one.value for one in consumer.until_end()] == [value, b"after"]
 
 
 def test_a_store_that_fails_is_an_error_of_send(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayq.client.cluster import Cluster
+from rayq.client.queues import lane as lane_module
 from rayq.client.queues import settler
 from rayq.client.queues.pace import Pace
 from rayq.client.queues.queue import Queue
@@ -551,3 +552,23 @@ def test_a_queue_that_is_closed_ends_its_worker(fake: FakeCluster, open_queue: O
     timer.start()
     queue.work(print, concurrency=2)
     timer.join()
+
+
+def test_a_record_that_arrives_damaged_comes_again_and_its_neighbours_come_at_once(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "BACKOFF_MAX_S", 0.05)
+    fake.queues.create("q")
+    for value in (b"0", b"1", b"2"):
+        fake.write("q", [value])
+
+    def damage(answer: Any, payload: bytes) -> tuple[Any, list[bytes]]:
+        batch = len(payload) // 3
+        return answer, [payload[: 2 * batch - 1] + b"?" + payload[2 * batch :]]
+
+    fake.fault(m.Take, times=1, carry_out=True, change=damage)
+    queue = open_queue("q")
+    found = take_all(queue, 3)
+    assert sorted(task.value or b"" for task in found) == [b"0", b"1", b"2"]
+    assert (found[2].value, found[2].delivery_count) == (b"1", 2)
+    assert [one.offset for one in fake.asked(m.CheckRange)] == [1]

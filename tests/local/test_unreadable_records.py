@@ -368,6 +368,17 @@ def test_a_pool_makes_what_cannot_be_read_a_dead_letter_and_handles_the_rest(
     assert all(b"cannot be read" in one["rayq.error.message"] for one in headers)
 
 
+def test_the_dead_letters_of_a_topic_are_listed_around_those_that_cannot_be_read(
+    cluster: LocalCluster, log: Log
+) -> None:
+    client, background = cluster.shared_client()
+    listed = background.run(DeadLetters(client, log.topic, timeout_s=60).listed(Filter(), 1_000))
+    assert [one.record.value for one in listed if one.record.offset not in log.bad] == log.good
+    bad = {one.record.offset: one for one in listed if one.record.offset in log.bad}
+    assert bad.keys() == log.bad.keys()
+    assert all(one.is_large or one.unread for one in bad.values())
+
+
 # --- leaders --------------------------------------------------------------------------------------
 
 

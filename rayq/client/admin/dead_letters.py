@@ -23,15 +23,17 @@ from rayq.config import MIB, ConsumerConfig
 from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
 from rayq.core.queue_changes import DEAD, DEAD_QUEUE
 from rayq.errors import (
+    CorruptBatchError,
     InvalidRequestError,
     LargeValueError,
     LargeValueRefusedError,
     OffsetOutOfRangeError,
     UnknownQueueError,
     UnknownTopicError,
+    UnsupportedFormatError,
 )
 from rayq.records import QueueRecordInfo, Record, TopicPartition
-from rayq.storage.batch import decode_columns, split_batches
+from rayq.storage.batch import decode_columns, is_as_written, split_batches
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
@@ -304,7 +306,16 @@ class DeadLetters:
         for position, header in split_batches(payload):
             if header.is_control or header.is_chunk or transaction_of(header) in aborted:
                 continue
-            columns = decode_columns(payload, position, header)
+            try:
+                columns = decode_columns(payload, position, header)
+            except (CorruptBatchError, UnsupportedFormatError) as error:
+                if not is_as_written(payload, position, header):
+                    raise
+                # It can be dropped at least.
+                for found in range(max(header.base_offset, offset), header.next_offset):
+                    record = Record(*where, found, header.max_timestamp_ms, None, None, [])
+                    letters.append(DeadLetter(record, "ready", unread=error.message))
+                continue
             for at, found in enumerate(columns.offsets):
                 if found >= offset:
                     keys, headers = columns.keys, columns.headers

@@ -177,9 +177,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         UnreadableRecordError (records that cannot be read, with `offset` and `next_offset`: seek
         there to go on, or consume with on_corrupt="skip"; one is DeserializationError: a
         deserializer raised, and the error has the record as it was sent), ClosedError. Each stands
-        for one
-        partition, which stays where it is, while the others are read. If polling goes on, the error
-        is raised again after a second, or when `timeout_s` is over. In a group also
+        for one partition, which stays where it is, while the others are read. If polling goes on,
+        the error is raised again after a second, or when `timeout_s` is over. In a group also
         MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
         (another process took over the `group_instance_id`), UnknownAssignorError, and what a
         callback raises. ConcurrentUseError while another thread uses the consumer;

@@ -51,8 +51,8 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     Under `acks` 0 the leader answers nothing but errors (the frame is marked one-way), under 1 it
     answers after its own append, under -1 ("all") once the high watermark has passed the batch.
     Raises NotLeader, LeadershipEnded, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge,
-    InvalidTimestamp, NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer,
-    ProducerFenced, TransactionEnded, TransactionLimit, Storage, DiskFull, Timeout errors.
+    InvalidRecord, InvalidTimestamp, NotEnoughReplicas(AfterAppend), OutOfOrderSequence,
+    UnknownProducer, ProducerFenced, TransactionEnded, TransactionLimit, Storage, DiskFull, Timeout errors.
     """
 
     api: ClassVar[int] = 20
