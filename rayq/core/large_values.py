@@ -27,7 +27,7 @@ from typing import Annotated
 import google_crc32c
 import msgspec
 
-from rayq.errors import LargeValueError
+from rayq.errors import LargeValueError, LargeValueRefusedError
 from rayq.records import Headers
 
 CHUNK_HEADER = "rayq.chunk"
@@ -108,22 +108,37 @@ def manifest_of_object(size_bytes: int, crc: int, value_id: bytes, uri: str) -> 
     return _encoder.encode(Manifest(_VERSION, size_bytes, crc, value_id, uri=uri))
 
 
+class _Versioned(msgspec.Struct, array_like=True):
+    version: int
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
+
+
+def _another_version(version: int) -> LargeValueRefusedError:
+    return LargeValueRefusedError(
+        f"its manifest has version {version}; this rayq reads {_VERSION}: use a newer rayq."
+    )
+
+
 def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest:
     """What a record's value says, if its batch is LARGE. `offset` is the record's own.
 
-    Raises LargeValueError: it is no manifest, one of a newer rayq, or names what cannot be.
+    Raises LargeValueError: it is no manifest, or names what cannot be; LargeValueRefusedError: it
+    is one of a newer rayq.
     """
+    version = _VERSION
     try:
+        version = _version_decoder.decode(value or b"").version
         found = _decoder.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LargeValueError(
-            f"the record says that its value is a manifest, and it is none: {error}."
-        ) from error
+        if version == _VERSION:
+            raise LargeValueError(
+                f"the record says that its value is a manifest, and it is none: {error}."
+            ) from error
+        raise _another_version(version) from error
     if found.version != _VERSION:
-        raise LargeValueError(
-            f"its manifest has version {found.version}; this rayq reads {_VERSION}: use a newer "
-            "rayq."
-        )
+        raise _another_version(found.version)
     offsets = found.offsets
     is_possible = (
         found.size_bytes > 0
@@ -150,7 +165,7 @@ def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> by
     which stay. What is no manifest with chunks stays as it is."""
     try:
         found = read_manifest(value)
-    except LargeValueError:
+    except (LargeValueError, LargeValueRefusedError):
         return value
     if found.place is not None or found.uri is not None:
         return value
@@ -163,7 +178,7 @@ def first_chunk_in(value: bytes | None, topic_id: str, partition: int) -> int | 
     where they are elsewhere, or it is no manifest: its consumer is told of that."""
     try:
         found = read_manifest(value)
-    except LargeValueError:
+    except (LargeValueError, LargeValueRefusedError):
         return None
     place = found.place
     if place is not None and (place.topic_id, place.partition) != (topic_id, partition):

@@ -263,6 +263,10 @@ def test_the_sweep_removes_nothing_where_a_log_cannot_be_read(
     fake.replace_batch("t", -1, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptBatchError):
         sweep(cluster, url)
+    fake.delete_before("t", 0, 2)
+    fake.write("t", [msgspec.msgpack.encode([2, "of a newer rayq"])], is_large=True)
+    with pytest.raises(LargeValueRefusedError, match="newer rayq"):
+        sweep(cluster, url)
     assert list(list_objects(prefix_of(url, cluster.cluster_id))) == [stored._replace(
         time_s=os.stat(stored.uri.removeprefix("file://")).st_mtime
     )]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -377,6 +378,37 @@ def test_the_dead_letters_of_a_topic_are_listed_around_those_that_cannot_be_read
     bad = {one.record.offset: one for one in listed if one.record.offset in log.bad}
     assert bad.keys() == log.bad.keys()
     assert all(one.is_large or one.unread for one in bad.values())
+
+
+def test_a_pool_tries_again_what_it_cannot_have_for_now(
+    cluster: LocalCluster,
+    new_topic: Callable[..., str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, dead = new_topic(max_message_bytes=16_384), new_topic()
+    values = [b"before", os.urandom(40_000), b"after"]
+    with cluster.producer(large_values="chunks") as producer:
+        for value in values:
+            producer.send(topic, value)
+    joined, short = large_reader._joined, [MemoryError(), MemoryError()]
+
+    def without_memory(*arguments: Any) -> bytes:
+        if short:
+            raise short.pop()
+        return joined(*arguments)
+
+    monkeypatch.setattr(large_reader, "_joined", without_memory)
+    seen: Handed = []
+    with cluster.consumer_pool(
+        topic,
+        name,
+        lambda records: seen.extend(one.value for one in records),
+        dead_letter_topic=dead,
+        **SOON,
+    ) as pool:
+        assert pool.wait_idle(60).dead_letters == 0
+    assert seen == values and not short
 
 
 # --- leaders --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
     LargeValueError,
+    LargeValueRefusedError,
     NullKeyError,
     RecordTooLargeError,
 )
@@ -71,7 +72,7 @@ def check_manifest(
     (value,) = decode_columns(payload, 0, header, check_crc=False).values
     try:
         found = read_manifest(value, offset=log_end)
-    except LargeValueError as error:
+    except (LargeValueError, LargeValueRefusedError) as error:
         raise InvalidRecordError(
             f"A batch for {where} stands for a large value, and nobody could read it: {error} "
             "Nothing was written."

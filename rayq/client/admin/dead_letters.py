@@ -312,9 +312,14 @@ class DeadLetters:
                 if not is_as_written(payload, position, header):
                     raise
                 # It can be dropped at least.
-                for found in range(max(header.base_offset, offset), header.next_offset):
-                    record = Record(*where, found, header.max_timestamp_ms, None, None, [])
-                    letters.append(DeadLetter(record, "ready", unread=error.message))
+                letters += [
+                    DeadLetter(
+                        Record(*where, bad, header.max_timestamp_ms, None, None, []),
+                        "ready",
+                        unread=error.message,
+                    )
+                    for bad in range(max(header.base_offset, offset), header.next_offset)
+                ]
                 continue
             for at, found in enumerate(columns.offsets):
                 if found >= offset:

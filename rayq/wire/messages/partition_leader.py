@@ -52,7 +52,8 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     answers after its own append, under -1 ("all") once the high watermark has passed the batch.
     Raises NotLeader, LeadershipEnded, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge,
     InvalidRecord, InvalidTimestamp, NotEnoughReplicas(AfterAppend), OutOfOrderSequence,
-    UnknownProducer, ProducerFenced, TransactionEnded, TransactionLimit, Storage, DiskFull, Timeout errors.
+    UnknownProducer, ProducerFenced, TransactionEnded, TransactionLimit, Storage, DiskFull, Timeout
+    errors.
     """
 
     api: ClassVar[int] = 20
