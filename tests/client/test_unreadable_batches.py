@@ -160,6 +160,25 @@ def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
             consumer.poll(timeout_s=0.05)
 
 
+def test_an_error_is_told_also_where_other_partitions_never_run_out_of_records(
+    unreadable: str, fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.05)
+    for _ in range(4):
+        fake.write("t", [b"more"] * 5_000, partition=1)
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        found: list[tuple[int, int]] = []
+        errors = 0
+        while errors < 2:
+            try:
+                found += [(one.partition, one.offset) for one in consumer.poll(30, max_records=1)]
+            except CorruptBatchError as error:
+                assert (error.topic_partition, error.offset) == (T0, 2)
+                errors += 1
+    assert len(found) < 20_000, "there was always something else"
+    assert [offset for partition, offset in found if partition == 1] == list(range(len(found) - 2))
+
+
 def test_a_batch_of_a_newer_rayq_is_told_and_does_not_keep_other_partitions_waiting(
     fake: FakeCluster, cluster: Cluster
 ) -> None:

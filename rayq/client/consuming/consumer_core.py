@@ -104,6 +104,9 @@ class ConsumerCore:
         self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
         self._raised: dict[TopicPartition, tuple[object, float]] = {}
         """The last error of each partition that was raised, and when."""
+        self._waiting: dict[TopicPartition, tuple[object, float]] = {}
+        """The error of a partition that others with records keep from being raised, and since
+        when."""
         self._held: tuple[TopicPartition, RayqError] | None = None
         """An error that was raised a moment ago, and is to be raised again at the end of the
         poll."""
@@ -223,8 +226,9 @@ class ConsumerCore:
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> list[_Piece]:
         """Up to `records_max` records that have arrived; `advance` hands them out. With `ends`:
-        only records of those partitions, and below their ends. When there is nothing else, raises
-        the error of a partition, at most once in ERROR_PAUSE_S; see `raise_held`."""
+        only records of those partitions, and below their ends. When there is nothing else, or has
+        been for ERROR_PAUSE_S, raises the error of a partition, at most once in ERROR_PAUSE_S; see
+        `raise_held`."""
         self.check_open()
         self.look_for_new_partitions()
         self._held = None
@@ -255,7 +259,7 @@ class ConsumerCore:
                 bytes_left -= batch.size_bytes
             if records_max <= 0 or bytes_left <= 0:
                 break
-        if failed and not pieces:
+        if failed and (not pieces or self._is_overdue(failed)):
             self._fail(failed)
         return pieces
 
@@ -282,6 +286,19 @@ class ConsumerCore:
                 self.fetcher.replace_corrupt(stream, fresh, offset, error)
                 return []
 
+    def _is_overdue(self, failed: Mapping[TopicPartition, RayqError]) -> bool:
+        """Whether one of these errors has waited for ERROR_PAUSE_S to be raised: the other
+        partitions may never run out of records."""
+        now_s = self.client.environment.clock.monotonic()
+        is_overdue = False
+        for place, error in failed.items():
+            known, since_s = self._waiting.get(place, (None, now_s))
+            if known != _identity(error):
+                since_s = now_s
+            self._waiting[place] = _identity(error), since_s
+            is_overdue = is_overdue or now_s - since_s >= ERROR_PAUSE_S
+        return is_overdue
+
     def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
         """Raises the first error that was not raised a moment ago. If all were, holds one of
         them."""
@@ -296,6 +313,7 @@ class ConsumerCore:
 
     def _raise(self, place: TopicPartition, error: RayqError) -> None:
         self._held = None
+        self._waiting.pop(place, None)
         self._raised[place] = (_identity(error), self.client.environment.clock.monotonic())
         raise error.with_message(error.message) from error.__cause__
 
