@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayq.client.cluster import Cluster
+from rayq.client.large.reader import LargeValues
 from rayq.client.queues import lane as lane_module
 from rayq.client.queues import settler
 from rayq.client.queues.pace import Pace
@@ -26,6 +27,7 @@ from rayq.errors import (
     InvalidRequestError,
     LockLostError,
     NotLeaderError,
+    RemoteStorageError,
     UnknownQueueError,
 )
 from rayq.wire import messages as m
@@ -572,3 +574,23 @@ def test_a_record_that_arrives_damaged_comes_again_and_its_neighbours_come_at_on
     assert sorted(task.value or b"" for task in found) == [b"0", b"1", b"2"]
     assert (found[2].value, found[2].delivery_count) == (b"1", 2)
     assert [one.offset for one in fake.asked(m.CheckRange)] == [1]
+
+
+def test_a_large_value_that_cannot_be_had_for_now_keeps_none_behind_it_waiting(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_away = True
+
+    async def value(_reader: Any, _place: Any, _id: str, offset: int, manifest: bytes) -> bytes:
+        if is_away and offset == 0:
+            raise RemoteStorageError("The store is slow.")
+        return b"large " + manifest
+
+    monkeypatch.setattr(LargeValues, "value", value)
+    fake.queues.create("q")
+    for number in range(3):
+        fake.write("q", [b"%d" % number], is_large=True)
+    queue = open_queue("q")
+    assert {task.value for task in take_all(queue, 2)} == {b"large 1", b"large 2"}
+    is_away = False
+    assert [task.value for task in take_all(queue, 1)] == [b"large 0"]

@@ -23,7 +23,7 @@ from rayq.storage import log as log_module
 from rayq.storage.batch import encode_batch, read_header
 from rayq.testing import LocalCluster
 from tests.local.support import produce_raw
-from tests.wrong_batches import KEYED, records, sealed
+from tests.wrong_batches import KEYED, LZ4, WRONG_BODIES, records, sealed
 
 ID = b"i" * 16
 VALUE = b"0123456789" * 30
@@ -85,6 +85,10 @@ def manifests(topic: str, topic_id: str, chunks: list[int], store: Path) -> dict
 
 BATCHES = {
     "no batch of records": sealed(records(1), b"\xc1garbage"),
+    "a key that is a number": sealed(records(1), WRONG_BODIES["a number for a key"]),
+    "a header of three": sealed(records(1), WRONG_BODIES["a header of three"]),
+    "a batch that does not decompress": sealed({"attributes": LZ4}, b"\x10\0\0\0garbage"),
+    "a codec of tomorrow": sealed({"attributes": 2}, KEYED),
     "a batch of tomorrow": sealed({"attributes": 1 << 12}, KEYED),
 }
 

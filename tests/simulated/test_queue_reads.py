@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayq.actors.queues.reads import Piece
+from rayq.errors import CorruptBatchError
 from rayq.storage.batch import (
     Marker,
     decode_columns,
@@ -17,6 +18,7 @@ from rayq.storage.batch import (
     stamp,
 )
 from rayq.transaction_ids import make_family
+from tests.wrong_batches import moved, records, sealed
 
 FAMILY = make_family(0, 1)
 
@@ -143,3 +145,19 @@ def test_what_belongs_to_large_values_is_told_once() -> None:
     piece = Piece(10, data, 14, frozenset())
     assert list(piece.large(10, 12)) == [(10, 1, None)]
     assert list(piece.large(12, 14)) == [(12, 1, None), (13, 1, b"a manifest")]
+
+
+def test_a_batch_that_nobody_can_decode_is_given_out_and_one_that_is_damaged_here_is_not() -> None:
+    garbage = moved(sealed(records(3), b"\xc1garbage"), 2)
+    data = at(0, values(0, 2)) + garbage + at(5, values(5, 1))
+    piece = Piece(0, data, 6, frozenset())
+    found = list(piece.found(0, with_keys=True))
+    assert [(one.first, one.next_offset, one.is_gap) for one in found] == [(0, 6, False)]
+    assert piece.record(3) == (None, None, [], False)
+    assert list(piece.large(0, 6)) == []
+    assert b"".join(piece.cut([(3, 3, 1)])) == garbage
+    damaged = Piece(0, data.replace(b"garbage", b"GARBAGE"), 6, frozenset())
+    with pytest.raises(CorruptBatchError):
+        list(damaged.found(0, with_keys=True))
+    with pytest.raises(CorruptBatchError):
+        damaged.record(3)

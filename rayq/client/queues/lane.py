@@ -296,7 +296,10 @@ class Lane:
     async def _read_large(self, takens: list[Taken]) -> None:
         """Puts large values in the place of their manifests, one after the other, as far as there
         is room for them here; the other records are given back. Their locks are extended meanwhile,
-        as if users had them in hand."""
+        as if users had them in hand. A value that cannot be had for now keeps none behind it
+        waiting; after two in a row the reason is not one value's. Raises it."""
+        failure: RayqError | None = None
+        has_just_failed = False
         left = [(taken, row) for taken in takens for row in taken.withhold()]
         self._owner.arrived(self)  # Other records of the answer need not wait.
         place = TopicPartition(self.source.topic, self.partition)
@@ -314,7 +317,14 @@ class Lane:
                     if not is_final(error):
                         raise
                     self._put_aside(taken, row, error)
+                except RayqError as error:
+                    if has_just_failed or not may_retry(error):
+                        raise
+                    failure, has_just_failed = error, True
+                    self.release(taken, [row.offset])
+                    self._lose_later(taken, row.offset)
                 else:
+                    has_just_failed = False
                     if value is None:
                         self.ack(taken, row.offset)
                     else:
@@ -325,6 +335,8 @@ class Lane:
             for taken, row in left:
                 self.release(taken, [row.offset])
                 self._lose_later(taken, row.offset)
+        if failure is not None:
+            raise failure
 
     def _put_aside(self, taken: Taken, row: Row, error: UnreadableRecordError) -> None:
         """The delivery of a record that cannot be read has failed. What nobody can read becomes a
