@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,15 +35,27 @@ SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 
 
 @pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster for this module: what nobody can read would be in the way of other tests."""
+    with LocalCluster(brokers=1, data_dir=tmp_path_factory.mktemp("own")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(own: LocalCluster) -> LocalCluster:
+    return own.make_current()
+
+
+@pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file://{tmp_path_factory.mktemp('values')}"
 
 
 @pytest.fixture(scope="module")
-def log(shared: LocalCluster, url: str) -> Log:
-    shared.create_topic("unreadable", timeout_s=120)
+def log(own: LocalCluster, url: str) -> Log:
+    own.create_topic("unreadable", timeout_s=120)
     with pytest.MonkeyPatch.context() as patch:
-        return fill(shared, "unreadable", Path(url.removeprefix("file://")), patch)
+        return fill(own, "unreadable", Path(url.removeprefix("file://")), patch)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from rayq.core.large_values import read_manifest
 from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
+    LargeValueRefusedError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     UnknownTopicError,
@@ -146,7 +147,7 @@ class _References:
                 end = answer.high_watermark
             for at, header in split_batches(payload):
                 if header.is_large:
-                    self._note(payload, at, header)
+                    self._note(place, payload, at, header)
             if answer.next_offset <= offset < end:
                 raise OffsetNotAvailableError(
                     f"{place.topic}-{place.partition}: its leader gives nothing from offset "
@@ -156,12 +157,19 @@ class _References:
             self._on_read(f"{place.topic}-{place.partition}", offset, end)
         return offset
 
-    def _note(self, payload: memoryview, at: int, header: BatchHeader) -> None:
+    def _note(
+        self, place: TopicPartition, payload: memoryview, at: int, header: BatchHeader
+    ) -> None:
         for value in decode_columns(payload, at, header).values:
             try:
                 found = read_manifest(value)
             except LargeValueError as error:
                 logger.info("offset %d: %s", header.base_offset, error)
+            except LargeValueRefusedError as error:
+                raise error.with_message(
+                    f"Offset {header.base_offset} of {place.topic}-{place.partition} may stand for "
+                    f"any object: {error} Nothing was removed."
+                ) from error
             else:
                 self.value_ids.add(found.value_id.hex())
 
