@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rayq.client.queues import lane
 from rayq.errors import CorruptBatchError
 from rayq.storage.batch import BatchHeader, encode_batch, split_batches
 from rayq.storage.disk import LocalDisk
@@ -284,3 +285,36 @@ def test_a_leader_that_was_alone_with_damage_has_no_trouble_once_it_is_deleted(
     cluster.admin.delete_records({place(topic): len(EVERYTHING) - len(rest)})
     assert values(read_all(cluster, topic)) == rest
     assert trouble() is None
+
+
+@pytest.mark.parametrize("ordered_by_key", [False, True])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_queue_hands_out_all_but_what_no_replica_has_which_becomes_dead_letters(
+    cluster: LocalCluster,
+    data: Path,
+    replicas: int,
+    ordered_by_key: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane, "BACKOFF_MAX_S", 0.05)
+    name = f"queue-{replicas}-{ordered_by_key}".lower()
+    topic = filled(cluster, name, replicas=replicas)
+    first, end = flip(data, leader_of(cluster, topic), topic, 2, BODY["first byte"])
+    lost = range(first, end) if replicas == 1 else range(0)
+    found: list[bytes] = []
+    with cluster.create_queue(name, topic=topic, ordered_by_key=ordered_by_key) as queue:
+
+        def take() -> bool:
+            for task in queue.take(100, 0.1):
+                found.append(task.value or b"")
+                task.ack()
+            return len(found) >= len(EVERYTHING) - len(lost)
+
+        eventually(take, "all that is whole was handed out")
+        dead = f"{name}.dead"
+        eventually(
+            lambda: bool(take()) and len(read_all(cluster, dead)) >= len(lost), "all else is dead"
+        )
+    assert sorted(found) == sorted(set(EVERYTHING) - {b"%d" % offset for offset in lost})
+    sources = [dict(one.headers)["rayq.source"] for one in read_all(cluster, dead)]
+    assert sorted(sources) == sorted(b"%s/0/%d" % (topic.encode(), one) for one in lost)

@@ -121,6 +121,10 @@ class LeaderQueues:
             )
         return self._queues[queue_id]
 
+    def drop_reads(self) -> None:
+        """A reader found damage in what was read."""
+        self._reads.drop_all()
+
     def tick(self) -> None:
         """What is due by time; to be called a few times a second."""
         self._reads.drop_unused()

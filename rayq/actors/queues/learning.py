@@ -20,7 +20,7 @@ from rayq.core.large_values import first_chunk_in
 from rayq.core.queue_cut import common_end
 from rayq.core.queue_state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
-from rayq.errors import OffsetOutOfRangeError, RayqError
+from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, RayqError
 from rayq.logs import log_event
 from rayq.wire import messages
 
@@ -129,10 +129,15 @@ class Learner:
             offset = max(first, told)
             while offset <= last:
                 piece = await self._reads.piece(offset)
-                for found in piece.found(offset, with_keys=True):
-                    if not found.is_gap:
-                        count = found.next_offset - found.first
-                        self.state.tell_keys(found.first, _keys(found, count))
+                try:
+                    for found in piece.found(offset, with_keys=True):
+                        if not found.is_gap:
+                            count = found.next_offset - found.first
+                            self.state.tell_keys(found.first, _keys(found, count))
+                        offset = found.next_offset
+                except CorruptBatchError:
+                    await self.check(offset)
+                    raise
                 offset = told = piece.next_offset
                 await asyncio.sleep(0)  # The others of this process may have waited for long.
         # What compaction took out since has none.
@@ -141,7 +146,24 @@ class Learner:
     # --- learning -------------------------------------------------------------------------------
 
     async def learn(self, *, is_listing: bool = False) -> bool:
-        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`)."""
+        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`).
+        Raises what the reads raise."""
+        try:
+            return await self._learn_more(is_listing=is_listing)
+        except CorruptBatchError:
+            await self.check(self.state.learned)
+            raise
+
+    async def check(self, offset: int) -> None:
+        """A batch at this offset, or behind it, is damaged in what was read: this disk is looked
+        at, which ends the replica where others have better bytes."""
+        self._reads.drop_all()
+        try:
+            await self._replica_log.verify(offset)
+        except RayqError as error:
+            logger.warning("%s: %s", self._replica_log.where, error)
+
+    async def _learn_more(self, *, is_listing: bool) -> bool:
         state, log = self.state, self._replica_log.log
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)

@@ -28,7 +28,7 @@ from rayq.config import QueueConfig
 from rayq.core.queue_moves import DELIVERIES
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.secret_names import shown_part
 from rayq.wire import messages
 
@@ -484,7 +484,11 @@ class OpenQueue:
             if offset < self._replica_log.log.start_offset:
                 continue
             piece = await self._reads.piece(offset)
-            record = piece.record(offset)
+            try:
+                record = piece.record(offset)
+            except CorruptBatchError:
+                await self._learner.check(offset)
+                raise
             if record is None:
                 continue
             found[offset] = MovedRecord(*record)

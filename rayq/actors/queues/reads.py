@@ -21,6 +21,7 @@ from rayq.storage.batch import (
     decode_columns,
     due_ms_of,
     is_as_written,
+    is_stand_in,
     keep_records,
     split_batches,
 )
@@ -151,16 +152,23 @@ class Piece:
         return (family_of(header.producer_id), header.producer_epoch) in self._aborted
 
     def _is_readable(self, place: int) -> bool:
-        """Whether a batch can be decoded. One that cannot, although its bytes are as they were
-        written, is given out like others, as its consumer tells of it. Raises CorruptBatchError for
-        one that is damaged here."""
+        """Whether a batch can be decoded. One that nobody can decode is given out like others, as
+        its consumer tells of it. Raises CorruptBatchError for one that is damaged here, and may be
+        whole elsewhere."""
         try:
             self._columns(place)
         except (CorruptBatchError, UnsupportedFormatError):
-            if not is_as_written(self._data, self._positions[place], self._headers[place]):
+            where = self._data, self._positions[place], self._headers[place]
+            if not (is_as_written(*where) or is_stand_in(*where)):
                 raise
             return False
         return True
+
+    def _may_be_cut(self, place: int) -> bool:
+        try:
+            return self._is_readable(place)
+        except CorruptBatchError:  # Its consumer finds that out, too.
+            return False
 
     def _columns(self, place: int) -> Columns:
         if self._decoded is None or self._decoded[0] != place:
@@ -213,7 +221,7 @@ class Piece:
             is_whole = header.length < RECUT_BYTES_MIN or (
                 given * RECUT_SHARE >= header.record_count
             )
-            if is_whole or not self._is_readable(place):
+            if is_whole or not self._may_be_cut(place):
                 if self._positions[place] != end:
                     if end > begin:
                         parts.append(self._data[begin:end])
@@ -323,6 +331,10 @@ class QueueReads:
         piece.used_s = self._clock.monotonic()
         pieces.append(piece)
         return piece
+
+    def drop_all(self) -> None:
+        """Some of it is damaged."""
+        self._pieces = []
 
     def drop_unused(self) -> None:
         """Drops what nobody used for a while; to be called now and then."""

@@ -368,6 +368,8 @@ class Replica:
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
         """Re-reads what a reader found damaged; damage on this disk ends this replica."""
         role = self._role
+        if self._queues is not None:
+            self._queues.drop_reads()
         if isinstance(role, Leader) and await role.reads.check_range(request.offset):
             return messages.Done()
         await self._replica_log.verify(request.offset)

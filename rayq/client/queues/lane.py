@@ -49,6 +49,9 @@ TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
 LARGE_AHEAD_BYTES = 64 * 1024 * 1024
 """So much of large values waits here for users, and one value more."""
+DAMAGED_TRIES_MAX = 5
+"""How often a record may arrive with a wrong CRC before its delivery has failed."""
+DAMAGED_MAX = 10_000
 LARGE_PAUSE_S = 0.2
 """How long nothing is taken once that is reached."""
 
@@ -103,6 +106,8 @@ class Lane:
         self.found_at_s = -1.0
         """When a take last brought something."""
         self.is_closed = False
+        self._damaged: dict[int, int] = {}
+        """By offset: how often a record arrived with a wrong CRC."""
         self._backoff = Backoff(client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._pause_until_s = 0.0
         self._settler = Settler(client, self)
@@ -257,16 +262,20 @@ class Lane:
         self, takens: list[Taken], unreadable: dict[int, UnreadableRecordError]
     ) -> None:
         """Nobody is handed these records, by their offsets. Those that arrived with a wrong CRC are
-        given back, to be taken again once their leader has compared its disk with it."""
+        given back, to be taken again once their leader has compared its disk with it; after some
+        tries they count as those that nobody can read."""
         damaged: int | None = None
         for taken in takens:
             if not taken.rows or taken.rows[0].offset not in unreadable:
                 continue
             (row,) = taken.withhold()
             error = unreadable[row.offset]
-            if is_final(error):
+            tries = self._damaged.pop(row.offset, 0) + 1
+            if is_final(error) or tries == DAMAGED_TRIES_MAX:
                 self._put_aside(taken, row, error)
                 continue
+            if len(self._damaged) < DAMAGED_MAX:
+                self._damaged[row.offset] = tries
             damaged = row.offset if damaged is None else damaged
             self.release(taken, [row.offset])
             self._lose_later(taken, row.offset)

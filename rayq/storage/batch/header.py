@@ -188,6 +188,12 @@ def stand_in(base_offset: int, next_offset: int, leader_epoch: int) -> bytes:
     return bytes(batch)
 
 
+def is_stand_in(buffer: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether a leader says by this batch that its disk has nothing better."""
+    is_bare = header.length == HEADER_BYTES and header.record_count == 1
+    return is_bare and not is_as_written(buffer, position, header)
+
+
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """The header at `position`. Its CRC and its length are checked; the body may be missing or bad.
 
