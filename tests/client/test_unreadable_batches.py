@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayq.batch.offset_ranges import Split
+from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
 from rayq.client.consuming import consumer_core
 from rayq.client.consuming import fetcher as fetcher_module
@@ -20,6 +22,7 @@ from rayq.client.consuming.subscription import Fetched, Stream
 from rayq.config import MIB
 from rayq.errors import (
     BatchTooLargeError,
+    ConfigError,
     CorruptBatchError,
     RayqError,
     UnsupportedBatchError,
@@ -158,6 +161,22 @@ def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
         consumer.pause(T1)
         with pytest.raises(CorruptBatchError):
             consumer.poll(timeout_s=0.05)
+
+
+def test_a_batch_job_has_all_before_it_and_passes_over_it_as_asked(
+    unreadable: str, fake: FakeCluster, cluster: Cluster
+) -> None:
+    split = Split("t", fake.topics["t"].topic_id, 0, 0, 8)
+    found: list[int] = []
+    with pytest.raises(CorruptBatchError) as caught:
+        for batch in read_range(cluster, split):
+            found += batch.column("offset").to_pylist()
+    assert found == [0, 1]
+    assert (caught.value.offset, caught.value.next_offset) == (2, 5)
+    batches = read_range(cluster, split, on_corrupt="skip")
+    assert [one for batch in batches for one in batch.column("offset").to_pylist()] == [0, 1, 5, 6, 7]
+    with pytest.raises(ConfigError, match="on_corrupt"):
+        read_range(cluster, split, on_corrupt="drop")  # type: ignore[arg-type]
 
 
 def test_an_error_is_told_also_where_other_partitions_never_run_out_of_records(
