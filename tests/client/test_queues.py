@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -594,3 +595,34 @@ def test_a_large_value_that_cannot_be_had_for_now_keeps_none_behind_it_waiting(
     assert {task.value for task in take_all(queue, 2)} == {b"large 1", b"large 2"}
     is_away = False
     assert [task.value for task in take_all(queue, 1)] == [b"large 0"]
+
+
+def test_no_manifest_is_handed_out_while_a_leader_is_asked_about_damage(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "BACKOFF_MAX_S", 0.05)
+    reading = threading.Event()
+
+    async def value(_reader: Any, _place: Any, _id: str, _offset: int, manifest: bytes) -> bytes:
+        await asyncio.to_thread(reading.wait, PATIENCE_S)
+        return b"large " + manifest
+
+    monkeypatch.setattr(LargeValues, "value", value)
+    fake.queues.create("q")
+    fake.write("q", [b"0"])
+    fake.write("q", [b"1"])
+    fake.write("q", [b"2"], is_large=True)
+
+    def damage(answer: Any, payload: bytes) -> tuple[Any, list[bytes]]:
+        batch = len(payload) // 3
+        return answer, [payload[: 2 * batch - 1] + b"?" + payload[2 * batch :]]
+
+    fake.fault(m.Take, times=1, carry_out=True, change=damage)
+    held = fake.fault(m.CheckRange, times=1, carry_out=True, is_held=True)
+    queue = open_queue("q")
+    first = queue.take(10, PATIENCE_S)
+    assert [task.value for task in first] == [b"0"]
+    assert queue.take(10, 0.1) == []
+    reading.set()
+    fake.release(held)
+    assert {task.value for task in take_all(queue, 2)} == {b"1", b"large 2"}

@@ -252,18 +252,24 @@ class Lane:
                 for offset in older.open.keys() & taken.open.keys():
                     self.lose(older, offset, "it was given to this consumer again")
         self.takens += takens
-        if unreadable:
-            await self._leave_unreadable(takens, unreadable)
+        damaged = self._leave_unreadable(takens, unreadable) if unreadable else None
+        checking: asyncio.Task[None] | None = None
+        if damaged is not None:
+            checking = self._client.environment.tasks.spawn(
+                self._ask_to_check(damaged), f"check {self.name}"
+            )
         large = [taken for taken in takens[1:] if taken.rows]
         if large:
             await self._read_large(large)
+        if checking is not None:
+            await asyncio.wait([checking])
 
-    async def _leave_unreadable(
+    def _leave_unreadable(
         self, takens: list[Taken], unreadable: dict[int, UnreadableRecordError]
-    ) -> None:
+    ) -> int | None:
         """Nobody is handed these records, by their offsets. Those that arrived with a wrong CRC are
         given back, to be taken again once their leader has compared its disk with it; after some
-        tries they count as those that nobody can read."""
+        tries they count as those that nobody can read. Returns the offset of the first."""
         damaged: int | None = None
         for taken in takens:
             if not taken.rows or taken.rows[0].offset not in unreadable:
@@ -279,10 +285,12 @@ class Lane:
             damaged = row.offset if damaged is None else damaged
             self.release(taken, [row.offset])
             self._lose_later(taken, row.offset)
-        if damaged is None:
-            return
-        logger.warning("queue %s at %s: %s", self.source.name, self.name, unreadable[damaged])
-        self._pause_until_s = self._owner.now_s + BACKOFF_MAX_S
+        if damaged is not None:
+            logger.warning("queue %s at %s: %s", self.source.name, self.name, unreadable[damaged])
+            self._pause_until_s = self._owner.now_s + BACKOFF_MAX_S
+        return damaged
+
+    async def _ask_to_check(self, damaged: int) -> None:
         self._owner.arrived(self)  # Other records of the answer need not wait.
         try:
             await self._client.ask_leader(
