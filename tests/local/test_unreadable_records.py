@@ -14,6 +14,7 @@ import pytest
 
 import rayq
 from rayq import Outgoing, QueueTask, Record, TopicPartition
+from rayq.actors.replica import leader as leader_module
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client import client as client_module
@@ -463,3 +464,28 @@ def test_a_leader_refuses_a_manifest_that_no_reader_could_follow_and_knows_retri
     assert (again.base_offset, again.is_repeat) == (first.base_offset, True)
     with pytest.raises(InvalidRecordError, match="the log begins at 1"):
         produce_raw(cluster, topic, encode_batch([good], [b"key"], is_large=True))
+
+
+def test_a_producer_whose_chunks_expired_is_told_and_sends_on(
+    cluster: LocalCluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(max_message_bytes=16_384)
+    check, is_first = leader_module.check_manifest, True
+
+    def check_after_retention(*arguments: Any, log_start: int, **ends: Any) -> None:
+        nonlocal is_first
+        log_start, is_first = (1 if is_first else log_start), False
+        check(*arguments, log_start=log_start, **ends)
+
+    monkeypatch.setattr(leader_module, "check_manifest", check_after_retention)
+    large = os.urandom(40_000)
+    with cluster.producer(large_values="chunks") as producer:
+        lost = producer.send(topic, large)
+        sent = [producer.send(topic, value) for value in (b"small", large)]
+        with pytest.raises(InvalidRecordError, match="the log begins at 1"):
+            lost.result(60)
+        assert all(one.result(60).offset is not None for one in sent)
+        with pytest.raises(rayq.DeliveryError):
+            producer.flush()
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        assert [one.value for one in consumer.until_end()] == [b"small", large]
