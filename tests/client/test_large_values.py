@@ -429,3 +429,25 @@ def test_a_copy_in_another_topic_reads_the_chunks_where_they_are(
         other.seek_to_beginning()
         with pytest.raises(LargeValueError, match="have expired there"):
             other.poll(timeout_s=30)
+
+
+def test_what_cannot_be_read_may_come_twice_in_a_row_and_last(
+    fake: FakeCluster, cluster: Cluster, topic: str
+) -> None:
+    fake.write("t", [b"good"])
+    for _ in range(2):
+        write_manifest(fake, b"no manifest")
+    with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
+        assert read(consumer) == [(0, b"good")]
+        assert consumer.position(T0) == 3
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        assert [one.value for one in consumer.poll(30)] == [b"good"]
+        for offset in (1, 2):
+            with pytest.raises(LargeValueError) as caught:
+                list(consumer.until_end())
+            assert (caught.value.offset, caught.value.next_offset) == (offset, offset + 1)
+            consumer.seek(T0, offset + 1)
+        assert read(consumer) == []
+    split = Split("t", fake.topics["t"].topic_id, 0, 0, 3)
+    (batch,) = read_range(cluster, split, on_corrupt="skip")
+    assert batch.column("value").to_pylist() == [b"good"]
