@@ -50,6 +50,8 @@ BATCH_RECORDS = 65_536
 """Default of `read_range(batch_records=...)`."""
 BATCH_BYTES = 64 * MIB
 """A record batch that has this size is handed out, however few records it has."""
+TIMESTAMP_MAX_MS = (2**63 - 1) // 1000
+"""Batch jobs have times in microseconds."""
 STEP_RECORDS = 4096
 STEP_BYTES = 8 * MIB
 """Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
@@ -229,6 +231,7 @@ class _Reader:
             topic_id=split.topic_id,
             end=split.end,
             without=None if split.without is None else frozenset(split.without),
+            timestamp_max_ms=TIMESTAMP_MAX_MS,
         )
 
     # --- the loop -------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from rayq.errors import (
     ConfigError,
     CorruptBatchError,
     RayqError,
+    UnreadableRecordError,
     UnsupportedBatchError,
 )
 from rayq.records import TopicPartition
@@ -177,6 +178,22 @@ def test_a_batch_job_has_all_before_it_and_passes_over_it_as_asked(
     assert [one for batch in batches for one in batch.column("offset").to_pylist()] == [0, 1, 5, 6, 7]
     with pytest.raises(ConfigError, match="on_corrupt"):
         read_range(cluster, split, on_corrupt="drop")  # type: ignore[arg-type]
+
+
+def test_a_time_that_no_column_holds_is_an_error_of_its_batch(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    for timestamp_ms in (5, 2**60, 6):
+        fake.write("t", [b"v"], timestamps_ms=timestamp_ms)
+    split = Split("t", fake.topics["t"].topic_id, 0, 0, 3)
+    with pytest.raises(UnreadableRecordError, match="times up to") as caught:
+        list(read_range(cluster, split))
+    assert (caught.value.offset, caught.value.next_offset) == (1, 2)
+    batches = read_range(cluster, split, on_corrupt="skip")
+    assert [one for batch in batches for one in batch.column("offset").to_pylist()] == [0, 2]
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        assert [one.timestamp_ms for one in consumer.until_end()] == [5, 2**60, 6]
 
 
 def test_an_error_is_told_also_where_other_partitions_never_run_out_of_records(

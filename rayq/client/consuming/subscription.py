@@ -124,6 +124,7 @@ class Stream:
         end: int | None = None,
         without: Transactions | None = None,
         begin_otherwise: int | None = None,
+        timestamp_max_ms: int | None = None,
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
@@ -138,6 +139,8 @@ class Stream:
         self.begin_otherwise = begin_otherwise
         """Where a stream without a `start` begins if its group has committed nothing. None: where
         `auto_offset_reset` says."""
+        self.timestamp_max_ms = timestamp_max_ms
+        """The latest time that this reader can express; None: any."""
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
         self.begin_offset: int | None = start if start is not None and start >= 0 else None
@@ -320,6 +323,7 @@ class Stream:
                 is_shown = fetched.large.get(header.base_offset, _UNREAD) is not None
             if header.next_offset > wanted and is_shown:
                 size_bytes = self._size_of(fetched, at, header, bytes_max)
+                self._check_times(header)
                 try:
                     columns = decode_columns(fetched.payload, at, header, check_crc)
                     if header.is_large:
@@ -380,6 +384,20 @@ class Stream:
                 f"{header.next_offset} to go on without it.",
             )
         return size_bytes
+
+    def _check_times(self, header: BatchHeader) -> None:
+        """Raises UnreadableRecordError."""
+        limit_ms, latest_ms = self.timestamp_max_ms, header.max_timestamp_ms
+        if limit_ms is None or latest_ms <= limit_ms or header.has_append_time:
+            return
+        topic, partition = self.partition
+        raise self._of_batch(
+            UnreadableRecordError,
+            header,
+            f"A record of offsets {header.base_offset} to {header.last_offset} of "
+            f"{topic}-{partition} is of {latest_ms} ms, and this reader's columns hold times up to "
+            f"{limit_ms} ms. Go on at {header.next_offset} without them.",
+        )
 
     def _of_batch(
         self, kind: type[UnreadableRecordError], header: BatchHeader, message: str
