@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,8 +30,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rayq.errors import ConfigError
+from rayq.errors import ConfigError, HandlerError
 from rayq.kafka_names import said_here
+from rayq.user_functions import check_kind
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
@@ -106,10 +106,10 @@ TransactionTimeoutMs = Annotated[int, Bounds(1000, 15 * 60_000)]
 
 def _plain_functions(config: object, *names: str) -> None:
     for name in names:
-        _require(
-            not inspect.iscoroutinefunction(getattr(config, name)),
-            f"{name} has to be a plain function, which nobody awaits.",
-        )
+        try:
+            check_kind(name, getattr(config, name))
+        except HandlerError as error:
+            raise ConfigError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -564,7 +564,7 @@ class ProducerConfig:
             "acknowledged each chunk.",
         )
         _check_values_url(self.large_values, "chunks")
-        _plain_functions(self, "value_serializer", "key_serializer")
+        _plain_functions(self, "value_serializer", "key_serializer", "partitioner")
 
     @property
     def idempotent(self) -> bool:

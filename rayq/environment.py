@@ -294,7 +294,9 @@ class ThreadPool:
         self._unfinished -= 1
         if future.done():
             return  # It was cancelled.
-        if error is not None:
+        if isinstance(error, StopIteration):  # Futures refuse it, as coroutines do.
+            future.set_exception(RuntimeError("the job raised StopIteration"))
+        elif error is not None:
             future.set_exception(error)
         else:
             future.set_result(cast(T, result))

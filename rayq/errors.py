@@ -395,9 +395,10 @@ class UnknownPoolError(RayqError, KeyError):
     """No consumer pool of that name runs."""
 
 
-class HandlerError(RayqError):
-    """A pool's handler cannot be used: it does not pickle, does not unpickle where the consumers
-    run, or its class cannot be made."""
+class HandlerError(RayqError, TypeError):
+    """A function that rayq was given cannot be used: a call of it does nothing (a coroutine
+    function where nobody awaits, a function with `yield`, a class); or, of a pool's handler, it
+    does not pickle, does not unpickle where the consumers run, or its class cannot be made."""
 
 
 # --- streaming queries ----------------------------------------------------------------------------

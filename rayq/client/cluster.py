@@ -26,7 +26,7 @@ from rayq.client.consumer_pool import (
     check_handler,
 )
 from rayq.client.consuming.async_consumer import AsyncConsumer
-from rayq.client.consuming.consumer import Consumer, check_callbacks
+from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
@@ -279,7 +279,7 @@ class Cluster:
         )
         names = topic_names(topics)
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        check_callbacks(callbacks)
+        callbacks.check(is_awaited=False)
         _, background = self.shared_client()
 
         async def make() -> ConsumerCore:

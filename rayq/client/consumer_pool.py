@@ -15,6 +15,7 @@ from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, TimeoutError
 from rayq.records import PoolStatus
+from rayq.user_functions import check_kind
 
 Handler = Callable[..., Any]
 """`handler(batch)`, a plain function or a coroutine function. Or a class: each consumer makes an
@@ -123,14 +124,7 @@ def check_handler(handler: object) -> Handler:
             "A pool's handler is a function, or a class with __call__, that takes a batch of "
             f"records; {named.__name__} cannot be called."
         )
-    if any(
-        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one)
-        for one in (handler, handler.__call__)
-    ):
-        raise HandlerError(
-            f"The handler {handler!r} makes a generator, of which nothing would run, and a batch "
-            "counts as handled when the handler returns. Deal with the records, without yield."
-        )
+    check_kind("The handler", handler, is_awaited=True)
     return handler
 
 

@@ -24,8 +24,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from rayq.errors import InvalidAssignmentError, UnknownAssignorError
+from rayq.errors import HandlerError, InvalidAssignmentError, UnknownAssignorError
 from rayq.records import TopicPartition
+from rayq.user_functions import check_function, check_ran, told
 
 
 class MemberSubscription(NamedTuple):
@@ -46,10 +47,15 @@ def load_assignors(named: Mapping[str, str] | None) -> dict[str, Assignor | str]
         module, _, function = path.partition(":")
         try:
             assignor = getattr(importlib.import_module(module), function)
-        except Exception as error:  # noqa: BLE001 - a user's module may raise anything
-            found[name] = f"{path!r} could not be loaded: {type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
+            found[name] = f"{path!r} could not be loaded: {told(error)}"
+            continue
+        try:
+            check_function(repr(path), assignor)
+        except HandlerError as error:
+            found[name] = str(error)
         else:
-            found[name] = assignor if callable(assignor) else f"{path!r} is no function."
+            found[name] = assignor
     return found
 
 
@@ -76,15 +82,14 @@ def run_assignor(
     """The checked answer of an assignor, with every member in it. Raises InvalidAssignmentError."""
     try:
         answer = assignor(members, partitions, current)
+        check_ran("it", answer)
         given = {
             member: [TopicPartition(topic, number) for topic, number in answer.get(member, ())]
             for member in members
         }
         strangers = set(answer) - set(members)
-    except Exception as error:
-        raise InvalidAssignmentError(
-            f"The assignor {name!r} failed: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:  # It must not end the coordinator that calls it.
+        raise InvalidAssignmentError(f"The assignor {name!r} failed: {told(error)}") from error
     if strangers:
         raise InvalidAssignmentError(
             f"The assignor {name!r} assigned to {sorted(map(str, strangers))}, who are no members."

@@ -6,7 +6,6 @@ consumer makes one instance.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -15,9 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from rayq.client.consumer_pool import Handler
+from rayq.client.user_calls import outcome_of
 from rayq.environment import Threads
 from rayq.errors import HandlerError
 from rayq.records import Outgoing
+from rayq.user_functions import call, check_ran, is_awaitable, is_coroutine_function, told
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ ERROR_MESSAGE_CHARACTERS_MAX = 1_000
 
 
 class PoolHandler:
-    """A coroutine function runs on the event loop, everything else in `threads`."""
+    """A coroutine function runs on the event loop, everything else in `threads`; what that returns
+    is awaited on the loop."""
 
     def __init__(
         self, threads: Threads, load: Callable[[], Handler], *, exactly_once: bool = False
@@ -45,26 +47,42 @@ class PoolHandler:
     async def call(self, given: Any) -> list[Outgoing] | BaseException:
         """Returns what is to be sent, or the error that the handler raised."""
         assert self._handler is not None
-        if is_async(self._handler):
-            return await _awaited(self._handler, given, self._outgoing_of)
-        return await self._threads.run(_called, self._handler, given, self._outgoing_of)
+        if is_coroutine_function(self._handler):
+            result, error = call(self._handler, given)  # That only makes the coroutine.
+        else:
+            result, error = await self._threads.run(self._called, self._handler, given)
+        if error is None and is_awaitable(result):
+            result, error = await outcome_of(result)
+            if error is None:
+                result, error = call(self._outgoing_of, result)
+        return result if error is None else error
+
+    def _called(self, handler: Handler, given: Any) -> tuple[Any, BaseException | None]:
+        """In a thread, where an iterator that the handler returned runs as well."""
+        result, error = call(handler, given)
+        if error is not None or is_awaitable(result):
+            return result, error
+        return call(self._outgoing_of, result)
 
     async def close(self) -> None:
         """Calls `close` of an instance that has it; an error of it is logged."""
-        await self._threads.run(_close, self._handler)
-
-
-def is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
-    )
+        close = getattr(self._handler, "close", None)
+        if not callable(close) or inspect.isfunction(self._handler):
+            return
+        result, error = await self._threads.run(call, close)
+        if error is None and is_awaitable(result):
+            result, error = await outcome_of(result)
+        if error is None:
+            _, error = call(check_ran, "close()", result)
+        if error is not None:
+            logger.error("close() of the pool's handler failed: %s", told(error), exc_info=error)
 
 
 def error_message(error: BaseException) -> str:
     """At most `ERROR_MESSAGE_CHARACTERS_MAX` characters that can be encoded."""
     try:
         text = str(error)
-    except Exception as failed:  # noqa: BLE001 - a user's class may do anything
+    except BaseException as failed:  # noqa: BLE001 - a user's class may do anything
         text = f"(its message could not be made: {type(failed).__qualname__})"
     return text[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
 
@@ -83,11 +101,13 @@ OutgoingOf = Callable[[Any], list[Outgoing]]
 
 def outgoing_of(result: Any) -> list[Outgoing]:
     """What a handler of a pool with exactly_once has returned. Raises TypeError, and what an
-    iterator raises."""
+    iterator raises; HandlerError."""
     if result is None:
         return []
     if isinstance(result, Outgoing):
         return [result]
+    if is_awaitable(result):
+        check_ran("The handler", result)
     found = list(result) if isinstance(result, Iterable) else [result]
     for one in found:
         if not isinstance(one, Outgoing):
@@ -99,9 +119,8 @@ def outgoing_of(result: Any) -> list[Outgoing]:
 
 
 def refuse_outgoing(result: Any) -> list[Outgoing]:
-    """The same without exactly_once: nothing is sent. Raises TypeError."""
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError("the handler returned a generator, of which nothing has run: no yield")
+    """The same without exactly_once: nothing is sent. Raises TypeError, HandlerError."""
+    check_ran("The handler", result)
     first = result[0] if isinstance(result, list | tuple) and result else result
     if isinstance(first, Outgoing):
         raise TypeError(
@@ -125,51 +144,3 @@ def _made(load: Callable[[], Handler]) -> Handler:
         raise HandlerError(
             f"{handler.__qualname__}(), the pool's handler, could not be made: {described(error)}"
         ) from error
-
-
-def _close(handler: Handler | None) -> None:
-    close = getattr(handler, "close", None)
-    if callable(close) and not inspect.isfunction(handler):
-        try:
-            close()
-        except BaseException:  # a user's method may raise anything
-            logger.exception("close() of the pool's handler failed")
-
-
-def _called(
-    handler: Handler, given: Any, outgoing: OutgoingOf
-) -> list[Outgoing] | BaseException:
-    """The error is returned, because a future cannot carry every error, and a SystemExit would end
-    the event loop that waits for the future."""
-    try:
-        result = handler(given)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                "the handler returned an awaitable: make it a coroutine function (async def)"
-            )
-        return outgoing(result)
-    except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
-        return error
-
-
-# --- on the event loop ----------------------------------------------------------------------------
-
-
-async def _awaited(
-    handler: Handler, given: Any, outgoing: OutgoingOf
-) -> list[Outgoing] | BaseException:
-    """Also a CancelledError of its own. A handler that is cancelled with its consumer has not
-    handled the batch, however it ended."""
-    result: list[Outgoing] | BaseException
-    try:
-        result = outgoing(await handler(given))
-    except GeneratorExit:  # the loop itself is gone
-        raise
-    except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
-        result = raised
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from (result if isinstance(result, BaseException) else None)
-    return result

@@ -26,12 +26,12 @@ from rayq.environment import Address
 from rayq.errors import HandlerError, RayqError
 from rayq.pools.member import MemberDiedError, MemberReport
 from rayq.pools.members import make_member
-from rayq.pools.pool_handler import is_async
 from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
 from rayq.runtime.ray_lookup import NAMESPACE, actors_with, broker_name, checked_endpoint
 from rayq.runtime.ray_process import start_reports
+from rayq.user_functions import is_coroutine_function
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def _unpickled(pickled: bytes) -> Handler:
 
 def _loaded(pickled: bytes) -> Handler:
     handler = _unpickled(pickled)
-    if not is_async(handler):
+    if not is_coroutine_function(handler):
         # It has a thread of its own: its ray.get blocks no event loop, of which Ray would warn.
         os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
     return handler

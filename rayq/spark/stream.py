@@ -44,6 +44,7 @@ from rayq.spark.topic_sink import TopicSink
 from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import Trigger, parse_trigger
 from rayq.spark.write import records_of, write_job
+from rayq.user_functions import check_function, check_ran
 
 logger = logging.getLogger(__name__)
 
@@ -154,11 +155,9 @@ class TopicStream:
         """`function(df, batch_id)` is called for each batch, in the query's own thread of the
         driver. Each evaluation of `df` reads the same records from the log again: persist it where
         you evaluate it more than once. The batch is done when the function returns. An exception
-        ends the query."""
-        if not callable(function):
-            raise InvalidRequestError(
-                f"foreach_batch takes a function of a DataFrame and a batch id, not {function!r}."
-            )
+        ends the query. Raises HandlerError (a coroutine function, or one with `yield`, say: of
+        those nothing would run)."""
+        check_function("The function of foreach_batch", function)
         return StreamStarter(self, lambda query_id: function)
 
     def to_topic(
@@ -179,7 +178,10 @@ class TopicStream:
         `function(df)` makes of a batch the rows to write, the same in each run of the batch; None:
         they are the batch's records. The columns and `timeout_s` are those of `rayq.spark.write`,
         which says what a task's attempts have to have in common. A batch may take an hour at most.
-        The query ends with a CheckpointMismatchError where a later batch of it is committed."""
+        The query ends with a CheckpointMismatchError where a later batch of it is committed.
+        Raises HandlerError, as `foreach_batch` does."""
+        if function is not None:
+            check_function("The function of to_topic", function)
         columns = {
             "value": value,
             "key": key,
@@ -190,7 +192,10 @@ class TopicStream:
         cluster, timeout_s = self.source.cluster, seconds(timeout_s)
 
         def write(df: DataFrame, job: WriteJob) -> None:
-            rows = df if function is None else function(df)
+            rows = df
+            if function is not None:
+                rows = function(df)
+                check_ran("The function of to_topic", rows)
             write_job(cluster, records_of(rows, columns), job, timeout_s=timeout_s)
 
         return StreamStarter(

@@ -24,6 +24,7 @@ from rayq.spark.checkpoint import Checkpoint
 from rayq.spark.topic_sink import TopicSink
 from rayq.spark.topic_source import TopicSource, advice
 from rayq.spark.trigger import Trigger
+from rayq.user_functions import check_ran, told
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -246,11 +247,11 @@ class StreamingQuery:
             return
         self._error = StreamingQueryError(
             f"The streaming query {self._name or self._id} of {self._source} ended at batch "
-            f"{self._at}: {type(error).__name__}: {error}\nA new start from the checkpoint "
+            f"{self._at}: {told(error)}\nA new start from the checkpoint "
             f"{self._checkpoint.path} goes on there."
         )
         self._error.__cause__ = error
-        self._status = _status(f"Terminated with exception: {error}")
+        self._status = _status(f"Terminated with exception: {told(error)}")
         logger.error("%s", self._error, exc_info=error)
 
     @property
@@ -320,10 +321,11 @@ class StreamingQuery:
         )
         with watch.measure("addBatch"):
             try:
-                self._function(self._engine.frame(batch.ranges), batch.batch_id)
+                result = self._function(self._engine.frame(batch.ranges), batch.batch_id)
+                check_ran("The function of the query", result)
             except Exception as error:
                 if self._stopping.is_set():
-                    logger.info("batch %d was stopped: %s", batch.batch_id, error)
+                    logger.info("batch %d was stopped: %s", batch.batch_id, told(error))
                     raise _StoppedError from error
                 raise
         with watch.measure("commitOffsets"):

@@ -119,7 +119,7 @@ class Played(MoveAdmin):
                 throttle_bytes_per_s=throttle,
                 concurrency=concurrency,
                 timeout_s=None,
-                on_progress=None,
+                tell=None,
             )
         )
 

@@ -114,3 +114,14 @@ def test_a_job_that_outlives_its_loop_ends_in_peace(
     worker.join(PATIENCE_S)
     assert not worker.is_alive()
     assert not failures
+
+
+def test_a_job_that_raises_what_no_future_takes_does_not_hang() -> None:
+    async def main() -> None:
+        def job() -> None:
+            raise StopIteration
+
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(ThreadPool(1).run(job), PATIENCE_S)
+
+    asyncio.run(main())

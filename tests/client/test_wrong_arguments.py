@@ -176,7 +176,7 @@ def rows() -> list[Row]:
             "on_assigned",
             lambda of, one: of.cluster.consumer("t", group="g", on_assigned=one),
             [5, "print"],
-            "callback is a function",
+            "on_assigned has to be a function",
             TypeError,
         ),
         ("seek", lambda of, at: of.consumer.seek(T0, at), [None, *NO_INTS], "an int", TypeError),
@@ -351,7 +351,7 @@ def rows() -> list[Row]:
             "on_delivery",
             lambda of, one: of.producer.send("t", b"", on_delivery=one),
             [5, "print"],
-            "on_delivery is a function",
+            "on_delivery has to be a function",
             TypeError,
         ),
         (

@@ -192,6 +192,7 @@ RAISED: dict[bytes, BaseException] = {
     b"0/3": UnprintableError(),
     b"0/4": StopIteration(),
     b"0/5": StopAsyncIteration(),
+    b"0/6": GeneratorExit(),
 }
 
 
@@ -211,32 +212,91 @@ def test_whatever_a_handler_raises_ends_neither_the_loop_nor_the_consumer(is_asy
 
     async def play() -> None:
         played = Played(
-            [given(*[record(0, offset) for offset in range(8)])],
+            [given(*[record(0, offset) for offset in range(9)])],
             async_handler if is_async else handler,
             retries=0,
             dead_letter_topic="dead",
         )
         report = await played.run()
-        assert report.dead_letters == 6 and report.failure is None
+        assert report.dead_letters == len(RAISED) and report.failure is None
         letters = dict(played.producer.letters)
         assert letters.keys() == RAISED.keys()
         assert letters[b"0/0"]["rayq.error.class"] == b"SystemExit"
         assert b"RuntimeError" in letters[b"0/3"]["rayq.error.message"]
-        assert seen == [b"0/6", b"0/7"]
-        assert played.consumer.committed == {0: 8}
+        assert seen == [b"0/7", b"0/8"]
+        assert played.consumer.committed == {0: 9}
 
     asyncio.run(play())
 
 
-def test_what_yields_instead_of_working_has_not_handled_anything() -> None:
+async def _nothing(_given: object = None) -> None:
+    pass
+
+
+async def _nested(_given: object) -> Any:
+    return _nothing()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda records: (one for one in records),
+        lambda records: map(print, records),
+        lambda records: _nested(records),
+        _nested,
+    ],
+)
+def test_what_has_not_run_has_not_handled_anything(handler: Any) -> None:
+    async def play() -> None:
+        played = Played([given(record(0, 0))], handler, retries=0, dead_letter_topic="dead")
+        assert (await played.run()).dead_letters == 1
+
+    asyncio.run(play())
+
+
+def test_a_coroutine_that_comes_back_is_awaited_and_so_is_that_of_close() -> None:
+    seen: list[object] = []
+
+    async def handle(records: list[Record]) -> None:
+        await asyncio.sleep(0)
+        seen.append(len(records))
+
+    class Decorated:
+        def __call__(self, records: list[Record]) -> Any:
+            return handle(records)
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            seen.append("closed")
+
+    async def play() -> None:
+        played = Played([given(record(0, 0), record(0, 1))], Decorated)
+        report = await played.run()
+        assert report.records == 2 and report.dead_letters == 0
+        assert played.consumer.committed == {0: 2}
+
+    asyncio.run(play())
+    assert seen == [2, "closed"]
+
+
+def test_a_handler_that_cancels_itself_has_failed_and_goes_on() -> None:
+    async def handler(records: list[Record]) -> None:
+        if records[0].offset == 0:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            await asyncio.sleep(60)
+
     async def play() -> None:
         played = Played(
-            [given(record(0, 0))],
-            lambda records: (one for one in records),
+            [given(record(0, 0)), given(record(0, 1))],
+            handler,
             retries=0,
             dead_letter_topic="dead",
         )
-        assert (await played.run()).dead_letters == 1
+        report = await played.run()
+        assert report.dead_letters == 1 and report.records == 2
+        assert played.consumer.committed == {0: 2}
 
     asyncio.run(play())
 

@@ -22,6 +22,7 @@ from rayq.errors import (
     CheckpointMismatchError,
     ClosedError,
     GroupNotEmptyError,
+    HandlerError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     PartitionOfflineError,
@@ -730,3 +731,64 @@ def test_an_id_of_a_query_that_another_program_uses_is_told(
     sink = TopicSink(cluster, new_topic(), "q", lambda frame, job: None, timeout_s=60.0)
     with pytest.raises(CheckpointMismatchError, match="monday"):
         sink([], 0)
+
+
+# --- the user's function --------------------------------------------------------------------------
+
+
+async def _coroutine(frame: Frame, batch_id: int) -> None:
+    pass
+
+
+def _generator(frame: Frame, batch_id: int) -> Iterator[None]:
+    yield
+
+
+class _UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("function", [_coroutine, _generator, Sink])
+def test_a_function_that_would_not_run_is_refused(
+    cluster: LocalCluster, tmp_path: Path, function: Any
+) -> None:
+    queries = stream(cluster, "t", tmp_path)
+    with pytest.raises(HandlerError, match="foreach_batch"):
+        queries.foreach_batch(function)
+    if function is not Sink:
+        with pytest.raises(HandlerError, match="to_topic"):
+            queries.to_topic("t", function)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda *given: _coroutine(*given), lambda *given: _generator(*given)]
+)
+def test_a_batch_of_which_nothing_has_run_is_not_committed(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, function: Any
+) -> None:
+    topic = new_topic()
+    with cluster.producer() as producer:
+        producer.send(topic, b"1")
+    query = stream(cluster, topic, tmp_path).foreach_batch(function).start()
+    with pytest.raises(StreamingQueryError, match="returned a"):
+        query.awaitTermination(30)
+    sink = Sink()
+    stream(cluster, topic, tmp_path).foreach_batch(sink).start().awaitTermination(30)
+    assert sink.seen == [(topic, 0, 0)] and sink.runs == [0]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, StopIteration, GeneratorExit, _UnprintableError])
+def test_whatever_the_function_raises_ends_the_query_with_an_error(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, kind: type[BaseException]
+) -> None:
+    topic = new_topic()
+    with cluster.producer() as producer:
+        producer.send(topic, b"1")
+
+    def fails(_frame: Frame, _id: int) -> None:
+        raise kind
+
+    query = stream(cluster, topic, tmp_path).foreach_batch(fails).start()
+    with pytest.raises(StreamingQueryError, match="ended at batch 0: "):
+        query.awaitTermination(30)

@@ -309,7 +309,7 @@ def test_assignors_are_found_by_name_or_refused_with_the_reason() -> None:
     assert load_assignors(None) == load_assignors({}) == {"uniform": uniform, "range": range_}
     for name, reason in (
         ("gone", "'gone' cannot be used: 'no.such.module:f' could not be loaded: ModuleNotFoundError: No"),
-        ("odd", "'odd' cannot be used: 'os:sep' is no function"),
+        ("odd", "'odd' cannot be used: 'os:sep' has to be a function, not str"),
         ("none", "'none' cannot be used: 'os' could not be loaded: AttributeError"),
         ("x", "no assignor 'x': gone, mine, none, odd, range, uniform, or one of your own"),
     ):

@@ -33,11 +33,13 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
+from rayq.client.user_calls import call_callback, finish_callback
 from rayq.config import QueueConfig, TopicConfig, given_values
 from rayq.config_keywords import QueueKeywords, TopicKeywords
 from rayq.errors import InvalidRequestError
 from rayq.records import (
     ClusterInfo,
+    DrainProgress,
     GroupInfo,
     GroupListing,
     HangingTransaction,
@@ -53,6 +55,7 @@ from rayq.records import (
     TransactionInfo,
     TransactionListing,
 )
+from rayq.user_functions import check_function, check_ran
 from rayq.wire.messages import (
     AlterTopicConfig,
     Change,
@@ -376,20 +379,32 @@ class AsyncAdmin:
         `concurrency` partitions move at a time, all together copying at most
         `throttle_bytes_per_s`, which moves that are under way already take, too.
         `on_progress(DrainProgress)` is called on the event loop (of `Admin`: in the thread of its
-        loop) when something has changed.
+        loop) when something has changed. Of an async admin it may be a coroutine function.
         TimeoutError (`timeout_s` None: none) leaves the broker cordoned; call it again to go on.
 
         Raises UnknownBrokerError, InvalidReassignmentError (the last broker, or too few would be
         left: nothing was changed), NoReassignmentError (somebody undrained it meanwhile). Where
         nothing has been able to move for half a minute it raises
-        why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned.
+        why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned. Raises
+        HandlerError (on_progress is a coroutine function where nobody awaits, say).
         """
+        is_awaited = self._core is not None  # else `Admin` has made this
+        if on_progress is not None:
+            check_function("on_progress", on_progress, is_awaited=is_awaited)
+
+        async def tell(progress: DrainProgress) -> None:
+            result = call_callback("on_progress", on_progress, progress)
+            if is_awaited:
+                await finish_callback("on_progress", result)
+            else:
+                check_ran("on_progress", result)
+
         await self._moves(ADMIN_TIMEOUT_S).drain(
             whole_number("broker", broker),
             throttle_bytes_per_s=throttle_bytes_per_s,
             concurrency=concurrency,
             timeout_s=timeout_s,
-            on_progress=on_progress,
+            tell=None if on_progress is None else tell,
         )
 
     @takes_timeout

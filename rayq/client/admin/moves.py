@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from rayq.client.admin.topics import DESCRIBE_TIMEOUT_S
 from rayq.client.arguments import as_partitions, by_partition, shown, whole_number
@@ -46,7 +46,8 @@ STUCK_PATIENCE_S = 30.0
 """How long a drain waits for brokers to come back where too few are left to take what remains."""
 VOTE_PATIENCE_S = 10.0
 """How long a drain waits for another broker to take the vote over."""
-OnProgress = Callable[[DrainProgress], None]
+OnProgress = Callable[[DrainProgress], Awaitable[None] | None]
+"""A user's function. An async admin awaits what it returns."""
 Move = tuple[str, int, list[int] | None]
 
 
@@ -185,7 +186,7 @@ class MoveAdmin:
         throttle_bytes_per_s: int | None,
         concurrency: int,
         timeout_s: float | None,
-        on_progress: OnProgress | None,
+        tell: Callable[[DrainProgress], Awaitable[None]] | None,
     ) -> None:
         if whole_number("concurrency", concurrency) < 1:
             raise InvalidReassignmentError(f"concurrency is at least 1, not {concurrency}.")
@@ -224,7 +225,7 @@ class MoveAdmin:
                 _plan_drain(response, broker)  # Says why not.
                 if refusal is not None:
                     raise refusal
-            if on_progress is not None:
+            if tell is not None:
                 waits = {one.topic_partition: one.waits_for for one in await self.reassignments()}
                 progress = DrainProgress(
                     done=len(seen) - len(left),
@@ -238,7 +239,7 @@ class MoveAdmin:
                 )
                 if progress != told:
                     told = progress
-                    on_progress(progress)
+                    await tell(progress)
             if not left:
                 break
             if deadline is not None and self._client.now >= deadline:

@@ -31,6 +31,7 @@ from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
+from rayq.client.user_calls import call_callback, finish_callback
 from rayq.config import ConsumerConfig
 from rayq.records import (
     GroupMembership,
@@ -62,11 +63,13 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         pattern: str | re.Pattern[str] | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
+        callbacks = callbacks or Callbacks()
+        callbacks.check(is_awaited=True)
         self.config = config
         self._core = ConsumerCore(client, config, on_close, group)
         self._topics = topics
         self._pattern = pattern
-        self._callbacks = callbacks or Callbacks()
+        self._callbacks = callbacks
         self._core.check_callbacks(self._callbacks)
         self._starting = asyncio.Lock()
         self._news = asyncio.Event()
@@ -100,6 +103,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         on_lost: Callback | None = None,
     ) -> None:
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        callbacks.check(is_awaited=True)
         self._core.check_callbacks(callbacks)
         self._callbacks = callbacks.or_those_of(self._callbacks)
         self._topics, self._pattern = (), None
@@ -130,8 +134,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     return result
                 if isinstance(step, Call):
                     callback = getattr(self._callbacks, step.callback)
-                    if callback is not None and (waiting := callback(step.partitions)) is not None:
-                        await waiting
+                    if callback is not None:
+                        result = call_callback(step.callback, callback, step.partitions)
+                        await finish_callback(step.callback, result)
                 elif isinstance(step, WaitForNews):
                     with contextlib.suppress(builtins.TimeoutError):
                         async with asyncio.timeout(step.timeout_s):

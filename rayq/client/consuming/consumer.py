@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import inspect
 import re
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -32,6 +31,7 @@ from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
+from rayq.client.user_calls import call_callback
 from rayq.client.waiting import Wakeup
 from rayq.errors import InvalidRequestError
 from rayq.records import (
@@ -43,6 +43,7 @@ from rayq.records import (
     TopicPartition,
     ValueT_co,
 )
+from rayq.user_functions import check_ran
 from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
@@ -100,10 +101,11 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         its group. One that is not given stays as it was.
 
         Without a group: all partitions of the topics (added ones from their beginning). Raises
-        UnknownTopicError, InvalidRequestError.
+        UnknownTopicError, InvalidRequestError, HandlerError (a callback is a coroutine function,
+        say).
         """
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        check_callbacks(callbacks)
+        callbacks.check(is_awaited=False)
         with self._use:
             self._core.check_callbacks(callbacks)
             self._callbacks = callbacks.or_those_of(self._callbacks)
@@ -143,7 +145,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     return result
                 if isinstance(step, Call):
                     if (callback := getattr(self._callbacks, step.callback)) is not None:
-                        callback(step.partitions)
+                        result = call_callback(step.callback, callback, step.partitions)
+                        check_ran(step.callback, result)
                 elif isinstance(step, WaitForNews):
                     self._news.wait(step.timeout_s)
                 else:
@@ -181,8 +184,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         the error is raised again after a second, or when `timeout_s` is over. In a group also
         MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
         (another process took over the `group_instance_id`), UnknownAssignorError, and what a
-        callback raises. ConcurrentUseError while another thread uses the consumer;
-        InvalidRequestError in a callback, or in a signal handler that interrupted a poll.
+        callback raises (HandlerError, where it has not run, or raised StopIteration, say).
+        ConcurrentUseError while another thread uses the consumer; InvalidRequestError in a
+        callback, or in a signal handler that interrupted a poll.
         """
         core = self._core
         records_max = core.records_max(max_records)
@@ -428,12 +432,3 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         _traceback: TracebackType | None,
     ) -> None:
         self._close(None, may_commit=kind is None)
-
-
-def check_callbacks(callbacks: Callbacks) -> None:
-    """Checks the callbacks of a consumer for threads. Raises TypeError."""
-    if any(inspect.iscoroutinefunction(callback) for callback in callbacks.given):
-        raise TypeError(
-            "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "
-            "coroutines too."
-        )

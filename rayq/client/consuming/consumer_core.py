@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rayq.client.arguments import as_partition, shown, topic_names
+from rayq.client.arguments import as_partition, topic_names
 from rayq.client.client import Client, check_partition
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
@@ -472,10 +472,7 @@ class ConsumerCore:
         await self._started(self.assign(self.partitions_of(wanted)))
 
     def check_callbacks(self, callbacks: Callbacks) -> None:
-        """Raises InvalidRequestError without a group, TypeError."""
-        for callback in callbacks.given:
-            if not callable(callback):
-                raise TypeError(f"A callback is a function, not {shown(callback)}.")
+        """Raises InvalidRequestError without a group."""
         if callbacks.given and self.group is None:
             raise InvalidRequestError(
                 "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."

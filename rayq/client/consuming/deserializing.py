@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from rayq.client.consuming.subscription import Slice
-from rayq.client.user_functions import name_of, told
 from rayq.config import ConsumerConfig, Deserializer
-from rayq.errors import DeserializationError
+from rayq.errors import DeserializationError, HandlerError
 from rayq.records import Record, TopicPartition
+from rayq.user_functions import LAZY, check_ran, close_unrun, name_of, told
 
 Batch = TypeVar("Batch")
 
@@ -84,6 +84,23 @@ def _deserialized(
         raise
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         return read, error
+    return _up_to_unrun(read)
+
+
+def _up_to_unrun(read: list[Any]) -> tuple[list[Any], Exception | None]:
+    """What a deserializer returned, up to the first that shows that it has not run."""
+    for kind in set(map(type, read)):
+        if issubclass(kind, LAZY) or hasattr(kind, "__await__"):
+            break
+    else:
+        return read, None
+    for index, value in enumerate(read):
+        try:
+            check_ran("It", value)
+        except HandlerError as error:
+            for later in read[index + 1 :]:
+                close_unrun(later)
+            return read[:index], error
     return read, None
 
 

@@ -32,6 +32,7 @@ from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
 from rayq.secret_names import shown_part
+from rayq.user_functions import check_function
 from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,16 @@ class Callbacks(NamedTuple):
     @property
     def given(self) -> list[Callback]:
         return [callback for callback in self if callback is not None]
+
+    def check(self, *, is_awaited: bool) -> None:
+        """`is_awaited`: those of an async consumer. Raises HandlerError."""
+        instead = (
+            "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "
+            "coroutine functions, too."
+        )
+        for name, callback in self._asdict().items():
+            if callback is not None:
+                check_function(name, callback, is_awaited=is_awaited, instead=instead)
 
 
 class Reader(Protocol):

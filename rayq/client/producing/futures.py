@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from rayq.client.timeouts import seconds
 from rayq.client.waiting import Wakeup
 from rayq.errors import InvalidRequestError, RayqError, TimeoutError
 from rayq.records import OffsetRange, RecordMetadata
+from rayq.user_functions import check_function, check_ran
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,12 +30,8 @@ OnDelivery = Callable[[RecordMetadata | None, BaseException | None], None]
 """`on_delivery(metadata, error)`: exactly one of the two is None."""
 
 
-def check_on_delivery(given: object) -> None:
-    """Raises TypeError."""
-    if given is not None and not callable(given):
-        raise TypeError(
-            f"on_delivery is a function of (metadata, error), not {type(given).__name__}."
-        )
+OnAsyncDelivery = Callable[[RecordMetadata | None, BaseException | None], Awaitable[None] | None]
+"""The same of an async producer, which awaits what it returns."""
 
 
 class Outcome:
@@ -157,12 +154,12 @@ def _call(callback: Callable[[], None]) -> None:
     and KeyboardInterrupt may come from a signal, and end the program as they should."""
     try:
         callback()
-    except Exception:
-        logger.exception("a delivery callback failed")
-    except BaseException:
+    except (KeyboardInterrupt, SystemExit):
         if threading.current_thread() is threading.main_thread():
             raise
         logger.exception("a delivery callback cannot end the program: raise it in another thread")
+    except BaseException:  # a CancelledError or StopIteration of the callback's own, say
+        logger.exception("a delivery callback failed")
 
 
 class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
@@ -214,8 +211,16 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Calls `callback(future)` once it is done: at once, or on the client's event-loop thread,
-        where it must not block."""
-        self._when_done(lambda: discard(callback(self)))
+        where it must not block. Raises HandlerError (a coroutine function, which nobody would
+        await)."""
+        check_function("A callback", callback)
+
+        def call_back() -> None:
+            result = callback(self)
+            if not asyncio.isfuture(result):  # That goes on by itself.
+                check_ran("A callback", result)
+
+        self._when_done(call_back)
 
     def __reduce__(self) -> str:
         raise TypeError(
@@ -240,6 +245,10 @@ def discard(_value: object) -> None:
     """Makes a callback that returns None of one that returns something."""
 
 
+def _check_delivered(result: object) -> None:
+    check_ran("on_delivery", result)
+
+
 class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
     """The delivery of one record. Its result is a
     `RecordMetadata(topic, partition, offset, timestamp_ms)`."""
@@ -259,14 +268,19 @@ class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
     def _when_done(self, callback: Callable[[], None]) -> None:
         self.outcome.when_done(callback)
 
-    def call_on_delivery(self, on_delivery: OnDelivery) -> None:
-        """Has `on_delivery(metadata, error)` called once the outcome is known."""
+    def call_on_delivery(
+        self, on_delivery: OnAsyncDelivery, finish: Callable[[object], None] = _check_delivered
+    ) -> None:
+        """Has `on_delivery(metadata, error)` called once the outcome is known, and then `finish`
+        with what it returned."""
 
         def deliver() -> None:
             if self.outcome.error is not None:
-                on_delivery(None, copy.copy(self.outcome.error))
+                result = on_delivery(None, copy.copy(self.outcome.error))
             else:
-                on_delivery(self._value(), None)
+                result = on_delivery(self._value(), None)
+            if result is not None:
+                finish(result)
 
         self.outcome.when_done(deliver)
 

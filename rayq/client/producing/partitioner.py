@@ -6,8 +6,10 @@ import random
 from collections.abc import Sequence
 from zlib import crc32
 
+from rayq.client.user_calls import call_callback
 from rayq.config import Partitioner
 from rayq.errors import InvalidRequestError
+from rayq.user_functions import close_unrun
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
@@ -26,9 +28,11 @@ def next_sticky_partition(
 
 
 def call_partitioner(partitioner: Partitioner, key: bytes | None, partition_count: int) -> int:
-    """What a user's own function returns, checked. Raises InvalidRequestError."""
-    partition = partitioner(key, partition_count)
+    """What a user's own function returns, checked. Raises InvalidRequestError, HandlerError, and
+    what the function raises."""
+    partition = call_callback("The partitioner", partitioner, key, partition_count)
     if type(partition) is not int or not 0 <= partition < partition_count:
+        close_unrun(partition)
         raise InvalidRequestError(
             f"The partitioner answered {partition!r} for {partition_count} partitions: it has to "
             f"return an int from 0 to {partition_count - 1}."

@@ -19,8 +19,8 @@ from rayq.client.producing.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.producing.futures import (
     DeliveryFuture,
     ManyDeliveryFuture,
+    OnAsyncDelivery,
     OnDelivery,
-    check_on_delivery,
 )
 from rayq.client.producing.intake import value_bytes
 from rayq.client.producing.producer_core import ProducerCore, buffer_full_error, no_result_error
@@ -39,6 +39,9 @@ from rayq.client.waiting import Wakeup
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError
 from rayq.records import OfValueAndKey, RecordMetadata
+from rayq.user_functions import check_function
+
+INSTEAD = "async_producer() takes coroutine functions, too."
 
 
 class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
@@ -80,10 +83,12 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        on_delivery: OnDelivery | None = None,
+        on_delivery: OnAsyncDelivery | None = None,
     ) -> DeliveryFuture:
-        """As `Producer.send`: returns once the record is accepted."""
-        check_on_delivery(on_delivery)
+        """As `Producer.send`: returns once the record is accepted. `on_delivery` may be a coroutine
+        function, which then runs as a task of its own; `flush` and `close` wait for it."""
+        if on_delivery is not None:
+            check_function("on_delivery", on_delivery, is_awaited=True)
         core = self.core
         core.check_open()
         if self._serializers is not None:
@@ -94,7 +99,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         if future is None:
             future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
         if on_delivery is not None:
-            future.call_on_delivery(on_delivery)
+            future.call_on_delivery(on_delivery, core.finish_callback)
         return future
 
     @takes_timeout
@@ -332,10 +337,11 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         RemoteStorageError, RemoteDeniedError and MissingExtraError). Raises BufferFullError,
         UnknownTopicError, RecordTooLargeError, InvalidTimestampError, InvalidRequestError (no such
         partition), ClosedError, TypeError (not bytes), SerializationError (a serializer raised, or
-        returned no bytes).
+        returned no bytes), HandlerError (`on_delivery` is a coroutine function, say), and what a
+        partitioner raises.
         """
         if on_delivery is not None:
-            check_on_delivery(on_delivery)
+            check_function("on_delivery", on_delivery, instead=INSTEAD)
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
         if self._writes_objects:

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from rayq.client.client import Client
@@ -21,6 +22,7 @@ from rayq.client.producing.futures import ManyDeliveryFuture, Part
 from rayq.client.producing.intake import Intake, StoredValue, TopicQueues
 from rayq.client.producing.sender import Sender
 from rayq.client.producing.transaction_core import TransactionCore
+from rayq.client.user_calls import finish_callback
 from rayq.config import ProducerConfig
 from rayq.core.large_values import VALUE_ID_BYTES, crc_of, manifest_of_object
 from rayq.errors import BufferFullError, ClosedError, DeliveryError, RayqError, TimeoutError
@@ -44,6 +46,8 @@ class ProducerCore:
         self._is_work_announced = False
         self._undelivered = 0
         self._first_error: RayqError | None = None
+        self._callbacks: set[asyncio.Task[None]] = set()
+        """Delivery callbacks that are awaited."""
         clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
         self.intake = Intake(config, self.accumulator, clock, client.environment.random)
@@ -193,8 +197,14 @@ class ProducerCore:
             try:
                 async with asyncio.timeout(timeout_s):
                     await _settled(future)
+                    await self._called_back()
             except builtins.TimeoutError:
                 waiting = sum(not batch.is_done for batch in batches)
+                if not waiting:
+                    raise TimeoutError(
+                        f"flush: all is delivered, and {len(self._callbacks)} calls of on_delivery "
+                        f"have not ended after {timeout_s} s: flush again to wait for them."
+                    ) from None
                 raise TimeoutError(
                     f"flush: {waiting} batches are still under way after {timeout_s} s. They go "
                     "on until delivery_timeout_ms: flush again to wait for them."
@@ -208,6 +218,17 @@ class ProducerCore:
                 f"{count} records that were accepted since the last flush were not delivered. The "
                 f"first failed with {type(error).__name__}: {error}"
             ) from error
+
+    def finish_callback(self, result: object) -> None:
+        """Awaits what a delivery callback returned, in a task of its own."""
+        task = self.client.environment.tasks.spawn(_finished(result), "on_delivery")
+        self._callbacks.add(task)
+        task.add_done_callback(self._callbacks.discard)
+
+    async def _called_back(self) -> None:
+        """Waits for the delivery callbacks that are awaited. One of them waits for no other."""
+        if self._callbacks and not _is_callback.get():
+            await asyncio.wait(list(self._callbacks))
 
     async def _drain(self) -> None:
         """Waits until all of a transaction has an outcome. Its end tells of failures."""
@@ -266,6 +287,21 @@ class ProducerCore:
             self.client.drop_interest(topic)
         self.intake.topics = {}
         self._on_close()
+
+
+_is_callback: ContextVar[bool] = ContextVar("is_callback", default=False)
+"""Whether a delivery callback runs here, in a task."""
+
+
+async def _finished(result: object) -> None:
+    _is_callback.set(True)
+    try:
+        await finish_callback("on_delivery", result)
+    except BaseException:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        logger.exception("a delivery callback failed")
 
 
 async def _settled(future: ManyDeliveryFuture) -> None:

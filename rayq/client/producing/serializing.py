@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rayq.client.user_functions import name_of, told
 from rayq.config import ProducerConfig, Serializer
 from rayq.errors import SerializationError
+from rayq.user_functions import close_unrun, name_of, told
 
 
 class Serializers:
@@ -58,10 +58,13 @@ def _serialized(what: str, serializer: Serializer, item: Any, topic: str, index:
     data: Any
     try:
         data = serializer(item)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):  # They come from the caller's own thread.
+        raise
+    except BaseException as error:
         failed = f"raised {told(error)}"
         raise _serialization_error(what, serializer, item, topic, index, failed) from error
     if not isinstance(data, bytes):
+        close_unrun(data)
         failed = f"returned {type(data).__name__}, not bytes."
         raise _serialization_error(what, serializer, item, topic, index, failed)
     return data

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
@@ -28,6 +27,7 @@ from rayq.errors import (
     TransactionOutcomeUnknownError,
 )
 from rayq.records import OffsetAndMetadata, TopicPartition
+from rayq.user_functions import is_coroutine_function
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
     from typing_extensions import TypeVar
@@ -416,8 +416,10 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
 
 def _check_reading(reads: object, group: str | None, *, is_async: bool) -> None:
     """Raises TypeError."""
-    tells = getattr(reads, "positions_to_send", None)
-    if tells is None or iscoroutinefunction(tells) is not is_async:
+    methods = [
+        getattr(reads, name, None) for name in ("positions_to_send", "mark_positions", "go_back")
+    ]
+    if any(not callable(one) or is_coroutine_function(one) is not is_async for one in methods):
         kind = "cluster.async_consumer: an AsyncConsumer" if is_async else "cluster.consumer"
         raise TypeError(
             f"Positions come from a consumer (made by {kind}) or, of send_offsets, from a mapping "

@@ -12,8 +12,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 import msgspec
 
 from rayq.client.queues.task import QueueTask
-from rayq.client.user_functions import name_of
 from rayq.errors import InvalidRequestError, SerializationError, TaskArgumentsError
+from rayq.user_functions import check_function, is_coroutine_function, name_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ class TaskFunction(Generic[P, R, PutT]):
         self.function = function
         self.name = name
         self.retries = retries
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = is_coroutine_function(function)
         self._put = put
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
@@ -129,9 +129,8 @@ class Functions(Generic[PutT]):
         retries: int | None,
         put: Callable[..., PutT],
     ) -> TaskFunction[P, R, PutT]:
-        """For `put` see `TaskFunction`. Raises TypeError, InvalidRequestError."""
-        if not callable(function) or inspect.isclass(function):
-            raise TypeError(f"A task is a function, not {type(function).__name__}.")
+        """For `put` see `TaskFunction`. Raises HandlerError, InvalidRequestError."""
+        check_function("A task", function, is_awaited=True)
         if retries is not None and (type(retries) is not int or retries < 0):
             raise InvalidRequestError(f"retries is a number from 0, not {retries!r}.")
         name = name or name_of(function)
@@ -143,6 +142,11 @@ class Functions(Generic[PutT]):
             )
         made = self._known[name] = TaskFunction(function, name, retries, put)
         return made
+
+    def check_plain(self, instead: str) -> None:
+        """For a worker that awaits nothing; `instead` says what does. Raises HandlerError."""
+        for known in self._known.values():
+            check_function(f"Task {known.name!r}:", known.function, instead=instead)
 
     def of(self, task: QueueTask) -> TaskFunction[Any, Any, PutT]:
         """The function that a record calls. Raises LookupError."""

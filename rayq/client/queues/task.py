@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Protocol, Self
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.queues.arguments import DELAY_S_MAX, seconds_between
 from rayq.client.queues.taken import Row, Taken
-from rayq.client.user_functions import told
 from rayq.errors import InvalidRequestError, LockLostError
 from rayq.records import Headers
+from rayq.user_functions import told
 
 ACK, NACK, REJECT, EXTEND = "ack", "nack", "reject", "extend"
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from typing import Any, Protocol
 
 from rayq.client.queues.functions import Functions
 from rayq.client.queues.task import QueueTask
-from rayq.errors import (
-    ClosedError,
-    InvalidRequestError,
-    LockLostError,
-    RayqError,
-    TaskArgumentsError,
+from rayq.client.user_calls import call_here, outcome_of
+from rayq.environment import ThreadPool
+from rayq.errors import ClosedError, LockLostError, RayqError, TaskArgumentsError
+from rayq.user_functions import (
+    call,
+    check_function,
+    check_ran,
+    is_awaitable,
+    is_coroutine_function,
+    told,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,26 +56,31 @@ class AsyncTakesTasks(Protocol):
 
 def call_of(
     task: QueueTask, handler: Handler | None, functions: Functions[Any]
-) -> tuple[Callable[[], Any], int | None]:
-    """What handles a record, and how many retries it has. Raises LookupError,
-    TaskArgumentsError."""
+) -> tuple[Callable[[], Any], bool, int | None]:
+    """What handles a record, whether that is a coroutine function, and how many retries it has.
+    Raises LookupError, TaskArgumentsError."""
     if handler is not None:
-        return lambda: handler(task), None
+        return lambda: handler(task), is_coroutine_function(handler), None
     function = functions.of(task)
     args, kwargs = function.arguments(task.value)
-    return lambda: function.function(*args, **kwargs), function.retries
+    return lambda: function.function(*args, **kwargs), function.is_async, function.retries
+
+
+def check_done(result: object) -> BaseException | None:
+    """The error of what a function returned that shows that it has not done its work."""
+    return call(check_ran, "The function", result)[1]
 
 
 def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> None:
     """Gives a record back, or rejects it, after its handler raised."""
     logger.warning(
-        "queue %s: offset %d of %s-%d failed (delivery %d): %r",
+        "queue %s: offset %d of %s-%d failed (delivery %d): %s",
         task.queue,
         task.offset,
         task.topic,
         task.partition,
         task.delivery_count,
-        error,
+        told(error),
     )
     if task.is_settled:
         return
@@ -82,6 +91,23 @@ def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> 
             task.fail(error, retries)
     except (LockLostError, ClosedError) as lost:
         logger.warning("queue %s: %s", task.queue, lost)
+
+
+def give_back(task: QueueTask) -> None:
+    """After its worker was cancelled, or the program interrupted, in the middle of its handler."""
+    if task.is_settled:
+        return
+    try:
+        task.nack(0)
+    except (LockLostError, ClosedError) as lost:
+        logger.warning("queue %s: %s", task.queue, lost)
+
+
+def first_of(failures: Sequence[BaseException]) -> BaseException | None:
+    """What ended a worker, to be raised; the others are logged."""
+    for other in failures[1:]:
+        logger.error("a worker failed: %s", told(other), exc_info=other)
+    return failures[0] if failures else None
 
 
 def note_success(task: QueueTask) -> None:
@@ -119,14 +145,17 @@ class ThreadWorker:
     def __init__(
         self, queue: TakesTasks, handler: Handler | None, functions: Functions[Any]
     ) -> None:
-        if handler is not None and inspect.iscoroutinefunction(handler):
-            raise TypeError("A coroutine function needs an event loop: use cluster.async_queue().")
+        instead = "It needs an event loop: use cluster.async_queue()."
+        if handler is not None:
+            check_function("The handler", handler, instead=instead)
+        else:
+            functions.check_plain(instead)
         self._queue = queue
         self._handler = handler
         self._functions = functions
         self._activities: list[Activity] = []
         self._is_stopped = False
-        self.failure: Exception | None = None
+        self.failures: list[BaseException] = []
 
     def stop(self) -> None:
         """From any thread, a handler, or a signal handler: so it takes no lock."""
@@ -163,14 +192,14 @@ class ThreadWorker:
                     stuck,
                     stop_timeout_s,
                 )
-        if self.failure is not None:
-            raise self.failure
+        if (failure := first_of(self.failures)) is not None:
+            raise failure
 
     def _work(self, activity: Activity) -> None:
         try:
             self._loop(activity)
-        except Exception as error:  # noqa: BLE001 - `run` raises it
-            self.failure = error
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            self.failures.append(error)
             self._is_stopped = True
 
     def _goes_on(self) -> bool:
@@ -193,16 +222,15 @@ class ThreadWorker:
                     self._handle(task)
 
     def _handle(self, task: QueueTask) -> None:
-        retries: int | None = None
-        try:
-            call, retries = call_of(task, self._handler, self._functions)
-            result = call()
-            if inspect.iscoroutine(result):
-                result.close()
-                raise InvalidRequestError(
-                    "The function is a coroutine function: run it by cluster.async_queue().work()."
-                )
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+        found, error = call(call_of, task, self._handler, self._functions)
+        if error is not None:
+            note_failure(task, error, None)
+            return
+        handle, _, retries = found
+        result, error = call(handle)
+        if error is None:
+            error = check_done(result)
+        if error is not None:
             note_failure(task, error, retries)
         else:
             note_success(task)
@@ -222,55 +250,102 @@ def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+_stops: list[Callable[[], None]] = []
+"""Of the workers on the main thread's event loop: SIGTERM stops all of them."""
+
+
+def _stop_all() -> None:
+    for stop in list(_stops):
+        stop()
+
+
+@contextlib.contextmanager
+def _loop_stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """As `_stopped_by_sigterm`, for one of the workers of an event loop."""
+    is_main = threading.current_thread() is threading.main_thread()
+    is_first = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    loop = asyncio.get_running_loop()
+    if is_first:
+        loop.add_signal_handler(signal.SIGTERM, _stop_all)
+    elif not is_main or not _stops:
+        yield
+        return
+    _stops.append(stop)
+    try:
+        yield
+    finally:
+        _stops.remove(stop)
+        if not _stops:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
 class AsyncWorker:
-    """One call of `AsyncQueue.work`."""
+    """One call of `AsyncQueue.work`. Coroutine functions run on the event loop, others in threads,
+    as many as the worker handles records at once; what they return is awaited on the loop."""
 
     def __init__(
         self, queue: AsyncTakesTasks, handler: Handler | None, functions: Functions[Any]
     ) -> None:
+        if handler is not None:
+            check_function("The handler", handler, is_awaited=True)
         self._queue = queue
         self._handler = handler
         self._functions = functions
         self._activities: list[Activity] = []
         self._wanted = asyncio.Event()
+        self._event_loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
-        """On the loop."""
-        self._wanted.set()
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._event_loop.call_soon_threadsafe(self._wanted.set)
 
     async def run(
         self, concurrency: int, stop_when_idle_s: float | None, stop_timeout_s: float
     ) -> None:
         """Until it is stopped. Cancelled, it cancels the handlers, whose records are given back."""
+        threads = ThreadPool(concurrency)
         workers: list[asyncio.Task[None]] = []
         for _ in range(concurrency):
             self._activities.append(Activity())
-            workers.append(asyncio.ensure_future(self._loop(self._activities[-1])))
+            workers.append(asyncio.ensure_future(self._loop(self._activities[-1], threads)))
         try:
-            while not self._wanted.is_set() and not any(one.done() for one in workers):
-                idle_s = min(one.idle_s() for one in self._activities)
-                if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
-                    break
-                with contextlib.suppress(asyncio.TimeoutError):
-                    async with asyncio.timeout(WATCH_S):
-                        await self._wanted.wait()
+            with _loop_stopped_by_sigterm(self.stop):
+                while not self._wanted.is_set() and not any(one.done() for one in workers):
+                    idle_s = min(one.idle_s() for one in self._activities)
+                    if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
+                        break
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        async with asyncio.timeout(WATCH_S):
+                            await self._wanted.wait()
             self._wanted.set()
             _, stuck = await asyncio.wait(workers, timeout=stop_timeout_s)
             if stuck:
                 logger.warning(
-                    "%d handlers have not ended within %g s: they are cancelled",
+                    "%d handlers have not ended within %g s: they are cancelled, those in threads "
+                    "go on, and their records come again elsewhere",
                     len(stuck),
                     stop_timeout_s,
                 )
         finally:
+            self._wanted.set()
+            ended = [worker for worker in workers if worker.done()]
             for worker in workers:
                 worker.cancel()
-            outcomes = await asyncio.gather(*workers, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, RayqError):
-                raise outcome
+            await asyncio.wait(workers)
+            failure = first_of(
+                [
+                    error
+                    for worker in workers
+                    if not worker.cancelled() and (error := worker.exception()) is not None
+                ]
+            )
+        if failure is not None:
+            raise failure
+        if any(worker.cancelled() for worker in ended):
+            raise asyncio.CancelledError("Somebody cancelled a task of the worker.")
 
-    async def _loop(self, activity: Activity) -> None:
+    async def _loop(self, activity: Activity, threads: ThreadPool) -> None:
         while not self._wanted.is_set():
             try:
                 tasks = await self._queue.take(1, TAKE_S)
@@ -284,27 +359,33 @@ class AsyncWorker:
                 continue
             for task in tasks:
                 with activity.at_work():
-                    await self._handle(task)
+                    await self._handle(task, threads)
 
-    async def _handle(self, task: QueueTask) -> None:
-        retries: int | None = None
+    async def _handle(self, task: QueueTask, threads: ThreadPool) -> None:
         try:
-            call, retries = call_of(task, self._handler, self._functions)
-            is_async = self._is_async(task)
-            work: Coroutine[Any, Any, Any] = call() if is_async else asyncio.to_thread(call)
-            await work
-        except asyncio.CancelledError as error:
-            note_failure(task, error, retries)
+            found, error = call_here(call_of, task, self._handler, self._functions)
+            if error is not None:
+                note_failure(task, error, None)
+                return
+            handle, is_async, retries = found
+            error = await self._failure(handle, is_async, threads)
+        except BaseException:  # The worker is cancelled, or the program interrupted.
+            give_back(task)
             raise
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+        if error is not None:
             note_failure(task, error, retries)
         else:
             note_success(task)
 
-    def _is_async(self, task: QueueTask) -> bool:
-        handler = self._handler
-        if handler is None:
-            return self._functions.of(task).is_async
-        return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
-        )
+    async def _failure(
+        self, handle: Callable[[], Any], is_async: bool, threads: ThreadPool
+    ) -> BaseException | None:
+        """Calls a function, and awaits what it returns; gives the error that it raised. Raises
+        CancelledError only where this worker is cancelled."""
+        if is_async:
+            result, error = call_here(handle)  # That only makes the coroutine.
+        else:
+            result, error = await threads.run(copy_context().run, call, handle)
+        if error is None and is_awaitable(result):
+            result, error = await outcome_of(result)
+        return check_done(result) if error is None else error

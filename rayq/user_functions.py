@@ -1,0 +1,148 @@
+"""The functions that users give to rayq: whether a call of one has done its work, and how errors
+name them.
+
+Python calls a coroutine function, or a function with `yield`, without running a line of it. So a
+call that returns an awaitable has done nothing until that is awaited, and one that returns a
+generator has done nothing at all. `check_function` refuses what is known to be of such a kind, and
+`check_ran` looks at what comes back: only a lambda, a decorated function or an object with
+`__call__` gets so far.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+from rayq.errors import HandlerError
+
+_NOT_PLAIN = (
+    inspect.CO_COROUTINE
+    | inspect.CO_ITERABLE_COROUTINE
+    | inspect.CO_GENERATOR
+    | inspect.CO_ASYNC_GENERATOR
+)
+LAZY = (Generator, AsyncGenerator, map, filter)
+"""What runs nothing until somebody iterates over it."""
+
+
+def name_of(function: object) -> str:
+    """The module and the qualified name of a function."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", None)
+    return f"{module}.{name}" if isinstance(module, str) else str(name)
+
+
+def told(error: BaseException) -> str:
+    """The class and the text of an error that a user's function raised. Ends in a full stop."""
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - a user's class may do anything
+        text = ""
+    name = type(error).__qualname__
+    return (f"{name}: {text}" if text else name).removesuffix(".") + "."
+
+
+# --- before a call --------------------------------------------------------------------------------
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Whether a call is known to return a coroutine: also of a partial, and of an object or a class
+    with such a `__call__`."""
+    return any(inspect.iscoroutinefunction(body) for body in _bodies(function))
+
+
+def makes_generator(function: object) -> bool:
+    """Whether a call is known to return a generator, or an async one. For what, see
+    `is_coroutine_function`."""
+    return any(
+        inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
+        for body in _bodies(function)
+    )
+
+
+def _bodies(function: object) -> Iterator[Any]:
+    """What a call may run."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    yield function
+    kind = function if inspect.isclass(function) else type(function)
+    yield getattr(kind, "__call__", None)  # noqa: B004 - not to learn whether it is callable
+
+
+def check_function(
+    what: str, function: Any, *, is_awaited: bool = False, instead: str = ""
+) -> None:
+    """Checks a function that is called for what it does. `what` begins the error's sentence, such
+    as "on_delivery"; `instead` ends it, and says what takes coroutine functions. `is_awaited`: this
+    does. Raises HandlerError."""
+    bare = function.__func__ if type(function) is MethodType else function
+    if type(bare) is FunctionType and not bare.__code__.co_flags & _NOT_PLAIN:
+        return
+    if not callable(function):
+        raise HandlerError(f"{what} has to be a function, not {type(function).__name__}.")
+    if inspect.isclass(function):
+        raise HandlerError(
+            f"{what} has to be a function, and a call of class {name_of(function)} only makes an "
+            "instance: give an instance whose __call__ does the work."
+        )
+    check_kind(what, function, is_awaited=is_awaited, instead=instead)
+
+
+def check_kind(
+    what: str, function: object, *, is_awaited: bool = False, instead: str = ""
+) -> None:
+    """As `check_function`, of what is known to be callable, and may be a class."""
+    if makes_generator(function):
+        raise HandlerError(
+            f"{what} {name_of(function)} makes a generator, of which nothing would run: do the "
+            "work without yield."
+        )
+    if not is_awaited and is_coroutine_function(function):
+        raise HandlerError(
+            f"{what} {name_of(function)} is a coroutine function, and has to be a plain function "
+            f"here, where nobody awaits it.{instead and ' '}{instead}"
+        )
+
+
+# --- after a call ---------------------------------------------------------------------------------
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """The result of a call, or the error that it raised, whatever that is. For threads that nobody
+    interrupts: not for the main thread."""
+    try:
+        return function(*arguments), None
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+        return None, error
+
+
+def is_awaitable(result: object) -> bool:
+    """Whether what a function returned is to be awaited."""
+    return result is not None and inspect.isawaitable(result)
+
+
+def check_ran(what: str, result: object) -> None:
+    """Checks what a function returned that is called for what it does. Raises HandlerError where
+    that shows that it has not done it."""
+    if result is None:
+        return
+    if isinstance(result, LAZY) and not is_awaitable(result):
+        raise HandlerError(
+            f"{what} returned a {type(result).__name__}, of which nothing has run: do the work "
+            "without yield."
+        )
+    if is_awaitable(result):
+        close_unrun(result)
+        raise HandlerError(
+            f"{what} returned an awaitable ({type(result).__name__}), which nobody awaits here: do "
+            "the work before it returns."
+        )
+
+
+def close_unrun(result: object) -> None:
+    """Has Python not complain of a coroutine that was never awaited: an error tells of it."""
+    if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+        result.close()
