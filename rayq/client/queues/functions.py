@@ -4,15 +4,13 @@ so that a record can run no code but that of the functions the worker knows."""
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
-
-import msgspec
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from rayq.client.queues.task import QueueTask
-from rayq.errors import InvalidRequestError, SerializationError, TaskArgumentsError
+from rayq.client.queues.task_arguments import TaskArguments
+from rayq.errors import InvalidRequestError
 from rayq.user_functions import check_function, is_coroutine_function, name_of
 
 P = ParamSpec("P")
@@ -22,7 +20,6 @@ PutT = TypeVar("PutT")
 TASK_HEADER = "rayq.task"
 """The header that names the function of a record; its value is the arguments, as JSON:
 `[[positional], {by name}]`."""
-ANYTHING = inspect.Parameter.empty
 
 
 class TaskFunction(Generic[P, R, PutT]):
@@ -43,8 +40,7 @@ class TaskFunction(Generic[P, R, PutT]):
         self.retries = retries
         self.is_async = is_coroutine_function(function)
         self._put = put
-        self._signature = inspect.signature(function)
-        self._hints: dict[str, Any] | None = None
+        self._arguments = TaskArguments(name, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -54,8 +50,8 @@ class TaskFunction(Generic[P, R, PutT]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> PutT:
         """Has a worker call the function with these arguments. Returns, as `put` does, once that is
-        durable. Raises TypeError (the function takes no such arguments), SerializationError (JSON
-        does not know them), and what `put` raises."""
+        durable. Raises TypeError (the function takes no such arguments), SerializationError (an
+        argument would not arrive as it is), and what `put` raises."""
         return self.put(args, kwargs)
 
     def put(
@@ -69,15 +65,7 @@ class TaskFunction(Generic[P, R, PutT]):
     ) -> PutT:
         """As `delay(*args, **kwargs)`, with what `queue.put` takes besides: a key, or when it is
         due."""
-        kwargs = kwargs or {}
-        self._signature.bind(*args, **kwargs)
-        try:
-            value = msgspec.json.encode([list(args), kwargs])
-        except (TypeError, ValueError, RecursionError) as error:
-            raise SerializationError(
-                f"The arguments of {self.name} travel as JSON, which has no form for one of them: "
-                f"{error}"
-            ) from error
+        value = self._arguments.encoded(args, kwargs or {})
         headers = [(TASK_HEADER, self.name.encode())]
         return self._put(
             value, headers=headers, key=key, delay_s=delay_s, deliver_at=deliver_at
@@ -86,34 +74,7 @@ class TaskFunction(Generic[P, R, PutT]):
     def arguments(self, value: bytes | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with, each as its annotation says. Raises
         TaskArgumentsError."""
-        try:
-            args, kwargs = msgspec.json.decode(value or b"", type=tuple[list[Any], dict[str, Any]])
-            bound = self._signature.bind(*args, **kwargs)
-            hints = self._known_hints()
-            for name, given in bound.arguments.items():
-                if (hint := hints.get(name, ANYTHING)) is ANYTHING:
-                    continue
-                kind = self._signature.parameters[name].kind
-                if kind is inspect.Parameter.VAR_POSITIONAL:
-                    hint = tuple[hint, ...]  # type: ignore[valid-type]
-                elif kind is inspect.Parameter.VAR_KEYWORD:
-                    hint = dict[str, hint]  # type: ignore[valid-type]
-                bound.arguments[name] = msgspec.convert(given, type=hint)
-        except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeDecodeError) as error:
-            raise TaskArgumentsError(
-                f"The record is no call of {self.name}: {error}"
-            ) from error
-        return bound.args, bound.kwargs
-
-    def _known_hints(self) -> dict[str, Any]:
-        """The annotations. They may name what is defined below the function, so they are looked at
-        when the first call comes. Raises TypeError."""
-        if self._hints is None:
-            try:
-                self._hints = get_type_hints(self.function)
-            except NameError as error:
-                raise TypeError(f"an annotation is not known: {error}") from error
-        return self._hints
+        return self._arguments.decoded(value)
 
 
 class Functions(Generic[PutT]):

@@ -1,0 +1,209 @@
+"""Arguments of tasks, as JSON: `[[positional], {by name}]`. A call is written only where a worker
+reads from it what the caller gave.
+
+JSON knows fewer types than Python. An annotation says what a text or a list was before; without one
+a tuple would arrive as a list, a date as a text, and NaN as None. So whoever writes a call reads it
+back, and compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, get_type_hints
+
+import msgspec
+
+from rayq.client.arguments import shown
+from rayq.errors import SerializationError, TaskArgumentsError
+from rayq.user_functions import told
+
+DEPTH_MAX = 100
+"""How deep arguments are nested at most: a worker may have less of Python's stack left than the
+caller."""
+_EXACT = (str, int, bool, type(None), bytes)
+
+
+class TaskArguments:
+    """What one function is called with."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        """`name` is for errors."""
+        self._name = name
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._hints: dict[str, Any] | None = None
+
+    def encoded(self, args: Any, kwargs: Mapping[str, Any]) -> bytes:
+        """Raises TypeError (the function takes no such arguments), SerializationError."""
+        given = self._signature.bind(*args, **kwargs).arguments
+        try:
+            value = msgspec.json.encode([list(args), kwargs])
+            arrived = self._bound(value).arguments
+            changed = [name for name, one in given.items() if not _is_same(one, arrived[name])]
+        except Exception as error:
+            raise self._refused(given, error) from error
+        for name in changed:
+            raise self._not_same(name, given[name], arrived[name])
+        return value
+
+    def decoded(self, value: bytes | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Each as its annotation says. Raises TaskArgumentsError."""
+        try:
+            bound = self._bound(value or b"")
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+            raise TaskArgumentsError(
+                f"The record is no call of {self._name}: {error}"
+            ) from error
+        return bound.args, bound.kwargs
+
+    def _bound(self, value: bytes) -> inspect.BoundArguments:
+        args, kwargs = msgspec.json.decode(value, type=tuple[list[Any], dict[str, Any]])
+        bound = self._signature.bind(*args, **kwargs)
+        for name, arrived in bound.arguments.items():
+            bound.arguments[name] = self._converted(name, arrived)
+        return bound
+
+    def _converted(self, name: str, arrived: Any) -> Any:
+        hint = self._known_hints().get(name, inspect.Parameter.empty)
+        if hint is inspect.Parameter.empty:
+            return arrived
+        kind = self._signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            hint = tuple[hint, ...]  # type: ignore[valid-type]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            hint = dict[str, hint]  # type: ignore[valid-type]
+        return msgspec.convert(arrived, type=hint, str_keys=True)
+
+    def _known_hints(self) -> dict[str, Any]:
+        """The annotations. They may name what is defined below the function, so they are looked at
+        when the first call comes. Raises TypeError."""
+        if self._hints is None:
+            try:
+                self._hints = get_type_hints(_annotated(self._function))
+            except NameError as error:
+                raise TypeError(f"an annotation is not known: {error}") from error
+        return self._hints
+
+    # --- refusals -------------------------------------------------------------------------------
+
+    def _refused(self, given: dict[str, Any], error: Exception) -> SerializationError:
+        """Names the first argument that is not written or read."""
+        for name, one in given.items():
+            try:
+                written = msgspec.json.encode(one)
+            except Exception as unwritten:  # noqa: BLE001 - any that an argument's class raises
+                return self._error(name, one, f"JSON has no form for it: {told(unwritten)}")
+            try:
+                self._converted(name, msgspec.json.decode(written))
+            except Exception as unread:  # noqa: BLE001
+                return self._error(name, one, f"no worker could read it: {told(unread)}")
+        return SerializationError(f"The arguments of {self._name} cannot travel: {told(error)}")
+
+    def _not_same(self, name: str, given: Any, arrived: Any) -> SerializationError:
+        if _depth(given) > DEPTH_MAX:
+            return self._error(name, given, f"it is nested more than {DEPTH_MAX} levels deep.")
+        return self._error(
+            name,
+            given,
+            f"a worker would get {_shown(arrived)} instead. Annotate the parameter with what it "
+            "is, or give what JSON knows: texts, whole and finite numbers, True, False, None, "
+            "lists, and dicts by texts.",
+        )
+
+    def _error(self, name: str, given: Any, why: str) -> SerializationError:
+        return SerializationError(
+            f"Argument {name!r} of {self._name}, {_shown(given)}, cannot travel as JSON: {why}"
+        )
+
+
+def _annotated(function: Any) -> Any:
+    """What has the annotations of a function: also of a partial, and of an object with
+    `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _shown(given: object) -> str:
+    try:
+        text = shown(given).encode(errors="backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - a user's class may do anything
+        text = "a value"
+    return f"{text} ({type(given).__name__})"
+
+
+def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
+    """Whether an argument has arrived as it was given."""
+    if depth >= DEPTH_MAX:
+        return False
+    if type(given) in _EXACT and type(given) is type(arrived):
+        return bool(given == arrived)
+    if isinstance(given, bool) or isinstance(arrived, bool):
+        return False
+    if isinstance(given, Mapping):
+        return (
+            isinstance(arrived, Mapping)
+            and len(given) == len(arrived)
+            and all(
+                _is_same(key, its_key, depth + 1) and _is_same(one, its_one, depth + 1)
+                for (key, one), (its_key, its_one) in zip(
+                    given.items(), arrived.items(), strict=True
+                )
+            )
+        )
+    for kind in (list, tuple):
+        if isinstance(given, kind):
+            return (
+                isinstance(arrived, kind)
+                and len(given) == len(arrived)
+                and all(
+                    _is_same(one, its_one, depth + 1)
+                    for one, its_one in zip(given, arrived, strict=True)
+                )
+            )
+    if (names := _fields(given)) is not None:
+        return type(given) is type(arrived) and all(
+            _is_same(getattr(given, name, None), getattr(arrived, name, None), depth + 1)
+            for name in names
+        )
+    try:
+        if isinstance(given, datetime) and given.tzinfo is not None:
+            return given.astimezone(UTC) == arrived.astimezone(UTC) and (
+                arrived.tzinfo is not None
+            )
+        return bool(given == arrived)
+    except Exception:  # noqa: BLE001 - a user's class may do anything
+        return False
+
+
+def _fields(given: object) -> list[str] | None:
+    """The names of the fields of a dataclass, a struct, or a class of attrs."""
+    if isinstance(given, type):
+        return None
+    if isinstance(given, msgspec.Struct):
+        return list(given.__struct_fields__)
+    if dataclasses.is_dataclass(given):
+        return [field.name for field in dataclasses.fields(given)]
+    attributes = getattr(type(given), "__attrs_attrs__", None)
+    return None if attributes is None else [one.name for one in attributes]
+
+
+def _depth(given: Any) -> int:
+    """How deep it is nested, up to one more than it may be."""
+    level, depth = [given], 0
+    while level and depth <= DEPTH_MAX:
+        depth += 1
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                below += one.values()
+            elif isinstance(one, list | tuple | set | frozenset):
+                below += one
+            elif (names := _fields(one)) is not None:
+                below += [getattr(one, name, None) for name in names]
+        level = below
+    return depth
