@@ -322,21 +322,30 @@ class Flight:
         late = [one for one in (*self.in_flight, *self.waiting) if one.deadline <= now]
         actions: list[Action] = []
         if late:
-            actions += self._give_up_all(late, self.timeout_error())
+            error = self.timeout_error()
+            actions += self._give_up_all(late, error, error)
         if self.in_flight and now - self.in_flight[0].sent_at > LEADER_PATIENCE_S:
             actions.append(SuspectLeader(self.leader))
         return actions
 
-    def fail_all(self, error: RayqError) -> list[Fail]:
-        """Everything fails, sent or not, in order."""
+    def fail_all(self, error: RayqError, unwritten: RayqError | None = None) -> list[Fail]:
+        """Everything fails, sent or not, in order. `unwritten` is the error of what is known to be
+        not written, where that is another."""
         self.last_error = error
-        return self._give_up_all([*self.in_flight, *self.waiting], error)
+        return self._give_up_all([*self.in_flight, *self.waiting], error, unwritten or error)
 
-    def _give_up_all(self, shipments: list[Shipment], error: RayqError) -> list[Fail]:
+    def in_doubt(self) -> list[ProducerBatch]:
+        """What was sent, and may or may not be written."""
+        shipments = (*self.in_flight, *self.waiting)
+        return [one.batch for one in shipments if one.in_doubt or one.attempt is not None]
+
+    def _give_up_all(
+        self, shipments: list[Shipment], error: RayqError, unwritten: RayqError
+    ) -> list[Fail]:
         for shipment in shipments:
             shipment.in_doubt = shipment.in_doubt or shipment.attempt is not None
         shipments.sort(key=lambda one: one.serial)
-        return [self.give_up(shipment, error) for shipment in shipments]
+        return [self.give_up(one, error if one.in_doubt else unwritten) for one in shipments]
 
     def give_up(self, shipment: Shipment, error: RayqError) -> Fail:
         """The batch fails for good, and its numbers, if it has any, are lost with it."""

@@ -557,7 +557,9 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
         """Aborts an open transaction, flushes, then closes; idempotent. What is not delivered after
-        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
+        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails: by ClosedError what is not
+        written, by OutcomeUnknownError what was sent and not answered. Raises DeliveryError as
+        `flush` does, and TimeoutError, which counts both."""
         if not self._core.is_closed:
             self._background.check_callable()
             self._background.run(self.closing(timeout_s))

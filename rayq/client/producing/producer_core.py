@@ -25,7 +25,14 @@ from rayq.client.producing.transaction_core import TransactionCore
 from rayq.client.user_calls import finish_callback
 from rayq.config import ProducerConfig
 from rayq.core.large_values import VALUE_ID_BYTES, crc_of, manifest_of_object
-from rayq.errors import BufferFullError, ClosedError, DeliveryError, RayqError, TimeoutError
+from rayq.errors import (
+    BufferFullError,
+    ClosedError,
+    DeliveryError,
+    OutcomeUnknownError,
+    RayqError,
+    TimeoutError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +74,31 @@ class ProducerCore:
         sent. It takes no lock, because a thread of the parent may have held it."""
         self.is_closed = True
         self.intake.topics = {}
-        self._give_up(
-            ClosedError(
-                "This was sent before a fork, in the parent process, which delivers it and knows "
-                "the outcome."
-            )
+        error = ClosedError(
+            "This was sent before a fork, in the parent process, which delivers it and knows the "
+            "outcome."
         )
+        self._give_up(error, error)
 
     def loop_has_ended(self) -> None:
         """Nothing is sent any more. Threads that wait get a ClosedError."""
         self.is_closed = True
         self.intake.topics = {}
-        self._give_up(ClosedError("The event loop ended before this was sent: it is lost."))
+        self._give_up(
+            ClosedError("The event loop ended before this was delivered. It was not written."),
+            OutcomeUnknownError(
+                "This was sent, and may or may not be written: the event loop ended before an "
+                "answer came. Read the end of the partition before you send it again."
+            ),
+        )
         self._on_close()
 
-    def _give_up(self, error: ClosedError) -> None:
+    def _give_up(self, error: RayqError, in_doubt: RayqError) -> None:
+        """`in_doubt` is for what may or may not be written."""
+        sent = self._sender.in_doubt()
         for batch in self.accumulator.incomplete():
             if not batch.is_done:
-                batch.give_up(error)
+                batch.give_up(in_doubt if batch in sent else error)
 
     def write_object(self, topic: str, value: Any) -> StoredValue:
         """What stands in the log for a value that is too large for it, once that is stored as an
@@ -252,8 +266,28 @@ class ProducerCore:
             if self.transactions is not None:
                 await self._close_transactions(self.transactions, timeout_s)
             await self.flush(None if deadline is None else max(deadline - self.client.now, 0.0))
+        except TimeoutError:
+            raise self._undelivered_error(timeout_s) from None
         finally:
             self._release()
+
+    def _undelivered_error(self, timeout_s: float | None) -> TimeoutError:
+        """What is true of the records that are given up now."""
+        sent = self._sender.in_doubt()
+        counts = {True: 0, False: 0}
+        for batch in self.accumulator.incomplete():
+            counts[batch in sent] += batch.record_count
+        if not any(counts.values()):
+            return TimeoutError(
+                f"close: all is delivered, and {len(self._callbacks)} calls of on_delivery, which "
+                f"go on, have not ended after {timeout_s:g} s."
+            )
+        return TimeoutError(
+            f"close: {sum(counts.values())} records were not delivered within {timeout_s:g} s, and "
+            f"are given up. {counts[False]} of them are not written. {counts[True]} were sent and "
+            "may or may not be written, because no answer came: read the ends of their partitions "
+            "before you send them again. The future of each says which it is."
+        )
 
     async def _close_transactions(
         self, transactions: TransactionCore, timeout_s: float | None

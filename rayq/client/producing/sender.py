@@ -133,12 +133,20 @@ class Sender:
             self._allocation.cancel()
         if self._ticker is not None:
             self._ticker.cancel()
-        error = ClosedError("The producer was closed before this was sent. It was not written.")
+        error = ClosedError("The producer was closed before an answer came.")
+        unwritten = ClosedError(
+            "The producer was closed before this was delivered. It was not written."
+        )
         for channel in list(self._channels.values()):
-            self._fail_all(channel, error)
+            self._fail_all(channel, error, unwritten)
         self._channels.clear()
         # What was not even announced yet.
-        self._fail([Fail(batch, error) for batch in self._accumulator.incomplete()])
+        self._fail([Fail(batch, unwritten) for batch in self._accumulator.incomplete()])
+
+    def in_doubt(self) -> set[ProducerBatch]:
+        """What was sent and has no outcome yet: it may or may not be written."""
+        channels = list(self._channels.values())
+        return {batch for channel in channels for batch in channel.flight.in_doubt()}
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
         """A transaction begins: all that is taken from here on goes under these numbers. Whatever
@@ -464,13 +472,15 @@ class Sender:
         for batch, error in fails:  # last: a callback may close the producer
             batch.fail(error)
 
-    def _fail_all(self, channel: _Channel, error: RayqError) -> None:
-        """Everything of the partition fails, sent or not."""
+    def _fail_all(
+        self, channel: _Channel, error: RayqError, unwritten: RayqError | None = None
+    ) -> None:
+        """Everything of the partition fails, sent or not. For `unwritten` see `Flight.fail_all`."""
         channel.stop_timer()
         queue = channel.queue
-        self._carry_out(channel, channel.flight.fail_all(error))
+        self._carry_out(channel, channel.flight.fail_all(error, unwritten))
         while (batch := self._accumulator.take(queue, is_open_due=True)) is not None:
-            self._fail([Fail(batch, error)])
+            self._fail([Fail(batch, unwritten or error)])
         if self._accumulator.oldest_opened_at(queue) is not None and not self._closed:
             # A thread that stands still holds it up, and nobody else would come back for it.
             asyncio.get_running_loop().call_later(HELD_UP_PAUSE_S, self.work, [queue])
