@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import time
 import warnings
 import weakref
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from rayq.client.loop_thread import leave_all_for_good
 from rayq.client.producing.producer_core import ProducerCore
+from rayq.client.queues.queue_core import QueueCore
 from rayq.errors import RayqError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ def watch(owner: object, core: Core, name: str) -> None:
     weakref.finalize(owner, _dropped, core, name).atexit = False
     if isinstance(core, ProducerCore):
         _producers[core] = name
+    if isinstance(core, QueueCore):
+        _queues[core] = name
 
 
 def watch_loop(owner: object, core: Core, name: str) -> None:
@@ -71,6 +75,7 @@ def unwatch(core: Core) -> None:
 
 
 _producers: weakref.WeakKeyDictionary[ProducerCore, str] = weakref.WeakKeyDictionary()
+_queues: weakref.WeakKeyDictionary[QueueCore, str] = weakref.WeakKeyDictionary()
 _keepers: weakref.WeakKeyDictionary[Core, asyncio.Task[None]] = weakref.WeakKeyDictionary()
 
 
@@ -137,6 +142,7 @@ async def _until_the_loop_ends(core: Core, name: str) -> None:
 def _at_exit() -> None:
     """Nothing of the client runs any more once the interpreter ends."""
     _deliver()
+    _settle()
     loops = leave_all_for_good(LAST_PATIENCE_S)
     for core in list(_producers):  # What atexit calls after this might wait for their records.
         if not core.is_closed and core.loop in loops:
@@ -169,3 +175,41 @@ def _deliver() -> None:
                 name,
                 unsent,
             )
+
+
+def _settle() -> None:
+    """Tells what consumers of queues have decided, and gives back what they hold. It logs an error
+    where the leaders do not answer."""
+    deadline = time.monotonic() + LAST_PATIENCE_S
+    for core, name in list(_queues.items()):
+        if not core.loop.is_running():
+            continue
+        left = asyncio.run_coroutine_threadsafe(_all_left(core, name), core.loop)
+        try:
+            left.result(max(deadline - time.monotonic(), 0.0))
+        except asyncio.TimeoutError:
+            logger.error(
+                "%s was never closed, and its leaders did not answer before the program ended: "
+                "what it settled last may come again. Close it, or use it in a `with` block.",
+                name,
+            )
+        except Exception:
+            logger.exception("%s was not closed", name)
+
+
+async def _all_left(core: Core, name: str) -> None:
+    """Also what was dropped, and is leaving."""
+    if not core.is_closed:
+        await _leave(core, name, LAST_PATIENCE_S)
+    leaving = [task for task in _leaving if task.get_loop() is core.loop]
+    if leaving:
+        await asyncio.wait(leaving)
+
+
+def _forked() -> None:
+    """What the parent has left open is the parent's."""
+    _leaving.clear()
+    _queues.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from rayq import Cluster
+from rayq import AsyncQueue, Cluster, QueueTask
+from rayq.client import left_open
 from rayq.client.client import Client
 from rayq.errors import OutcomeUnknownError
-from rayq.wire.messages import Produce
+from rayq.wire.messages import Produce, Settle
 from tests.client.fake_broker import FakeCluster
 from tests.programs import run_to_its_end
 
@@ -167,6 +169,71 @@ def test_async_clients_that_are_open_when_their_loop_ends_leave(fake: FakeCluste
     assert not fake.groups.group("g").members
 
 
+async def _acked(queue: AsyncQueue, _fake: FakeCluster) -> list[object]:
+    one, two = await queue.take(2, 30)
+    one.ack()
+    return [two]
+
+
+async def _acked_before(queue: AsyncQueue, _fake: FakeCluster) -> list[object]:
+    kept = await _acked(queue, _fake)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return kept
+
+
+async def _acked_and_being_told(queue: AsyncQueue, fake: FakeCluster) -> list[object]:
+    one, two, three = await queue.take(3, 30)
+    await asyncio.to_thread(lambda: fake.fault(Settle, is_held=True))
+    one.ack()
+    while not fake.asked(Settle):  # noqa: ASYNC110 - it comes from another thread
+        await asyncio.sleep(0.005)
+    two.reject("no")
+    return [three]
+
+
+async def _at_a_take(queue: AsyncQueue, fake: FakeCluster) -> list[object]:
+    kept = await _acked(queue, fake)
+    return [*kept, asyncio.ensure_future(queue.take(10, 30))]
+
+
+async def _at_work(queue: AsyncQueue, fake: FakeCluster) -> list[object]:
+    kept = await _acked(queue, fake)
+    begun: asyncio.Queue[None] = asyncio.Queue()
+
+    async def handler(_task: QueueTask) -> None:
+        begun.put_nowait(None)
+        await asyncio.sleep(30)
+
+    kept.append(asyncio.ensure_future(queue.work(handler, concurrency=2)))
+    for _ in range(2):
+        await begun.get()
+    return kept
+
+
+@pytest.mark.parametrize("use", [_acked, _acked_before, _acked_and_being_told, _at_a_take, _at_work])
+def test_an_async_queue_that_is_open_when_its_loop_ends_settles_and_gives_back(
+    fake: FakeCluster, use: Callable[[AsyncQueue, FakeCluster], Any]
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"%d" % number for number in range(5)])
+    cluster = fake.cluster()
+    kept: list[object] = []
+
+    async def work() -> None:
+        # Nothing is taken ahead: what an answer brings that nobody waits for, a leader frees later.
+        queue = cluster.async_queue("q", prefetch=0)
+        kept.append(queue)
+        kept.append(await use(queue, fake))
+
+    began_s = time.monotonic()
+    with pytest.warns(ResourceWarning, match="async queue of 'q' was open when its event loop"):
+        asyncio.run(work())
+    assert time.monotonic() - began_s < left_open.LAST_PATIENCE_S
+    assert played.done == ({(0, 0), (0, 1)} if use is _acked_and_being_told else {(0, 0)})
+    assert not played.locks
+
+
 def test_what_a_closed_loop_takes_with_it_is_told(
     fake: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,3 +273,25 @@ for number in range(1000):
 @pytest.mark.slow
 def test_a_program_that_ends_without_close_delivers() -> None:
     assert run_to_its_end(AT_EXIT) == (0, "1000\n", "")
+
+
+QUEUE_AT_EXIT = """
+import atexit
+atexit.register(lambda: print(sorted(played.done), sorted(played.locks)))
+from tests.client.fake_broker import FakeCluster
+fake = FakeCluster().__enter__()
+played = fake.queues.create("q")
+fake.write("q", [b"1", b"2", b"3"])
+cluster = fake.cluster()
+queue = cluster.queue("q")
+one, two = queue.take(2, 30)
+one.ack()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_program_that_ends_without_close_settles_and_gives_back(is_dropped: bool) -> None:
+    program = QUEUE_AT_EXIT + ("two.nack(0)\ndel one, two, queue\n" if is_dropped else "")
+    code, out, _ = run_to_its_end(program)
+    assert (code, out) == (0, "[(0, 0)] []\n")

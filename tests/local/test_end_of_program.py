@@ -32,13 +32,13 @@ def test_events_that_come_after_the_interpreter_has_ended_harm_nobody() -> None:
 def test_what_is_asked_when_the_loop_has_been_left_is_refused_and_waits_for_nothing() -> None:
     exit_code, told, complained = run_to_its_end(
         "import atexit\n"
-        "from rayq.errors import ClosedError\n"
+        "from rayq.errors import ClosedError, OutcomeUnknownError\n"
         "@atexit.register\n"
         "def called_last():\n"
         "    for ask in (future.result, consumer.close, cluster.admin.list_topics, cluster.stop):\n"
         "        try:\n"
         "            ask()\n"
-        "        except ClosedError as error:\n"
+        "        except (ClosedError, OutcomeUnknownError) as error:\n"
         "            print(error)\n"
         "    producer.close()\n"
         "from rayq.client import left_open\n"
@@ -54,7 +54,8 @@ def test_what_is_asked_when_the_loop_has_been_left_is_refused_and_waits_for_noth
     )
     assert exit_code == 0, complained
     lost, *refused = told.splitlines()
-    assert lost == "The event loop ended before this was sent: it is lost."
+    # The broker may have gone just before, or just after it was sent.
+    assert "It was not written." in lost or "may or may not be written" in lost
     assert len(refused) == 3 and all("The program is ending" in line for line in refused)
     assert "1 records were not delivered before the program ended" in complained
     assert "Traceback" not in complained

@@ -473,6 +473,11 @@ class QueueCore:
                     for offset in list(taken.open):
                         lane.nack(taken, offset, 0)
             await self.flush(max(deadline_s - self.now_s, 0.001))
+        except TimeoutError:
+            raise TimeoutError(
+                f"close: the leaders have not confirmed everything within {timeout_s:g} s, and are "
+                "not asked again: what was settled last may come again."
+            ) from None
         finally:
             self._release()
 

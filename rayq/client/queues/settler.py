@@ -86,17 +86,23 @@ class Settler:
 
     def outgoing(self, holder: str, state_epoch: int) -> Settlement:
         """What goes next for these locks; what is put there now goes for certain."""
-        if self._settling is None:
+        self._begin()
+        return self._next.of(holder, state_epoch)
+
+    def _begin(self) -> None:
+        # One that is cancelled before its first step has done nothing, and says nothing.
+        if self._settling is None or self._settling.done():
             self._settling = self._client.environment.tasks.spawn(
                 self._settle(), f"settle for {self._lane.source.name} at {self._lane.name}"
             )
-        return self._next.of(holder, state_epoch)
 
     async def flush(self) -> None:
         """Waits until all that was decided before is durable, or given up."""
         waited_for = [self._current, self._next if self._next.settlements else None]
         self._flushing += 1
         self._is_waited_for.set()
+        if self._next.settlements:
+            self._begin()
         try:
             for one in waited_for:
                 if one is not None:
@@ -110,15 +116,28 @@ class Settler:
                 await self._linger()
                 current = self._current = self._next
                 self._next = Round()
-                try:
-                    for settlement in current.settlements.values():
-                        for part in settlement.parts():
-                            await self._send(part)
-                finally:
-                    self._current = None
-                    current.done()
-        finally:
+                for settlement in current.settlements.values():
+                    for part in settlement.parts():
+                        await self._send(part)
+                self._current = None
+                current.done()
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+        except BaseException:
             self._settling = None
+            raise
+        self._settling = None
+
+    def _cancelled(self) -> None:
+        """With all tasks of an event loop that ends. Who closes the queue then flushes, and what
+        was under way goes again: to repeat it does no harm."""
+        current, self._current, self._settling = self._current, None, None
+        if current is not None:
+            current.add(self._next)
+            self._next = current
+        if self._flushing and self._next.settlements:
+            self._begin()
 
     async def _linger(self) -> None:
         """What is decided within the next moment goes along, unless somebody waits for it."""

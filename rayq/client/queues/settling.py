@@ -96,6 +96,7 @@ class Round:
     def __init__(self) -> None:
         self.settlements: dict[tuple[str, int], Settlement] = {}
         self._done: asyncio.Event = asyncio.Event()
+        self._later: list[Round] = []
 
     def of(self, holder: str, state_epoch: int) -> Settlement:
         found = self.settlements.get((holder, state_epoch))
@@ -103,8 +104,18 @@ class Round:
             found = self.settlements[holder, state_epoch] = Settlement(holder, state_epoch)
         return found
 
+    def add(self, later: Round) -> None:
+        """What was decided since goes along, and whoever waits for that waits for this."""
+        for place, settlement in later.settlements.items():
+            known = self.of(*place)
+            for name in ("acks", "nacks", "rejects", "extends", "releases"):
+                getattr(known, name).update(getattr(settlement, name))
+        self._later.append(later)
+
     def done(self) -> None:
         self._done.set()
+        for later in self._later:
+            later.done()
 
     async def wait(self) -> None:
         await self._done.wait()
