@@ -57,6 +57,8 @@ class Blocking:
             self._runner.run(ended.by(lambda: found(*arguments, **options)))
             if ended.error is not None:
                 raise ended.error
+            if hasattr(ended.result, "__aenter__"):  # a transaction
+                return Blocking(self._runner, ended.result)
             return ended.result
 
         return call
@@ -79,7 +81,10 @@ class Ended:
     async def by(self, call: Callable[[], Any]) -> None:
         try:
             result = call()
-            self.result = await result if inspect.iscoroutine(result) else result
+            if inspect.isasyncgen(result):
+                self.result = [one async for one in result]
+            else:
+                self.result = await result if inspect.iscoroutine(result) else result
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             self.error = error
 

@@ -27,6 +27,7 @@ from rayq.client.consuming.group_consumer import (
     Step,
     WaitForNews,
 )
+from rayq.client.consuming.one_thread import concurrent_use_error
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
@@ -72,6 +73,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self._callbacks = callbacks
         self._core.check_callbacks(self._callbacks)
         self._starting = asyncio.Lock()
+        self._is_polling = False
         self._news = asyncio.Event()
         self._core.fetcher.add_listener(self._news.set)
 
@@ -111,6 +113,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = as_partitions(partitions)
+        self._core.check_open()
         self._topics, self._pattern = (), None
         if self._core.group is not None:
             await self._carry_out(self._core.group.give_up_steps())
@@ -145,6 +148,19 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                 else:
                     await step
 
+    async def _poll(self, core: ConsumerCore, steps: Generator[Step, None, T]) -> T:
+        """Carries out the steps of a poll, of one poll at a time."""
+        if self._is_polling:
+            steps.close()
+            if core.group is not None:
+                core.group.check_may_poll()
+            raise concurrent_use_error("task")
+        self._is_polling = True
+        try:
+            return await self._carry_out(steps)
+        finally:
+            self._is_polling = False
+
     @takes_timeout
     async def poll(
         self, timeout_s: float = 1.0, max_records: int | None = None
@@ -152,8 +168,8 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)  # polls in a loop let other tasks run, also with timeout 0
         records_max = core.records_max(max_records)
-        return await self._carry_out(
-            polling.poll(core, lambda: core.take_records(records_max), timeout_s)
+        return await self._poll(
+            core, polling.poll(core, lambda: core.take_records(records_max), timeout_s)
         )
 
     @takes_timeout
@@ -162,8 +178,8 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)
         records_max = core.records_max(max_records)
-        table = await self._carry_out(
-            polling.poll(core, lambda: core.take_table(records_max), timeout_s)
+        table = await self._poll(
+            core, polling.poll(core, lambda: core.take_table(records_max), timeout_s)
         )
         return table_of([], []) if table is None else table
 
@@ -196,16 +212,20 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     ) -> list[Record[ValueT_co, KeyT_co]]:
         core = await self._start()
         await asyncio.sleep(0)
-        return await self._carry_out(polling.poll_until(core, until, core.records_max(max_records)))
+        records_max = core.records_max(max_records)
+        return await self._poll(core, polling.poll_until(core, until, records_max))
 
     async def _next(
         self, core: ConsumerCore, until: UntilEnd | None
     ) -> Record[ValueT_co, KeyT_co] | None:
         if not core.is_ahead(until):
             await asyncio.sleep(0)
-            if not await self._carry_out(polling.fill_ahead(core, until)):
+            if not await self._poll(core, polling.fill_ahead(core, until)):
                 return None
-        return core.ahead.popleft()
+        try:
+            return core.ahead.popleft()
+        except IndexError:
+            raise concurrent_use_error("task") from None
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         (await self._start()).seek(partition, offset)

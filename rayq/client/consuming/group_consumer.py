@@ -205,9 +205,13 @@ class GroupConsumer:
 
     # --- polls ----------------------------------------------------------------------------------
 
-    def poll_began(self) -> None:
+    def check_may_poll(self) -> None:
+        """Raises InvalidRequestError in a callback."""
         if self._is_busy:
             raise InvalidRequestError("A callback of a consumer cannot poll it: commit or seek.")
+
+    def poll_began(self) -> None:
+        self.check_may_poll()
         self._is_in_poll = True
         if self.member is not None:
             self.member.poll_began()

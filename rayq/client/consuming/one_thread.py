@@ -42,9 +42,10 @@ class OneThread:
         self._lock.release()
 
 
-def concurrent_use_error() -> ConcurrentUseError:
+def concurrent_use_error(what: str = "thread") -> ConcurrentUseError:
+    """`what` uses the consumer: a thread, or of an async one a task."""
     return ConcurrentUseError(
-        "Another thread uses this consumer at the moment; together they would miss records and see "
-        "others twice. Give each thread a consumer of its own (in a group they share the "
+        f"Another {what} uses this consumer at the moment; together they would miss records and "
+        f"see others twice. Give each {what} a consumer of its own (in a group they share the "
         "partitions), or hand this one over between two calls."
     )

@@ -228,7 +228,8 @@ class Queue(_Face):
         (`work`) call it. `name` (module and qualified name by default) tells it from other
         functions, in every process alike. After `retries` further tries (and after the queue's
         `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
-        and arrive as the annotations say. Raises TypeError, InvalidRequestError."""
+        and arrive as the annotations say: `delay` refuses what would arrive as something else.
+        Raises HandlerError (no function, or one with `yield`), InvalidRequestError."""
         if function is not None:
             return self._functions.add(function, name, retries, self.put)
         return lambda given: self._functions.add(given, name, retries, self.put)
@@ -242,12 +243,14 @@ class Queue(_Face):
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         """Handles records in `concurrency` threads (up to 10,000) until `stop`: by `handler(task)`,
-        or by the functions of `@task`. What returns is acknowledged; what raises is given back, and
-        goes to the dead letters with its error after the last delivery.
+        or by the functions of `@task`. What returns is acknowledged; what raises, whatever that is,
+        is given back, and goes to the dead letters with its error after the last delivery. So does
+        what returns an awaitable or a generator, of which nothing has run.
 
         Ends after `stop_when_idle_s` seconds without a record (None: never), after SIGTERM (in the
         main thread), and by Ctrl+C, which it raises: handlers that run then have `stop_timeout_s`
-        seconds. Raises UnknownQueueError, LockLostError (the last acks came too late).
+        seconds. Raises UnknownQueueError, LockLostError (the last acks came too late), and before
+        anything is taken HandlerError (a coroutine function, or one with `yield`, say).
         """
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self._core.check_open()
@@ -276,7 +279,8 @@ class Queue(_Face):
     def close(self, timeout_s: float | None = None) -> None:
         """Writes what was sent, tells the leaders what was settled, and gives back everything else;
         idempotent. That may take `timeout_s` (default: 5 s, and what the delivery takes). Raises
-        LockLostError as `flush`, DeliveryError."""
+        LockLostError as `flush`, DeliveryError, and TimeoutError: what was settled last may come
+        again then, and the futures of what was sent last say what became of it."""
         if self._core.is_closed:
             return
         self._background.check_callable()
@@ -426,7 +430,10 @@ class AsyncQueue(_Face):
         stop_when_idle_s: float | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """As `Queue.work`, with as many records at once. Cancelled, it cancels the handlers."""
+        """As `Queue.work`: coroutine functions run on the event loop, others in threads, and what
+        they return is awaited on the loop; `concurrency` records are handled at once. SIGTERM stops
+        it where the loop runs in the main thread. Cancelled (by Ctrl+C in `asyncio.run`, say), it
+        cancels the handlers, and gives their records back."""
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
         await self._core.open()
         worker = AsyncWorker(self, handler, self._functions)

@@ -231,7 +231,8 @@ class QueueCore:
     # --- the loop: taking -----------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Finds the queues, before anything else is done. Raises UnknownQueueError."""
+        """Finds the queues, before anything else is done. Raises UnknownQueueError, ClosedError."""
+        self.check_open()
         if self.sources:
             return
         async with self._opening:
