@@ -124,10 +124,11 @@ def is_awaitable(result: object) -> bool:
     return result is not None and inspect.isawaitable(result)
 
 
-def check_ran(what: str, result: object) -> None:
+def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:
     """Checks what a function returned that is called for what it does. Raises HandlerError where
-    that shows that it has not done it."""
-    if result is None:
+    that shows that it has not done it. `may_go_on`: nobody counts on it, so it may be a future,
+    which goes on by itself."""
+    if result is None or (may_go_on and hasattr(type(result), "add_done_callback")):
         return
     if isinstance(result, LAZY) and not is_awaitable(result):
         raise HandlerError(
@@ -138,7 +139,7 @@ def check_ran(what: str, result: object) -> None:
         close_unrun(result)
         raise HandlerError(
             f"{what} returned an awaitable ({type(result).__name__}), which nobody awaits here: do "
-            "the work before it returns."
+            "the work, or wait for its result, before it returns."
         )
 
 

@@ -88,7 +88,7 @@ async def await_callback(name: str, waiting: Awaitable[Any]) -> None:
         raise raised_error(name, error) from error
     if error is not None:
         raise error
-    check_ran(name, result)
+    check_ran(name, result, may_go_on=True)
 
 
 async def finish_callback(name: str, result: object) -> None:

@@ -41,6 +41,7 @@ from rayq.wire.messages import Produce
 from tests.client.faces import Faces, wait
 from tests.client.fake_broker import FakeCluster
 
+
 @pytest.fixture(params=["threads", "async"])
 def faces(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Faces]:
     made = Faces(cluster, is_async=request.param == "async")

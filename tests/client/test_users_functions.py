@@ -17,6 +17,7 @@ import pytest
 from rayq.client.cluster import Cluster
 from rayq.client.queues import working
 from rayq.errors import (
+    DeserializationError,
     HandlerError,
     SerializationError,
     UnknownBrokerError,
@@ -534,6 +535,33 @@ def test_delivery_callbacks_that_return_a_coroutine_are_awaited_or_logged(
         assert "on_delivery returned an awaitable" in caplog.text
 
 
+def test_a_callback_may_return_a_future_which_goes_on_by_itself(
+    faces: Faces, fake: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.create_topic("t")
+    with faces.make("producer") as producer:
+        sender = producer.inner if faces.is_async else producer
+        first = producer.send("t", b"1", on_delivery=lambda *_: sender.send("t", b"2"))
+        first.add_done_callback(lambda future: future)
+        wait(first, faces)
+        producer.flush()
+    assert sorted(fake.values("t")) == [b"1", b"2"]
+    assert "callback failed" not in caplog.text
+
+
+def test_a_handler_that_returns_a_future_has_handled_nothing_until_that_is_done(
+    faces: Faces, fake: FakeCluster
+) -> None:
+    played = fake.queues.create("q", max_deliveries=1)
+    fake.create_topic("t")
+    fake.write("q", [b"1"])
+    with faces.make("producer") as producer, faces.make("queue", "q") as queue:
+        sender = producer.inner if faces.is_async else producer
+        queue.work(lambda task: sender.send("t", task.value), stop_when_idle_s=IDLE_S)
+    if not faces.is_async:
+        assert "DeliveryFuture" in played.rejected[0, 0]
+
+
 def test_a_delivery_callback_that_closes_its_producer_waits_for_no_callback(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
@@ -603,6 +631,26 @@ def test_what_serializers_and_partitioners_raise_is_an_error_of_the_send(
             assert type(raised) in (SerializationError, HandlerError, type(error))
             assert not isinstance(raised, asyncio.CancelledError | StopIteration | GeneratorExit)
         assert fake.asked(m.Produce) == []
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_what_a_deserializer_raises_is_an_error_of_the_poll(
+    faces: Faces, fake: FakeCluster, name: str
+) -> None:
+    error = RAISED[name]
+    if name in ENDS_PROGRAM:
+        pytest.skip("they come to the caller as they are")
+    fake.create_topic("t")
+    fake.write("t", [b"1"])
+
+    def fails(_data: bytes) -> Any:
+        raise error
+
+    with faces.make(
+        "consumer", "t", auto_offset_reset="earliest", value_deserializer=fails
+    ) as consumer:
+        with pytest.raises(DeserializationError, match=name):
+            poll_until_it_raises(consumer)
 
 
 # --- the progress of a drain ----------------------------------------------------------------------

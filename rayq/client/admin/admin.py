@@ -397,7 +397,7 @@ class AsyncAdmin:
             if is_awaited:
                 await finish_callback("on_progress", result)
             else:
-                check_ran("on_progress", result)
+                check_ran("on_progress", result, may_go_on=True)
 
         await self._moves(ADMIN_TIMEOUT_S).drain(
             whole_number("broker", broker),

@@ -146,7 +146,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                 if isinstance(step, Call):
                     if (callback := getattr(self._callbacks, step.callback)) is not None:
                         result = call_callback(step.callback, callback, step.partitions)
-                        check_ran(step.callback, result)
+                        check_ran(step.callback, result, may_go_on=True)
                 elif isinstance(step, WaitForNews):
                     self._news.wait(step.timeout_s)
                 else:

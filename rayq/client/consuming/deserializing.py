@@ -80,14 +80,14 @@ def _deserialized(
     try:
         for data in column:
             add(None if data is None else deserializer(data))
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit):  # They come from the caller's own thread.
         raise
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         return read, error
     return _up_to_unrun(read)
 
 
-def _up_to_unrun(read: list[Any]) -> tuple[list[Any], Exception | None]:
+def _up_to_unrun(read: list[Any]) -> tuple[list[Any], BaseException | None]:
     """What a deserializer returned, up to the first that shows that it has not run."""
     for kind in set(map(type, read)):
         if issubclass(kind, LAZY) or hasattr(kind, "__await__"):

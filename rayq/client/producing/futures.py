@@ -216,9 +216,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
         check_function("A callback", callback)
 
         def call_back() -> None:
-            result = callback(self)
-            if not asyncio.isfuture(result):  # That goes on by itself.
-                check_ran("A callback", result)
+            check_ran("A callback", callback(self), may_go_on=True)
 
         self._when_done(call_back)
 
@@ -246,7 +244,7 @@ def discard(_value: object) -> None:
 
 
 def _check_delivered(result: object) -> None:
-    check_ran("on_delivery", result)
+    check_ran("on_delivery", result, may_go_on=True)
 
 
 class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
