@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from types import FunctionType, MethodType
+from types import CoroutineType, FunctionType, MethodType
 from typing import Any
 
 from rayq.errors import HandlerError
@@ -121,7 +121,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcept
 
 def is_awaitable(result: object) -> bool:
     """Whether what a function returned is to be awaited."""
-    return result is not None and inspect.isawaitable(result)
+    return type(result) is CoroutineType or (result is not None and inspect.isawaitable(result))
 
 
 def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:

@@ -99,7 +99,9 @@ def _dropped(core: Core, name: str) -> None:
 def _warn(name: str, what: str, unsent: int, *, are_lost: bool) -> None:
     records = ""
     if unsent:
-        records = f"; {unsent} records are unsent" + (", and lost" if are_lost else "")
+        records = f"; {unsent} records are unsent"
+        if are_lost:
+            records = f"; {unsent} records have no outcome, and are lost unless they were sent"
     text = f"{name} {what}{records}. Close it, or use it in a `with` block."
     if unsent and are_lost:
         logger.error("%s", text)

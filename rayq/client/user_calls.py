@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rayq.errors import HandlerError
-from rayq.user_functions import call, check_ran, is_awaitable, told
+from rayq.user_functions import call, check_ran, close_unrun, is_awaitable, told
 
 CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 """What Python takes for something else, where a user's function raises it by itself: for the end of
@@ -22,26 +22,25 @@ async def outcome_of(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """Awaits what a user's function returned; gives its result, or the error that it raised, also a
     CancelledError of its own. It runs as a task of its own. Where the caller is cancelled, that is
     cancelled, and waited for: however it ends then, CancelledError is raised."""
-    task = asyncio.ensure_future(_caught(work))
+    caller = asyncio.current_task()
+    assert caller is not None
+    before = caller.cancelling()
     try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # So asyncio does not log it.
-        raise
-    try:
-        return task.result()
-    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
-        return None, error
+        outcome = await asyncio.get_running_loop().create_task(_caught(work))
+    except asyncio.CancelledError as error:  # before its first step
+        close_unrun(work)
+        outcome = None, error
+    if caller.cancelling() > before:
+        raise asyncio.CancelledError from outcome[1]
+    return outcome
 
 
 async def _caught(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """These two would end the loop, if a task raised them."""
+    """The error is returned: a task that raises SystemExit ends its loop, and a GeneratorExit would
+    close whoever awaits the task."""
     try:
         return await work, None
-    except (KeyboardInterrupt, SystemExit) as error:
+    except BaseException as error:
         if ends_program(error):
             raise
         return None, error

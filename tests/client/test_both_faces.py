@@ -278,7 +278,7 @@ ROWS: dict[str, tuple[Callable[[Faces], Any], Any]] = {
     "seek text": (lambda of: of.make("consumer", "t").seek(T0, "1"), TypeError),
     "commit alone": (lambda of: of.make("consumer", "t").commit(), InvalidRequestError),
     "offsets": (offsets, [1, [], [b"b"], {T0: 0}, {T0: 2}, {T0: 0}, True]),
-    "work": (lambda of: worked(of, stop_when_idle_s=0.05), [b"1", b"stop"]),
+    "work": (worked, [b"1", b"stop"]),
     "work with none": (lambda of: worked(of, concurrency=0), InvalidRequestError),
     "ack": (lambda of: settled(of, "ack"), (False, "nothing")),
     "reject": (lambda of: settled(of, "reject", "no"), (True, "InvalidRequestError")),

@@ -28,9 +28,6 @@ from rayq.wire import messages as m
 from tests.client.faces import Faces, as_coroutine_function, wait
 from tests.client.fake_broker import FakeCluster
 
-IDLE_S = 0.05
-Eventually = Callable[[Callable[[], bool]], None]
-
 
 @pytest.fixture(params=["threads", "async"])
 def faces(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Faces]:
@@ -43,6 +40,26 @@ def faces(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Faces]:
 def workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "WATCH_S", 0.01)
     monkeypatch.setattr(working, "TAKE_S", 0.05)
+
+
+def work_until(faces: Faces, queue: Any, holds: Callable[[], bool], *given: Any, **config: Any) -> None:
+    """`queue.work`, stopped once something holds."""
+    stop = (queue.inner if faces.is_async else queue).stop
+    is_over = threading.Event()
+
+    def watch() -> None:
+        deadline_s = time.monotonic() + 30
+        while not holds() and time.monotonic() < deadline_s and not is_over.wait(0.002):
+            pass
+        stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        queue.work(*given, **config)
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 class Done:
@@ -145,7 +162,7 @@ def test_a_handler_that_never_ran_has_handled_nothing(
                 queue.work(handler)
             assert not played.counts, "nothing was taken"
             return
-        queue.work(handler, stop_when_idle_s=IDLE_S)
+        work_until(faces, queue, lambda: bool(played.done), handler)
     if expected == "runs":
         assert done.values == [b"1"]
         assert played.done == {(0, 0)} and not played.rejected and played.counts == {(0, 0): 1}
@@ -178,7 +195,7 @@ def test_a_task_that_never_ran_is_not_done(faces: Faces, fake: FakeCluster, kind
         else:
             task = queue.task(lambda text: function(Given()), name="f")
         faces.runner.run(task.delay("1")) if faces.is_async else task.delay("1")
-        queue.work(stop_when_idle_s=IDLE_S)
+        work_until(faces, queue, lambda: bool(played.done))
     if expected == "runs":
         assert done.values == [b"1"] and played.done == {(0, 0)} and not played.rejected
     else:
@@ -250,7 +267,7 @@ def test_what_a_handler_raises_is_its_failure_and_ends_no_worker(
 
     chosen = as_coroutine_function(handler) if is_coroutine else handler
     with faces.make("queue", "q") as queue:
-        queue.work(chosen, concurrency=2, stop_when_idle_s=IDLE_S)
+        work_until(faces, queue, lambda: len(played.done) == 2, chosen, concurrency=2)
     assert handled == [b"good"]
     told = "RuntimeError" if is_coroutine and name == "StopIteration" else name
     assert played.rejected[0, 0].startswith(told) and played.counts[0, 0] == 2
@@ -268,7 +285,11 @@ def test_a_handler_that_cancels_itself_has_failed(fake: FakeCluster, cluster: Cl
 
     async def scenario() -> None:
         async with cluster.async_queue("q") as queue:
-            await queue.work(handler, stop_when_idle_s=IDLE_S)
+            work = asyncio.ensure_future(queue.work(handler))
+            while not played.done:  # noqa: ASYNC110 - it comes from another thread
+                await asyncio.sleep(0.002)
+            queue.stop()
+            await work
 
     asyncio.run(scenario())
     assert played.rejected == {(0, 0): "CancelledError."}
@@ -340,7 +361,13 @@ def test_concurrency_is_how_many_plain_functions_run_at_once(
     fake.write("q", [b"%d" % n for n in range(20)])
     together = threading.Barrier(20)
     with faces.make("queue", "q") as queue:
-        queue.work(lambda _: together.wait(30) and None, concurrency=20, stop_when_idle_s=IDLE_S)
+        work_until(
+            faces,
+            queue,
+            lambda: len(played.done) == 20,
+            lambda _: together.wait(30) and None,
+            concurrency=20,
+        )
     assert len(played.done) == 20
 
 
@@ -557,7 +584,12 @@ def test_a_handler_that_returns_a_future_has_handled_nothing_until_that_is_done(
     fake.write("q", [b"1"])
     with faces.make("producer") as producer, faces.make("queue", "q") as queue:
         sender = producer.inner if faces.is_async else producer
-        queue.work(lambda task: sender.send("t", task.value), stop_when_idle_s=IDLE_S)
+        work_until(
+            faces,
+            queue,
+            lambda: bool(played.done),
+            lambda task: sender.send("t", task.value),
+        )
     if not faces.is_async:
         assert "DeliveryFuture" in played.rejected[0, 0]
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from rayq.client.queues.task import QueueTask
 from rayq.client.queues.task_arguments import TaskArguments
+from rayq.config import is_unicode
 from rayq.errors import InvalidRequestError
 from rayq.user_functions import check_function, is_coroutine_function, name_of
 
@@ -94,7 +95,9 @@ class Functions(Generic[PutT]):
         check_function("A task", function, is_awaited=True)
         if retries is not None and (type(retries) is not int or retries < 0):
             raise InvalidRequestError(f"retries is a number from 0, not {retries!r}.")
-        name = name or name_of(function)
+        name = name_of(function) if name is None else name
+        if not isinstance(name, str) or not name or not is_unicode(name):
+            raise InvalidRequestError(f"The name of a task is a text of Unicode, not {name!r}.")
         known = self._known.get(name)
         if known is not None and known.function is not function:
             raise InvalidRequestError(

@@ -55,12 +55,12 @@ class AsyncTakesTasks(Protocol):
 
 
 def call_of(
-    task: QueueTask, handler: Handler | None, functions: Functions[Any]
+    task: QueueTask, handler: Handler | None, functions: Functions[Any], is_async: bool = False
 ) -> tuple[Callable[[], Any], bool, int | None]:
-    """What handles a record, whether that is a coroutine function, and how many retries it has.
-    Raises LookupError, TaskArgumentsError."""
+    """What handles a record, whether that is a coroutine function (as the handler `is_async`), and
+    how many retries it has. Raises LookupError, TaskArgumentsError."""
     if handler is not None:
-        return lambda: handler(task), is_coroutine_function(handler), None
+        return lambda: handler(task), is_async, None
     function = functions.of(task)
     args, kwargs = function.arguments(task.value)
     return lambda: function.function(*args, **kwargs), function.is_async, function.retries
@@ -68,7 +68,7 @@ def call_of(
 
 def check_done(result: object) -> BaseException | None:
     """The error of what a function returned that shows that it has not done its work."""
-    return call(check_ran, "The function", result)[1]
+    return None if result is None else call(check_ran, "The function", result)[1]
 
 
 def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> None:
@@ -244,10 +244,12 @@ def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop())
+    ours = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is ours:  # else the program handles it by now
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _stops: list[Callable[[], None]] = []
@@ -267,15 +269,18 @@ def _loop_stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     if is_first:
         loop.add_signal_handler(signal.SIGTERM, _stop_all)
+        _stops.clear()  # Those of a loop that was given up are gone.
     elif not is_main or not _stops:
         yield
         return
     _stops.append(stop)
+    ours = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        _stops.remove(stop)
-        if not _stops:
+        if stop in _stops:
+            _stops.remove(stop)
+        if not _stops and signal.getsignal(signal.SIGTERM) is ours:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
@@ -290,6 +295,7 @@ class AsyncWorker:
             check_function("The handler", handler, is_awaited=True)
         self._queue = queue
         self._handler = handler
+        self._is_async = handler is not None and is_coroutine_function(handler)
         self._functions = functions
         self._activities: list[Activity] = []
         self._wanted = asyncio.Event()
@@ -363,7 +369,9 @@ class AsyncWorker:
 
     async def _handle(self, task: QueueTask, threads: ThreadPool) -> None:
         try:
-            found, error = call_here(call_of, task, self._handler, self._functions)
+            found, error = call_here(
+                call_of, task, self._handler, self._functions, self._is_async
+            )
             if error is not None:
                 note_failure(task, error, None)
                 return
