@@ -10,8 +10,10 @@ generator has done nothing at all. `check_function` refuses what is known to be 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any
@@ -24,8 +26,16 @@ _NOT_PLAIN = (
     | inspect.CO_GENERATOR
     | inspect.CO_ASYNC_GENERATOR
 )
-LAZY = (Generator, AsyncGenerator, map, filter)
-"""What runs nothing until somebody iterates over it."""
+LAZY: tuple[type, ...] = (
+    Generator,
+    AsyncGenerator,
+    map,
+    filter,
+    itertools.starmap,
+    type(contextlib.contextmanager(iter)([])),
+    type(contextlib.asynccontextmanager(iter)([])),  # type: ignore[arg-type]
+)
+"""What runs nothing until somebody iterates over it, or enters it."""
 
 
 def name_of(function: object) -> str:
@@ -63,10 +73,16 @@ def makes_generator(function: object) -> bool:
     )
 
 
-def _bodies(function: object) -> Iterator[Any]:
-    """What a call may run."""
+def _whole(function: Any) -> Any:
+    """What a partial calls."""
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def _bodies(function: object) -> Iterator[Any]:
+    """What a call may run."""
+    function = _whole(function)
     yield function
     kind = function if inspect.isclass(function) else type(function)
     yield getattr(kind, "__call__", None)  # noqa: B004 - not to learn whether it is callable
@@ -83,9 +99,9 @@ def check_function(
         return
     if not callable(function):
         raise HandlerError(f"{what} has to be a function, not {type(function).__name__}.")
-    if inspect.isclass(function):
+    if inspect.isclass(made := _whole(function)):
         raise HandlerError(
-            f"{what} has to be a function, and a call of class {name_of(function)} only makes an "
+            f"{what} has to be a function, and a call of class {name_of(made)} only makes an "
             "instance: give an instance whose __call__ does the work."
         )
     check_kind(what, function, is_awaited=is_awaited, instead=instead)
@@ -135,11 +151,12 @@ def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:
             f"{what} returned a {type(result).__name__}, of which nothing has run: do the work "
             "without yield."
         )
-    if is_awaitable(result):
+    if is_awaitable(result) or hasattr(type(result), "add_done_callback"):
         close_unrun(result)
+        kind = "an awaitable" if is_awaitable(result) else "a future"
         raise HandlerError(
-            f"{what} returned an awaitable ({type(result).__name__}), which nobody awaits here: do "
-            "the work, or wait for its result, before it returns."
+            f"{what} returned {kind} ({type(result).__name__}), which nobody awaits here: do the "
+            "work, or wait for its result, before it returns."
         )
 
 

@@ -15,7 +15,7 @@ from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, TimeoutError
 from rayq.records import PoolStatus
-from rayq.user_functions import check_kind
+from rayq.user_functions import check_function, check_kind
 
 Handler = Callable[..., Any]
 """`handler(batch)`, a plain function or a coroutine function. Or a class: each consumer makes an
@@ -124,7 +124,8 @@ def check_handler(handler: object) -> Handler:
             "A pool's handler is a function, or a class with __call__, that takes a batch of "
             f"records; {named.__name__} cannot be called."
         )
-    check_kind("The handler", handler, is_awaited=True)
+    check = check_kind if inspect.isclass(handler) else check_function
+    check("The handler", handler, is_awaited=True)
     return handler
 
 

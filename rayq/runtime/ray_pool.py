@@ -26,6 +26,7 @@ from rayq.runtime.ray_pool_actors import (
     in_one_line,
     pool_name,
 )
+from rayq.user_functions import told
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def _pickled(handler: Handler) -> bytes:
         pickled: bytes = cloudpickle.dumps(handler)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise HandlerError(
-            f"The handler cannot be sent to other processes: {error}. Make connections and locks "
-            "inside of it: a class as handler is made anew in each consumer."
+            f"The handler cannot be sent to other processes: {told(error)} Make connections and "
+            "locks inside of it: a class as handler is made anew in each consumer."
         ) from error
     return pickled

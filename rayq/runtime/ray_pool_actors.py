@@ -31,7 +31,7 @@ from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
 from rayq.runtime.ray_lookup import NAMESPACE, actors_with, broker_name, checked_endpoint
 from rayq.runtime.ray_process import start_reports
-from rayq.user_functions import is_coroutine_function
+from rayq.user_functions import is_coroutine_function, told
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ def _unpickled(pickled: bytes) -> Handler:
         handler: Handler = cloudpickle.loads(pickled)
     except BaseException as error:  # a module may call sys.exit()
         raise HandlerError(
-            f"The handler cannot be loaded where consumers run ({type(error).__name__}: {error}): "
+            f"The handler cannot be loaded where consumers run ({told(error).removesuffix('.')}): "
             "its modules have to be installed there, or sent along by Ray's runtime_env."
         ) from error
     return handler

@@ -37,7 +37,7 @@ from rayq.errors import (
     UnknownQueueError,
     UnknownTopicError,
 )
-from rayq.wire.messages import Produce
+from rayq.wire.messages import Produce, Settle
 from tests.client.faces import Faces, wait
 from tests.client.fake_broker import FakeCluster
 
@@ -76,6 +76,22 @@ def test_close_says_of_each_record_whether_it_may_be_written(
         with pytest.raises(ClosedError, match="It was not written"):
             wait(future, faces)
     producer.close()
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.1])
+def test_a_queue_that_is_closed_too_soon_says_what_may_come_again(
+    faces: Faces, fake: FakeCluster, timeout_s: float
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"1"])
+    queue = faces.make("queue", "q", prefetch=0)
+    [task] = queue.take(1, 30)
+    fake.fault(Settle, times=1000, is_lost=True)
+    task.ack()
+    with pytest.raises(TimeoutError, match="^close: .* may come again") as told:
+        queue.close(timeout_s)
+    assert "flush" not in str(told.value)
+    queue.close()
 
 
 # --- the same names, arguments and defaults -------------------------------------------------------

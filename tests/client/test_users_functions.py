@@ -698,3 +698,24 @@ def test_a_function_for_progress_that_would_not_run_is_refused(
         admin.drain_broker(99, on_progress=getattr(Done(), kind))
     if faces.is_async:
         admin.close()
+
+
+# --- the end of a worker --------------------------------------------------------------------------
+
+
+def test_a_worker_waits_for_a_handler_no_longer_than_it_may(
+    faces: Faces, fake: FakeCluster
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"1"])
+    is_stuck, may_end = threading.Event(), threading.Event()
+
+    def handler(_task: Any) -> None:
+        is_stuck.set()
+        may_end.wait(30)
+
+    with faces.make("queue", "q") as queue:
+        work_until(faces, queue, is_stuck.is_set, handler, stop_timeout_s=0.05)
+        assert not played.done
+    may_end.set()
+    assert not played.done and not played.locks, "it was given back"

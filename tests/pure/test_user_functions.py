@@ -3,8 +3,11 @@ back."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
@@ -100,7 +103,14 @@ GENERATORS = [
 ]
 UNKNOWN = [decorated, lambda *_: coroutine(), Calls(coroutine), functools.partial(decorated, 1)]
 """What only shows by what comes back: an awaitable."""
-UNKNOWN_LAZY = [lambda *_: generator(), Calls(async_generator), lambda *_: map(plain, [1])]
+UNKNOWN_LAZY = [
+    lambda *_: generator(),
+    Calls(async_generator),
+    lambda *_: map(plain, [1]),
+    lambda *_: itertools.starmap(plain, [(1,)]),
+    contextlib.contextmanager(generator),
+    contextlib.asynccontextmanager(async_generator),
+]
 
 
 @pytest.mark.parametrize("function", GOOD)
@@ -117,7 +127,7 @@ def test_a_coroutine_function_is_refused_where_nobody_awaits(function: Callable[
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
-@pytest.mark.parametrize("function", [*GENERATORS, Calls, list, 5, None, "f"])
+@pytest.mark.parametrize("function", [*GENERATORS, Calls, list, functools.partial(Calls, plain), 5, None, "f"])
 def test_what_does_nothing_is_refused_everywhere(function: Any, is_awaited: bool) -> None:
     with pytest.raises(HandlerError, match="^f "):
         check_function("f", function, is_awaited=is_awaited)
@@ -131,6 +141,13 @@ def test_what_comes_back_shows_that_nothing_has_run(function: Callable[..., Any]
         check_ran("f", result)
     if inspect.iscoroutine(result):
         assert inspect.getcoroutinestate(result) == inspect.CORO_CLOSED, "Python has no complaint"
+
+
+def test_a_future_is_no_work_that_is_done_but_may_go_on_where_nobody_counts_on_it() -> None:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    with pytest.raises(HandlerError, match="returned a future"):
+        check_ran("f", future)
+    check_ran("f", future, may_go_on=True)
 
 
 @pytest.mark.parametrize("result", [0, [], "text", iter([1]), {"a": 1}, object(), ValueError("x")])
