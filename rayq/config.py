@@ -248,9 +248,10 @@ class QueueConfig:
     ordered_by_key: bool = False
     """Records of one key are handled one after the other, in their order, also over failures."""
 
-    dead_letters: Literal["keep", "discard"] = "keep"
+    dead_letters: Literal["keep", "discard", "stay"] = "keep"
     """What becomes of a record that failed for good: "keep" moves it to the queue `<name>.dead`,
-    "discard" drops it."""
+    "discard" drops it, "stay" has it come again, a rejected one after `backoff_max_s`. Queues of
+    dead letters begin with "stay"."""
 
     start: Literal["earliest", "latest"] = "earliest"
     """Where a new queue begins in a topic that has records."""

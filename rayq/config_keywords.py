@@ -160,6 +160,6 @@ class QueueKeywords(TypedDict, total=False):
     backoff_s: float
     backoff_max_s: float
     ordered_by_key: bool
-    dead_letters: Literal["keep", "discard"]
+    dead_letters: Literal["keep", "discard", "stay"]
     start: Literal["earliest", "latest"]
     retention: Literal["topic", "hold", "delete_done"]

@@ -111,6 +111,7 @@ class Block:
         "ready",
         "timed",
         "timers",
+        "unbegun",
     )
 
     def __init__(self) -> None:
@@ -125,6 +126,8 @@ class Block:
         """Count -> bits: how often each was given out. Bits of done ones may stay."""
         self.excused: dict[int, int] = {}
         """Deliveries that do not count as failures."""
+        self.unbegun = 0
+        """Locked ones whose consumer says when it begins them: until then this delivery is none."""
         self.holders: dict[str, int] = {}
         self.timers: dict[tuple[int, int], int] = {}
         """`(tick of the end, tick when taken)` -> bits; those that are not locked any more stay."""
@@ -165,6 +168,7 @@ class Block:
     def unlock(self, mask: int, holder: str) -> None:
         """The offsets are in no state then. `holder` is who has them, most likely."""
         self.locked ^= mask
+        self.unbegun &= ~mask
         holders = self.holders
         held = holders.get(holder, 0)
         if held & mask == mask:
@@ -191,6 +195,7 @@ class Block:
         self.ready &= keep
         self.blocked &= keep
         self.locked &= keep
+        self.unbegun &= keep
         self.delayed &= keep
         self.claimed &= keep
         self.moving &= keep

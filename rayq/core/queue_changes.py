@@ -34,11 +34,12 @@ QUEUES_OF_A_TOPIC_MAX = 100
 DEAD = ".dead"
 """What the name of a queue of dead letters, and of its topic, ends with."""
 DEAD_QUEUE: dict[str, Any] = {
-    "dead_letters": "discard",
+    "dead_letters": "stay",
     "max_deliveries": 1000,
     "retention": "delete_done",
 }
-"""Dead letters have no dead letters of their own, and leave the disk once they are settled."""
+"""Dead letters have no dead letters of their own: they stay until they are acknowledged, or somebody
+redrives, discards or purges them, and then leave the disk."""
 DEAD_HEADERS_BYTES = 64 * 1024
 """A dead letter's headers say why it failed: its batch may be so much larger than its source's."""
 FIXED = ("ordered_by_key", "start")
@@ -263,7 +264,7 @@ def _dead_letters(
         options = dict(DEAD_QUEUE)
         if topic is not None:
             # Somebody made this topic, and may have other readers of it.
-            options["retention"] = "topic"
+            options["retention"] = "hold"
         records.append(QueueChanged(new_id(), dead, topic_id, options, count))
     elif state.queues[known].topic_id != topic_id:
         raise QueueExistsError(

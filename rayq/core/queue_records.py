@@ -58,6 +58,8 @@ class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     counts: list[tuple[int, bytes]]
     excused: list[tuple[int, bytes]]
     due: list[tuple[int, int, int | None]]
+    unbegun: bytes = b""
+    """Locked ones whose delivery does not count yet. An older rayq counts it."""
 
 
 class _StoredDying(msgspec.Struct, array_like=True, frozen=True):
@@ -110,6 +112,7 @@ def block_record(number: int, block: Block | None) -> KeptRecord:
         [(one, _bytes(bits & undone)) for one, bits in block.counts.items() if bits & undone],
         [(one, _bytes(bits & undone)) for one, bits in block.excused.items() if bits & undone],
         [(index, delay.due_ms, delay.length_ms) for index, delay in block.due.items()],
+        _bytes(block.unbegun),
     )
     return key, _encoder.encode(stored)
 
@@ -178,6 +181,7 @@ def _block(stored: _StoredBlock) -> Block:
         block.locked |= mask
     block.counts = {one: _mask(bits) for one, bits in stored.counts}
     block.excused = {one: _mask(bits) for one, bits in stored.excused}
+    block.unbegun = _mask(stored.unbegun) & block.locked
     for index, due_ms, length_ms in stored.due:
         bit = 1 << index
         if not 0 <= index < BLOCK_OFFSETS or bit & taken:

@@ -46,6 +46,7 @@ READY_MAX = 20_000
 """With so many ready records no more are learned: twice what one take can ask for."""
 BLOCKED_MAX = 20_000
 """So many records may wait for earlier ones of their keys. Each costs some 400 bytes."""
+NOT_HELD = "another delivery has begun since, or it is settled"
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 
@@ -233,15 +234,44 @@ class QueueState(QueueTaker, QueueMover):
                 self._tell_unknown(first, last, unknown)
         return self._lost(gone, unknown)
 
+    def note_begun(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
+        """A user is about to have these: from now on their delivery counts. Who does not hold them
+        any more hears so, also where they are settled: they are not to be handled again."""
+        lost: list[Lost] = []
+        is_ours = state_epoch == self.state_epoch
+        for first, last, count in locks:
+            told = first
+            for number, block, mask in self._parts(first, last) if is_ours else ():
+                live = block.held(holder, count) & mask
+                if live & block.unbegun:
+                    block.unbegun &= ~live
+                    self._changed.add(number)
+                    self._is_decided = True
+                base = number << BLOCK_BITS
+                for begin, end in runs_of(live):
+                    if told < base + begin:
+                        lost.append((told, base + begin - 1, NOT_HELD))
+                    told = base + end + 1
+            if told <= last:
+                lost.append((told, last, NOT_HELD))
+        return lost
+
     def reject(
         self,
         holder: str,
         state_epoch: int,
         locks: Iterable[tuple[int, int, str]],
         *,
+        now_ms: int,
+        now_s: float,
         reason: str = REJECTED,
     ) -> list[Lost]:
-        """`(offset, count, error)`: the records become dead letters at once."""
+        """`(offset, count, error)`: the records become dead letters at once. Where they stay, they
+        wait for the longest back-off instead."""
+        if self._stays:
+            wait_ms = round(self.config.backoff_max_s * 1000)
+            waiting = [(offset, offset, count, wait_ms) for offset, count, _ in locks]
+            return self.nack(holder, state_epoch, waiting, now_ms=now_ms, now_s=now_s)
         gone: dict[int, int] = {}
         unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
@@ -250,7 +280,8 @@ class QueueState(QueueTaker, QueueMover):
                 named = block.counts.get(count, 0) & bit if is_ours else 0
                 if block.held(holder, count) & named:
                     self._unlock(block, bit, holder)
-                    self._die(number, block, offset & LAST_INDEX, count, reason, error)
+                    failures = count - count_of(block.excused, bit)
+                    self._die(number, block, offset & LAST_INDEX, failures, reason, error)
                 elif not bit & (block.done | (block.moving & named)):
                     gone[number] = gone.get(number, 0) | bit
             if offset >= self.learned:
@@ -305,6 +336,11 @@ class QueueState(QueueTaker, QueueMover):
                     self._free(number, block, block.holders[holder], holder, is_excused=False)
         return before - self._locked
 
+    @property
+    def _stays(self) -> bool:
+        """Whether no record ever fails for good."""
+        return self.config.dead_letters == "stay"
+
     def _unlock(self, block: Block, mask: int, holder: str) -> None:
         block.unlock(mask, holder)
         self._locked -= mask.bit_count()
@@ -331,9 +367,9 @@ class QueueState(QueueTaker, QueueMover):
             self._unlock(block, bit, holder)
             self._free_later(base + index)
             failures = count - count_of(block.excused, bit)
-            if failures >= self.config.max_deliveries:
-                error = f"It was given back after delivery {count}, the last one it has."
-                self._die(number, block, index, count, DELIVERIES, error)
+            if failures >= self.config.max_deliveries and not self._stays:
+                error = f"It was given back after delivery {failures}, the last one it has."
+                self._die(number, block, index, failures, DELIVERIES, error)
                 continue
             wait_ms = self._backoff_ms(base + index, failures) if delay_ms is None else delay_ms
             if wait_ms > 0:
@@ -376,15 +412,22 @@ class QueueState(QueueTaker, QueueMover):
         """Nobody has these any more, and nobody said that they failed. A holder of "" is unknown.
         """
         self._changed.add(number)
+        unbegun = 0 if is_excused else mask & block.unbegun
+        if unbegun:
+            self._free(number, block, unbegun, holder, is_excused=True)
+            mask &= block.locked
+            if not mask:
+                return
         if is_excused and self._keys is None:
             self._unlock(block, mask, holder)
             raise_counts(block.excused, mask)
             self._free_bits(number, block, mask)
             return
         few = self.config.max_deliveries
-        if self._keys is None and not any(
+        is_never_last = self._stays or not any(
             bits & mask for one, bits in block.counts.items() if one >= few
-        ):
+        )
+        if self._keys is None and is_never_last:
             self._unlock(block, mask, holder)
             self._free_bits(number, block, mask)
             return
@@ -395,12 +438,12 @@ class QueueState(QueueTaker, QueueMover):
                 continue
             self._unlock(block, bit, holder)
             self._free_later(base + index)
-            count = count_of(block.counts, bit)
+            failures = count_of(block.counts, bit) - count_of(block.excused, bit)
             if is_excused:
                 raise_counts(block.excused, bit)
-            elif count - count_of(block.excused, bit) >= few:
-                error = f"Nobody settled delivery {count}, the last one it has, in its time."
-                self._die(number, block, index, count, DELIVERIES, error)
+            elif failures >= few and not self._stays:
+                error = f"Nobody settled delivery {failures}, the last one it has, in its time."
+                self._die(number, block, index, failures, DELIVERIES, error)
                 continue
             self._free_bits(number, block, bit)
 

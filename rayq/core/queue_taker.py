@@ -40,10 +40,12 @@ class QueueTaker(QueueLedger):
         now_s: float,
         from_offset: int = 0,
         below_offset: int | None = None,
+        tells_begins: bool = False,
     ) -> list[Lock]:
         """Locks up to `count_max` ready records of [from_offset, below_offset) for `holder`, the
         first ones. With `ordered_by_key` also those that only wait for records of this very take.
-        [] at a bound (`trouble`) too."""
+        [] at a bound (`trouble`) too. `tells_begins`: the holder says what it begins of those that
+        are `unbegun`."""
         left = min(count_max, LOCKS_MAX - self._locked)
         if left <= 0 or self._keys_wanted:
             return []
@@ -76,7 +78,31 @@ class QueueTaker(QueueLedger):
             listed = self._next_listed(number + 1) if left else None
         while following and left:
             left -= self._follow(heapq.heappop(following), holder, timer, given, following, end)
+        if tells_begins:
+            self._leave_unbegun(given)
         return given
+
+    def _leave_unbegun(self, given: list[Lock]) -> None:
+        """A record may end its consumer, and with it the locks of records that nobody has seen yet.
+        The first delivery of a record counts all the same, where it is not the last one, so that
+        nobody has to be told of most; later ones count once they have begun."""
+        is_first_last = self.config.max_deliveries == 1
+        for first, last, count in given:
+            if count == 1 and not is_first_last:
+                continue
+            for _, block, mask in self._parts(first, last):
+                is_first = 0 if is_first_last else block.excused.get(count - 1, 0)
+                block.unbegun |= mask & ~is_first
+
+    def unbegun(self, locks: list[Lock]) -> list[tuple[int, int]]:
+        """`(first, last)` of those locked records that their consumer has to say it begins."""
+        return [
+            ((number << BLOCK_BITS) + first, (number << BLOCK_BITS) + last)
+            for start, end, _ in locks
+            for number, block, mask in self._parts(start, end)
+            if block.unbegun
+            for first, last in runs_of(block.unbegun & mask)
+        ]
 
     def _take_in_order(
         self,

@@ -16,6 +16,7 @@ class Record:
     state: str = "free"
     count: int = 0
     excused: int = 0
+    is_unbegun: bool = False
     holder: str | None = None
     end_tick: int = 0
     taken_tick: int = 0
@@ -88,7 +89,14 @@ class QueueModel:
     # --- taking and settling ---
 
     def take(
-        self, holder: str, count_max: int, from_offset: int, below_offset: int, now_s: float
+        self,
+        holder: str,
+        count_max: int,
+        from_offset: int,
+        below_offset: int,
+        now_s: float,
+        *,
+        tells_begins: bool = False,
     ) -> list[tuple[int, int]]:
         taken: list[int] = []
         for offset, record, before in self.in_line():
@@ -99,6 +107,8 @@ class QueueModel:
                 taken.append(offset)
                 record.state, record.holder = "locked", holder
                 record.count += 1
+                has_failed = record.count - record.excused > 1 or self.config.max_deliveries == 1
+                record.is_unbegun = tells_begins and has_failed
                 self.set_times(record, now_s)
         return [(offset, self.records[offset].count) for offset in taken]
 
@@ -140,7 +150,9 @@ class QueueModel:
         if not self._named(holder, offset, state_epoch, count):
             return False
         if self.records[offset].state == "locked":
-            self.fail(offset, f"It was given back after delivery {count}, the last one it has.")
+            record = self.records[offset]
+            failures = record.count - record.excused
+            self.fail(offset, f"It was given back after delivery {failures}, the last one it has.")
         if self.records[offset].state == "free" and delay_ms:
             self.delay(offset, now_ms + delay_ms, (delay_ms, now_s + delay_ms / 1000))
         return True
@@ -154,6 +166,13 @@ class QueueModel:
             self.records[offset].excused += 1
             self.free(offset)
         return True
+
+    def begin(self, holder: str, state_epoch: int, offset: int, count: int) -> bool:
+        if not self._named(holder, offset, state_epoch, count) or self.is_settled(offset):
+            return False
+        if self.records[offset].state == "locked":
+            self.records[offset].is_unbegun = False
+        return self.records[offset].state == "locked"
 
     def reject(self, holder: str, state_epoch: int, offset: int, count: int) -> bool:
         if self.is_settled(offset):
@@ -186,10 +205,16 @@ class QueueModel:
     def free_all(self, offsets: Iterable[int]) -> int:
         before = self.locked()
         for offset in sorted(offsets):
-            if self.records[offset].state == "locked":
-                count = self.records[offset].count
-                error = f"Nobody settled delivery {count}, the last one it has, in its time."
-                self.fail(offset, error)
+            record = self.records[offset]
+            if record.state != "locked":
+                continue
+            if record.is_unbegun:
+                record.excused += 1
+                self.free(offset)
+                continue
+            failures = record.count - record.excused
+            error = f"Nobody settled delivery {failures}, the last one it has, in its time."
+            self.fail(offset, error)
         return before - self.locked()
 
     def locked(self) -> int:
@@ -210,7 +235,7 @@ class QueueModel:
             self.dead += 1
         else:
             record.state = "moving"
-            self.dying[offset] = (record.count, reason, error)
+            self.dying[offset] = (record.count - record.excused, reason, error)
 
     def free(self, offset: int) -> None:
         record = self.records[offset]

@@ -45,9 +45,9 @@ def busy() -> tuple[QueueState, Keeper]:
     assert not state.ack("b", 0, [(300, 511, 1)])
     assert not state.nack("a", 0, [(10, 12, 1, 5_000)], now_ms=0, now_s=0)
     assert not state.nack("b", 0, [(520, 520, 1, 9_000)], now_ms=0, now_s=0)
-    assert not state.reject("a", 0, [(20, 1, "bad"), (21, 1, "worse")])
+    assert not state.reject("a", 0, [(20, 1, "bad"), (21, 1, "worse")], now_ms=0, now_s=0)
     state.begin_move(move_of(1, [Dying(20, 1, "rejected", "bad")], "dead"))
-    assert not state.reject("b", 0, [(530, 1, "bad")])
+    assert not state.reject("b", 0, [(530, 1, "bad")], now_ms=0, now_s=0)
     assert state.claim([11, 700, 701, 702]) == ([11, 700, 701, 702], [], [])
     state.begin_move(move_of(2, [Dying(702, 0, "", "")]))
     return state, keeper
@@ -312,7 +312,7 @@ def test_only_what_changed_is_kept_the_head_first() -> None:
     state.take("a", 300, now_s=0)
     assert state.is_changed
     assert keys_of(state.changes()) == ["block 0", "block 1"] and not state.is_changed
-    state.reject("a", 3, [(299, 1, "bad"), (280, 1, "bad")])
+    state.reject("a", 3, [(299, 1, "bad"), (280, 1, "bad")], now_ms=0, now_s=0)
     assert keys_of(state.changes()) == ["dying 280", "dying 299", "block 1"]
     state.claim([590, 591])
     assert not state.is_changed and state.changes() == []
@@ -605,7 +605,7 @@ def test_a_move_of_records_that_left_meanwhile_takes_nothing_back() -> None:
             state, keeper = opened(ready=600)
             if outcome == "dead":
                 state.take("a", 600, now_s=0)
-                state.reject("a", 0, [(one, 1, "bad") for one in (3, 300)])
+                state.reject("a", 0, [(one, 1, "bad") for one in (3, 300)], now_ms=0, now_s=0)
                 records = state.to_move(9)
             else:
                 state.claim([3, 300])

@@ -65,7 +65,7 @@ def test_a_queue_comes_with_its_topic_its_dead_letters_and_the_topic_of_its_keep
     assert (dead.config.retention_ms, dead.config.flush) == (None, "os")
     assert dead.config.max_message_bytes > topic.config.max_message_bytes
     [letters] = state.queues_of(dead.topic_id)
-    assert (letters.name, letters.config.dead_letters) == ("tasks.dead", "discard")
+    assert (letters.name, letters.config.dead_letters) == ("tasks.dead", "stay")
     copy = ClusterState()
     apply(copy, decode_records(encode_records(state.snapshot())))
     assert copy.queues == state.queues and copy.queue_ids == state.queue_ids
@@ -77,8 +77,8 @@ def test_a_queue_of_an_existing_topic_takes_what_is_there_of_its_dead_letters() 
     create(state, "q.dead", 2)
     assert make(state, "q").partitions == 3
     letters = state.queues[state.queue_ids["q.dead"]]
-    # The topic may have other readers: what is settled stays.
-    assert (letters.partitions, letters.config.retention) == (2, "topic")
+    # The topic may have other readers: what is settled stays, and what is not in any case.
+    assert (letters.partitions, letters.config.retention) == (2, "hold")
     apply(state, queue_changes.delete_queue(state, "q"))
     assert list(state.queue_ids) == ["q.dead"]
     make(state, "q")

@@ -91,11 +91,11 @@ def test_who_names_another_delivery_loses_it_and_nothing_changes(
     state.void_locks(5)
     state.take("a", 3, now_s=0)
     state.release("a", 5, [(1, 1, 1)])
-    state.reject("a", 5, [(2, 1, "bad")])
+    state.reject("a", 5, [(2, 1, "bad")], now_ms=0, now_s=0)
     keeper.write(state.changes())
     before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
     if call == "reject":
-        lost = state.reject("b", epoch, [(one, count, "") for one in range(4)])
+        lost = state.reject("b", epoch, [(one, count, "") for one in range(4)], now_ms=0, now_s=0)
     elif call == "nack":
         lost = state.nack("b", epoch, [(0, 3, count, 1000)], now_ms=0, now_s=0)
     elif call == "extend":
@@ -117,8 +117,8 @@ def test_a_range_of_nothing_is_not_lost(call: str) -> None:
     state, _keeper = opened(ready=3)
     state.take("a", 3, now_s=0)
     if call == "reject":
-        assert not state.reject("a", 0, [])
-        assert state.reject("a", 0, [(2, 2, ""), (3, 1, "")]) == [
+        assert not state.reject("a", 0, [], now_ms=0, now_s=0)
+        assert state.reject("a", 0, [(2, 2, ""), (3, 1, "")], now_ms=0, now_s=0) == [
             (2, 2, "consumer a has it"), (3, 3, "nobody has it"),
         ]
         return
@@ -358,7 +358,9 @@ def test_what_is_lost_is_told_once_however_often_it_is_named(
         case "extend":
             lost = state.extend("x", 0, [(*one, 1000) for one in ranges], now_s=0)
         case "reject":
-            lost = state.reject("x", 0, [(one, 9, "") for one in [*range(256)] * 40])
+            lost = state.reject(
+                "x", 0, [(one, 9, "") for one in [*range(256)] * 40], now_ms=0, now_s=0
+            )
         case _:
             lost = getattr(state, call)("x", 0, ranges)
     assert told == 1
@@ -377,3 +379,62 @@ def test_a_page_of_a_crowded_block_says_of_each_record_what_is_true_of_it() -> N
     assert state.extend("c6", 0, [(6, 6, 1, 500_000)], now_s=0) == []
     left = left_ms(state, 0)
     assert (left[6] or 0) > 400_000 > (left[8] or 0)
+
+
+def test_what_is_freed_before_it_was_begun_counts_for_nothing() -> None:
+    """A record that ends each of its consumers takes no other along that they had locked ahead."""
+    state, _ = opened(ready=4, visibility_timeout_s=10, max_deliveries=3)
+    for delivery in (1, 2, 3):
+        holder = f"consumer {delivery}"
+        locks = state.take(holder, 4, now_s=0, tells_begins=True)
+        assert locks == [(0, 3, delivery)]
+        assert state.unbegun(locks) == ([] if delivery == 1 else [(0, 3)])
+        if delivery > 1:
+            assert not state.note_begun(holder, 0, [(0, 0, delivery)])
+        state.free_holders({holder})
+    assert [one.offset for one in state.to_move(10)] == [0]
+    # They have had one delivery that counts, the first. Whoever begins them fails twice more.
+    for delivery in (4, 5):
+        locks = state.take("d", 4, now_s=0, tells_begins=True)
+        assert not state.note_begun("d", 0, locks)
+        assert not state.nack("d", 0, [(1, 3, delivery, 0)], now_ms=0, now_s=0)
+    assert [one.offset for one in state.to_move(10)] == [0, 1, 2, 3]
+
+
+def test_where_the_first_delivery_is_the_last_it_counts_once_it_is_begun() -> None:
+    state, _ = opened(ready=2, visibility_timeout_s=10, max_deliveries=1)
+    locks = state.take("a", 2, now_s=0, tells_begins=True)
+    assert state.unbegun(locks) == [(0, 1)]
+    assert not state.note_begun("a", 0, [(0, 0, 1)])
+    state.free_holders({"a"})
+    assert [one.offset for one in state.to_move(10)] == [0]
+    assert state.take("b", 2, now_s=0) == [(1, 1, 2)]
+
+
+def test_what_is_settled_or_lost_is_not_begun() -> None:
+    state, _ = opened(ready=400, visibility_timeout_s=10)
+    assert state.take("a", 400, now_s=0) == [(0, 399, 1)]
+    assert not state.ack("a", 0, [(0, 2, 1), (300, 301, 1)])
+    assert not state.release("a", 0, [(5, 5, 1)])
+    lost = state.note_begun("a", 0, [(0, 5, 1), (299, 302, 1), (390, 405, 1)])
+    assert [(first, last) for first, last, _ in lost] == [(0, 2), (5, 5), (300, 301), (400, 405)]
+    assert [one[:2] for one in state.note_begun("a", 7, [(8, 9, 1)])] == [(8, 9)]
+
+
+def test_where_dead_letters_stay_no_record_ever_leaves_but_by_an_acknowledgement() -> None:
+    state, keeper = opened(
+        ready=3, visibility_timeout_s=10, dead_letters="stay", max_deliveries=1,
+        backoff_s=1, backoff_max_s=60,
+    )
+    assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
+    assert not state.reject("a", 0, [(0, 1, "bad")], now_ms=0, now_s=0)
+    assert not state.reject("a", 0, [(0, 1, "bad")], now_ms=0, now_s=0), "its answer was lost"
+    assert not state.nack("a", 0, [(1, 1, 1, None)], now_ms=0, now_s=0)
+    state.free_holders({"a"})
+    assert not state.to_move(10) and state.start_offset == 0
+    assert state.take("b", 3, now_s=0) == [(2, 2, 2)]
+    state.expire(11)
+    state.due(now_ms=59_000, now_s=59)
+    assert state.take("b", 3, now_s=59) == [(1, 1, 2), (2, 2, 3)]
+    state.due(now_ms=60_000, now_s=60)
+    assert state.take("b", 3, now_s=60) == [(0, 0, 2)]

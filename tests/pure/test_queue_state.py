@@ -70,6 +70,7 @@ class Pair:
             (self.nack, 7),
             (self.reject, 3),
             (self.release, 3),
+            (self.begin, 3),
             (self.extend, 3),
             (self.time, 5),
             (self.free_holder, 2),
@@ -80,7 +81,7 @@ class Pair:
             (self.reopen, 3),
             (self.leave, 2),
         ]
-        decided_by = {self.take, self.ack, self.nack, self.reject, self.release, self.free_holder}
+        decided_by = {self.begin, self.take, self.ack, self.nack, self.reject, self.release, self.free_holder}
         actions, weights = zip(*doing, strict=True)
         for action in self.chosen.choices(actions, weights, k=steps):
             before = self.model.states() if action in decided_by else None
@@ -121,11 +122,23 @@ class Pair:
         if chosen.random() < 0.3:
             low = chosen.randint(self.model.start, high)
             high = chosen.randint(low, high)
+        tells_begins = chosen.random() < 0.5
         given = self.state.take(
-            holder, count, now_s=self.now_s, from_offset=low, below_offset=high
+            holder,
+            count,
+            now_s=self.now_s,
+            from_offset=low,
+            below_offset=high,
+            tells_begins=tells_begins,
         )
         assert given == sorted(given)
-        expected = self.model.take(holder, count, low, high, self.now_s)
+        expected = self.model.take(
+            holder, count, low, high, self.now_s, tells_begins=tells_begins
+        )
+        unbegun = [
+            one for first, last in self.state.unbegun(given) for one in range(first, last + 1)
+        ]
+        assert unbegun == [one for one, _ in expected if self.model.records[one].is_unbegun]
         assert [(one, n) for first, last, n in given for one in range(first, last + 1)] == expected
         told = self.state.excused(given)
         excused = {one: n for first, last, n in told for one in range(first, last + 1)}
@@ -173,8 +186,17 @@ class Pair:
 
     def reject(self) -> None:
         holder, epoch, first, _last, count = self._lock()
-        lost = self.state.reject(holder, epoch, [(first, count, "why")])
+        lost = self.state.reject(
+            holder, epoch, [(first, count, "why")], now_ms=self.now_ms, now_s=self.now_s
+        )
         self._compare_lost(lost, {first: self.model.reject(holder, epoch, first, count)})
+
+    def begin(self) -> None:
+        holder, epoch, first, last, count = self._lock()
+        lost = self.state.note_begun(holder, epoch, [(first, last, count)])
+        told = [one for begin, end, _who in lost for one in range(begin, end + 1)]
+        begun = {one: self.model.begin(holder, epoch, one, count) for one in range(first, last + 1)}
+        assert sorted(told) == [one for one, is_begun in begun.items() if not is_begun]
 
     def extend(self) -> None:
         holder, epoch, first, last, count = self._lock()
@@ -369,6 +391,10 @@ class Pair:
         excused = {one: n for first, last, n in told for one in range(first, last + 1)}
         for offset, record in records:
             assert excused.get(offset, 0) == record.excused
+        told_unbegun = replayed.unbegun([(0, self.model.learned, 0)])
+        assert [one for first, last in told_unbegun for one in range(first, last + 1)] == [
+            offset for offset, record in records if record.state == "locked" and record.is_unbegun
+        ]
         assert replayed.to_move(100_000) == self.state.to_move(100_000)
         assert replayed.start_offset == self.state.start_offset
         assert (replayed.learned, replayed.epochs) == (self.state.learned, self.state.epochs)
@@ -497,18 +523,18 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     state, keeper = opened(ready=3)
     state.take("a", 3, now_s=0)
     for _ in range(2):
-        assert not state.reject("a", 0, [(1, 1, "bad")])
+        assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
         assert state.to_move(10) == [Dying(1, 1, "rejected", "bad")]
         state = again(state, keeper)
     state.begin_move(Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(10))))
     state = again(state, keeper)
     assert [move.move_id for move in state.moves()] == [4] and not state.to_move(10)
-    assert not state.reject("a", 0, [(1, 1, "bad")])
+    assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
     state.end_move(4)
     state = again(state, keeper)
-    assert not state.reject("a", 0, [(1, 1, "bad")])
+    assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
     assert state.counts().moving == 0 and state.counts().done == 1
-    assert state.reject("a", 0, [(2, 7, "bad")]) == [(2, 2, "consumer a has it")]
+    assert state.reject("a", 0, [(2, 7, "bad")], now_ms=0, now_s=0) == [(2, 2, "consumer a has it")]
 
 
 def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
@@ -516,7 +542,7 @@ def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
     locks = state.take("a", LOCKS_MAX, now_s=0)
     keeper.write(state.changes())
     reason = "x" + "\N{SNOWMAN}" * 1000
-    state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)])
+    state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)], now_ms=0, now_s=0)
     changes = state.changes()
     assert len(pack(changes)) < WRITE_BYTES_MAX
     [dying] = state.to_move(1)
@@ -544,7 +570,7 @@ def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
 def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -> None:
     state, _keeper = opened(ready=4, ordered_by_key=True)
     assert state.take("a", 3, now_s=0) == [(0, 2, 1)]
-    state.reject("a", 0, [(1, 1, "bad")])
+    state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
     assert state.counts().locked == 2
     state.nack("a", 0, [(0, 0, 1, 0)], now_ms=0, now_s=0)
     assert state.counts().locked == 0, "the third would be handled before the first"
@@ -598,7 +624,7 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head(
     state, keeper = opened(ready=300)
     state.take("a", 300, now_s=0)
     state.ack("a", 0, [(0, dying - 1, 1)])
-    state.reject("a", 0, [(dying, 1, "bad")])
+    state.reject("a", 0, [(dying, 1, "bad")], now_ms=0, now_s=0)
     keeper.write(state.changes())
     head = opened_at(state, keeper)
     assert head is not None

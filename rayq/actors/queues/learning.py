@@ -236,7 +236,13 @@ class Learner:
     # --- taking ---------------------------------------------------------------------------------
 
     async def take(
-        self, holder: str, count_max: int, bytes_max: int, *, is_gone: Callable[[], bool]
+        self,
+        holder: str,
+        count_max: int,
+        bytes_max: int,
+        *,
+        is_gone: Callable[[], bool],
+        tells_begins: bool = False,
     ) -> Given:
         """Locks up to `count_max` records, and brings them; more than `bytes_max` bytes only where
         the first batch has more. Nothing for a holder that `is_gone`. Raises what the reads
@@ -274,6 +280,7 @@ class Learner:
                 now_s=self._clock.monotonic(),
                 from_offset=first,
                 below_offset=end,
+                tells_begins=tells_begins,
             )
             for piece in pieces:
                 runs = [one for one in locks if piece.has_some(*one[:2])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.commits import QueueCommits, as_error
@@ -38,6 +38,13 @@ SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
 """So many takes of consumers that look around a partition sees each second."""
 Settled = asyncio.Future[messages.SettleResponse]
+
+
+class _Now(TypedDict):
+    """What `QueueState` decides about delays by."""
+
+    now_ms: int
+    now_s: float
 
 
 class Served(Protocol):
@@ -258,7 +265,11 @@ class OpenQueue:
         ready = self.available() + self.state.blocked
         wanted = min(take.records_max, self.takes.share(ready))
         given = await self._learner.take(
-            take.holder, wanted, take.bytes_max, is_gone=take.connection.done
+            take.holder,
+            wanted,
+            take.bytes_max,
+            is_gone=take.connection.done,
+            tells_begins=take.tells_begins,
         )
         if given.locks:
             self._answer(take, given.locks, given.parts)
@@ -290,7 +301,13 @@ class OpenQueue:
             self.available(),
             sweep_ms=max(SWEEP_MS_MIN, 1000 * self._holders.connections // SWEEPS_PER_S),
             excused=self.state.excused(locks),
+            unbegun=self.state.unbegun(locks),
+            wanted=self._wanted(),
         )
+
+    def _wanted(self) -> int:
+        """How many consumers have nothing to do, and there is nothing for them here."""
+        return 0 if self.available() else self.takes.idle_count()
 
     def due_in_ms(self) -> int | None:
         return self.state.due_in_ms(
@@ -313,15 +330,15 @@ class OpenQueue:
             self.wake()
         elif len(self.takes):
             self.wake()
-        is_urgent = not request.may_linger or request.nacks or dying
+        is_urgent = not request.may_linger or request.nacks or dying or request.begins
         kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
-            return messages.SettleResponse(lost)
+            return messages.SettleResponse(lost, self._wanted())
         if lost:
-            return _after(kept, messages.SettleResponse(lost))
+            return _after(kept, messages.SettleResponse(lost, self._wanted()))
         # Nearly all settle without a loss, many at a time: they share one future.
         if self._settled is None or self._settled[0] is not kept:
-            self._settled = kept, _after(kept, messages.SettleResponse([]))
+            self._settled = kept, _after(kept, messages.SettleResponse([], self._wanted()))
         return self._settled[1]
 
     def _settle(self, request: messages.Settle) -> list[Lost]:
@@ -330,18 +347,23 @@ class OpenQueue:
         if request.acks:
             lost += state.ack(holder, epoch, request.acks)
         if request.nacks:
-            now_ms, now_s = self._clock_watch.now_ms(), self._clock.monotonic()
-            lost += state.nack(holder, epoch, request.nacks, now_ms=now_ms, now_s=now_s)
+            lost += state.nack(holder, epoch, request.nacks, **self._now())
         if request.rejects:
-            lost += state.reject(holder, epoch, request.rejects)
+            lost += state.reject(holder, epoch, request.rejects, **self._now())
         if request.failures:
-            lost += state.reject(holder, epoch, request.failures, reason=DELIVERIES)
+            failures = request.failures
+            lost += state.reject(holder, epoch, failures, reason=DELIVERIES, **self._now())
         if request.releases:
             lost += state.release(holder, epoch, request.releases)
+        if request.begins:
+            lost += state.note_begun(holder, epoch, request.begins)
         if request.extends:
             now_s = self._clock.monotonic()
             lost += state.extend(holder, epoch, request.extends, now_s=now_s)
         return lost
+
+    def _now(self) -> _Now:
+        return {"now_ms": self._clock_watch.now_ms(), "now_s": self._clock.monotonic()}
 
     def free_holders(self, holders: set[str]) -> None:
         """Nobody has heard of these holders for a while: their records are for others."""
@@ -502,7 +524,13 @@ def _check_size(request: messages.Settle) -> None:
     """Nobody has so many locks; to go through them would keep others waiting. It is offsets that
     count, and each as often as it is named: few ranges may name many, again and again."""
     named = len(request.rejects) + len(request.failures)
-    for kind in (request.acks, request.nacks, request.releases, request.extends):
+    for kind in (
+        request.acks,
+        request.nacks,
+        request.releases,
+        request.extends,
+        request.begins,
+    ):
         for first, last, *_ in kind:
             named += max(last - first, 0) + 1
     if named > messages.QUEUE_OFFSETS_MAX:

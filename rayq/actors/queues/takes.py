@@ -1,4 +1,5 @@
-"""The takes that wait at a queue's leader: first come, first served, each with its fair share."""
+"""The takes that wait at a queue's leader: first come, first served, each with its fair share. Those
+of consumers that have something to do come after all others."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ class WaitingTake:
     bytes_max: int
     connection: Connection
     answer: asyncio.Future[Answer]
+    tells_begins: bool = False
+    is_ahead: bool = False
     timer: asyncio.TimerHandle | None = None
 
     def finish(self, answer: Answer | RayqError) -> None:
@@ -68,15 +71,28 @@ class WaitingTakes:
             min(request.bytes_max, TAKE_BYTES_MAX),
             connection,
             self._loop.create_future(),
+            request.tells_begins,
+            request.is_ahead,
         )
         take.timer = self._loop.call_later(request.wait_ms / 1000, self._too_long, take)
         self._takes.append(take)
         return take.answer
 
     def next(self) -> WaitingTake | None:
-        """The take that has waited longest, which is in the caller's hands now: `finish` it, or
-        put it `back`."""
-        return self._takes.popleft() if self._takes else None
+        """The take that is next, which is in the caller's hands now: `finish` it, or put it
+        `back`."""
+        if not self._takes:
+            return None
+        if self._takes[0].is_ahead:
+            for take in self._takes:
+                if not take.is_ahead:
+                    self._takes.remove(take)
+                    return take
+        return self._takes.popleft()
+
+    def idle_count(self) -> int:
+        """How many of those that wait have nothing to do."""
+        return sum(not take.is_ahead for take in self._takes)
 
     def back(self, take: WaitingTake) -> bool:
         """There is nothing for it yet: it stays the next. False: it waits no more."""

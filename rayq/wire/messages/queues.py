@@ -142,6 +142,12 @@ class TakeResponse(Response, frozen=True):
     excused: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first offset, last offset, how many)` of these records: so many of the deliveries that are
     counted were given back unhandled, and do not count against `max_deliveries`."""
+    unbegun: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(first offset, last offset)` of these records: before a user gets one of them its consumer
+    says so (`Settle.begins`), and waits for the answer. Where its lock goes before that, the
+    delivery does not count."""
+    wanted: int = 0
+    """So many other consumers wait here, have nothing to do, and there is nothing for them."""
 
 
 class Take(ToLeader[TakeResponse], frozen=True):
@@ -156,12 +162,18 @@ class Take(ToLeader[TakeResponse], frozen=True):
     records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
     bytes_max: Bytes
     wait_ms: Milliseconds
+    tells_begins: bool = False
+    """The consumer heeds `TakeResponse.unbegun`. Without, each delivery counts at once."""
+    is_ahead: bool = False
+    """The consumer has something to do: others come first."""
 
 
 class SettleResponse(Response, frozen=True):
     lost: list[tuple[int, int, str]]
     """`(first offset, last offset, who has it now)`: not settled, since these locks had gone.
     Everything else is settled, durably."""
+    wanted: int = 0
+    """As in `TakeResponse`."""
 
 
 class Settle(ToLeader[SettleResponse], frozen=True):
@@ -201,6 +213,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
         list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
     ] = msgspec.field(default_factory=list)
     """As `rejects`, of records that failed the last delivery that their consumer grants them."""
+    begins: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    """`(first, last, count)`: a user gets these now, so their delivery counts. `lost` in the answer
+    are also those that are settled."""
 
 
 class DescribeQueueResponse(Response, frozen=True):
