@@ -19,7 +19,7 @@ from types import FrameType
 
 from proving.chaos.load import LoadSpec
 from rayq.client.queues.queue import Queue
-from rayq.client.queues.task import QueueTask
+from rayq.client.queues.task import QueueTask, lock_count
 from rayq.errors import LockLostError, RayqError
 from rayq.testing.checker import Recorder
 
@@ -83,7 +83,7 @@ class Worker:
         for partition in sorted({task.partition for task in tasks}):
             some = [task for task in tasks if task.partition == partition]
             now_s = time.monotonic()
-            locks = [(one.offset, one.delivery_count, one.value or b"", one.key) for one in some]
+            locks = [(one.offset, lock_count(one), one.value or b"", one.key) for one in some]
             recorder.took(
                 self._queue, self._name, partition, locks, asked_s=now_s, at_s=now_s
             )
@@ -130,7 +130,7 @@ class Worker:
             self._name,
             partition,
             what,  # type: ignore[arg-type]
-            [(one.offset, one.delivery_count) for one in tasks],
+            [(one.offset, lock_count(one)) for one in tasks],
             at_s=time.monotonic(),
         )
         for task in tasks:

@@ -15,7 +15,7 @@ from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
 from rayq.client.queues.queue_core import QueueCore
 from rayq.client.queues.source import Source
-from rayq.client.queues.task import QueueTask
+from rayq.client.queues.task import QueueTask, lock_count
 from rayq.config import ProducerConfig
 from rayq.errors import LockLostError, RayqError, TimeoutError, UnknownQueueError
 from rayq.testing.checker import Recorder
@@ -75,7 +75,7 @@ class TaskWorker:
                 self._noted_as(some[0]),
                 self._name,
                 taken.lane.partition,
-                [(one.offset, one.delivery_count, one.value or b"", one.key) for one in some],
+                [(one.offset, lock_count(one), one.value or b"", one.key) for one in some],
                 asked_s=taken.taken_at_s - START_S,
                 at_s=self._now_s(),
                 state_epoch=taken.state_epoch,
@@ -117,7 +117,7 @@ class TaskWorker:
             self._name,
             task.partition,
             noted,  # type: ignore[arg-type]
-            [(task.offset, task.delivery_count)],
+            [(task.offset, lock_count(task))],
             at_s=self._now_s(),
             state_epoch=task._lease.taken.state_epoch,
             seconds=delay_s,

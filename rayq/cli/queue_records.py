@@ -20,6 +20,7 @@ from rayq.cli.formats import JSON, NULL, formatter, shown, to_bytes
 from rayq.cli.options import ClusterAddress, Json, QueueName
 from rayq.cli.values import duration_ms, pair, time_ms
 from rayq.client.producing.futures import DeliveryFuture
+from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX
 from rayq.client.queues.task import QueueTask
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import Record
@@ -188,6 +189,15 @@ def work(
     concurrency: Annotated[
         int, typer.Option("-j", "--concurrency", help="So many at a time.", min=1, max=1000)
     ] = 1,
+    prefetch: Annotated[
+        int,
+        typer.Option(
+            "--prefetch",
+            help="Lock at most so many ahead; none are where commands take long.",
+            min=0,
+            max=PREFETCH_MAX,
+        ),
+    ] = PREFETCH,
     exit_when_idle: Annotated[
         str | None,
         typer.Option(
@@ -219,7 +229,9 @@ def work(
             raise CommandError(f"exit code {ran.returncode}" + (f": {said}" if said else ""))
 
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
-        opened.work(handle, concurrency=concurrency, stop_when_idle_s=idle_s)
+        opened.work(
+            handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
+        )
 
 
 def _environment(task: QueueTask) -> dict[str, str]:

@@ -484,7 +484,9 @@ class Cluster:
         of any 2 x sum(weights) records each gets its share.
 
         Up to `prefetch` records (at most 10,000) are locked ahead while others are handled, but no
-        more than are handled in half a second: what takes long is left to other consumers. 0: none.
+        more than are handled in a fifth of a second: none where a consumer handles fewer than 20 a
+        second, so what takes long is left to others. Who has nothing to do gets a share of them.
+        0: none.
 
         A value above `max_message_bytes` is put in chunks, or as an object below the URL
         `large_values`, and arrives whole; see docs/how-to/large-values.md. Raises
@@ -600,6 +602,7 @@ class Cluster:
         resources: dict[str, float | int] | None = None,
         drain_timeout_s: float = 60.0,
         large_values: str | None = None,
+        prefetch: int = PREFETCH,
     ) -> ConsumerPool:
         """Runs `handler(task)` on every record of a queue, by as many consumers as it takes.
 
@@ -607,13 +610,14 @@ class Cluster:
         down to none; there may be more of them than partitions. What the handler returns from is
         acknowledged; what it raises on is given back, and goes to the dead letters with its error
         after the queue's `max_deliveries`. Handlers, keywords (as in `rayq.config.PoolConfig`) and
-        where it runs are as of `consumer_pool`; `name` is the queue's by default, `large_values` is
-        as in `queue`. A handler that takes more than the queue's `max_handling_s` is killed with
-        its consumer.
+        where it runs are as of `consumer_pool`; `name` is the queue's by default, `large_values`
+        and `prefetch` are as in `queue`. A handler that takes more than the queue's
+        `max_handling_s` is killed with its consumer.
 
         Raises ConfigError, HandlerError, UnknownQueueError, PoolExistsError, InvalidRequestError
         (no Ray: the cluster was connected to by its address)."""
         pool_name = check_group(queue_name(queue) if name is None else name)
+        whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         check_handler(handler)
         runtime = self._pool_runtime()
         found = self.admin.describe_queue(queue, timeout_s=POOL_CHECK_TIMEOUT_S)
@@ -631,7 +635,7 @@ class Cluster:
                 ),
             },
         )
-        spec = PoolSpec(pool_name, found.topic, queue, config, queue, large_values)
+        spec = PoolSpec(pool_name, found.topic, queue, config, queue, large_values, prefetch)
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:

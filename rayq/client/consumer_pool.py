@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rayq.client.closing import closing_after
+from rayq.client.queues.arguments import PREFETCH
 from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, TimeoutError
@@ -39,6 +40,8 @@ class PoolSpec:
     """None: its consumers are members of the group."""
     large_values: str | None = None
     """As `cluster.queue` takes it."""
+    prefetch: int = PREFETCH
+    """The same."""
 
 
 class PoolControl(Protocol):

@@ -38,8 +38,8 @@ DEAD_QUEUE: dict[str, Any] = {
     "max_deliveries": 1000,
     "retention": "delete_done",
 }
-"""Dead letters have no dead letters of their own: they stay until they are acknowledged, or somebody
-redrives, discards or purges them, and then leave the disk."""
+"""Dead letters have no dead letters of their own: they stay until they are acknowledged, or
+somebody redrives, discards or purges them, and then leave the disk."""
 DEAD_HEADERS_BYTES = 64 * 1024
 """A dead letter's headers say why it failed: its batch may be so much larger than its source's."""
 FIXED = ("ordered_by_key", "start")

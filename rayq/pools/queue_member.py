@@ -36,7 +36,9 @@ class QueueMember(Member):
     async def _consume(self) -> None:
         assert self._spec.queue is not None
         queue = self._cluster.async_queue(
-            self._spec.queue, large_values=self._spec.large_values
+            self._spec.queue,
+            large_values=self._spec.large_values,
+            prefetch=self._spec.prefetch,
         )
         try:
             while self._is_going_on:

@@ -82,7 +82,7 @@ def test_a_consumer_takes_another_name_when_an_answer_was_lost(
     fake.write("q", [b"a", b"b"])
     fake.fault(m.Take, carry_out=True, error=NotLeaderError("The answer was lost."))
     queue = open_queue("q")
-    assert queue.take(1, 0.5) == []
+    assert queue.take(2, 0.5) == []
     first = fake.asked(m.Take)[0].holder
     assert {holder for holder, _ in played.locks.values()} == {first}
     assert first not in {one.holder for one in fake.asked(m.Take)[1:]}
@@ -162,8 +162,12 @@ def test_an_ack_that_came_too_late_says_who_has_the_record(
 
 
 def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_back(
-    fake: FakeCluster, open_queue: OpenQueue, eventually: Eventually
+    fake: FakeCluster,
+    open_queue: OpenQueue,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Pace, "ahead", lambda _pace, _most, _now_s: 1)
     played = fake.queues.create("q", visibility_timeout_s=1, max_handling_s=2)
     fake.write("q", [b"a", b"b"])
     queue = open_queue("q")
@@ -265,16 +269,18 @@ def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
 
 def test_what_takes_long_is_not_locked_ahead() -> None:
     pace = Pace()
-    assert pace.ahead(32, 6, 0.0) == 6, "nothing is known"
+    assert pace.ahead(32, 0.0) == 0, "nothing is known"
     pace.began(0.0)
-    assert pace.ahead(32, 6, 2.0) == 0, "one record has taken two seconds"
+    assert pace.ahead(32, 2.0) == 0, "one record has taken two seconds"
     pace.settled(1, 4.0, is_idle=True)
-    assert pace.ahead(32, 6, 4.0) == 0
+    assert pace.ahead(32, 4.0) == 0
     for step in range(400):
         pace.began(4 + step / 100)
         pace.settled(1, 4 + (step + 1) / 100, is_idle=True)
-    assert pace.ahead(32, 6, 8.0) == 32
-    assert pace.ahead(500, 6, 8.0) > 40
+    assert pace.ahead(16, 8.0) == 16
+    assert 16 < pace.ahead(500, 8.0) <= 20
+    pace.began(8.0)
+    assert pace.ahead(500, 8.3) == 0, "one record takes far longer than those before"
 
 
 def test_a_round_gives_each_queue_its_weight() -> None:

@@ -422,7 +422,7 @@ def test_what_is_settled_or_lost_is_not_begun() -> None:
 
 
 def test_where_dead_letters_stay_no_record_ever_leaves_but_by_an_acknowledgement() -> None:
-    state, keeper = opened(
+    state, _ = opened(
         ready=3, visibility_timeout_s=10, dead_letters="stay", max_deliveries=1,
         backoff_s=1, backoff_max_s=60,
     )

@@ -205,10 +205,10 @@ class QueueStage:
 
     async def take(
         self, count: int = 100, *, holder: str = "one", wait_ms: int = 100,
-        peer: Peer | None = None, bytes_max: int = 1 << 20,
+        peer: Peer | None = None, bytes_max: int = 1 << 20, **parts_of_it: bool,
     ) -> Taken:
         answer, parts = await self.ask(
-            messages.Take, holder, count, bytes_max, wait_ms, peer=peer
+            messages.Take, holder, count, bytes_max, wait_ms, peer=peer, **parts_of_it
         )
         return Taken(answer, parts, holder)
 

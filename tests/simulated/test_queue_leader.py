@@ -419,6 +419,63 @@ def test_waiting_takes_are_served_in_turn_and_share_what_there_is() -> None:
     staged(work)
 
 
+def test_who_has_nothing_to_do_comes_before_who_takes_ahead() -> None:
+    async def work(stage: QueueStage) -> None:
+        ahead = asyncio.ensure_future(stage.take(holder="a", wait_ms=60_000, is_ahead=True))
+        idle = asyncio.ensure_future(stage.take(holder="b", wait_ms=60_000))
+        await asyncio.sleep(1)
+        await stage.put(b"0")
+        assert (await idle).offsets == [0]
+        assert not ahead.done()
+        await stage.put(b"1")
+        assert (await ahead).offsets == [1]
+
+    staged(work)
+
+
+def test_a_consumer_hears_how_many_others_have_nothing_to_do() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(*[b"%d" % number for number in range(4)])
+        taken = await stage.take(4, holder="a")
+        assert taken.answer.wanted == 0
+        takes = [
+            asyncio.ensure_future(stage.take(1, holder=name, wait_ms=60_000, is_ahead=name == "d"))
+            for name in "bcd"
+        ]
+        await asyncio.sleep(1)
+        answer = await stage.ask(messages.Settle, "a", taken.epoch, acks=[(0, 0, 1)])
+        assert (answer.lost, answer.wanted) == ([], 2)
+        assert await stage.settle(taken, holder="a", releases=[(2, 3, 1)]) == []
+        given = [await take for take in takes[:2]]
+        assert [(one.offsets, one.locks[0][2]) for one in given] == [([2], 2), ([3], 2)]
+        assert [one.answer.excused for one in given] == [[(2, 2, 1)], [(3, 3, 1)]]
+        takes[2].cancel()
+
+    staged(work)
+
+
+def test_what_was_locked_and_not_begun_is_no_delivery_also_under_the_next_leader() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"poison", b"neighbour")
+        for delivery in (1, 2, 3):
+            peer = stage.peer()
+            taken = await stage.take(holder=f"h{delivery}", peer=peer, tells_begins=True)
+            assert taken.locks == [(0, 1, delivery)]
+            assert taken.answer.unbegun == ([] if delivery == 1 else [(0, 1)])
+            if delivery > 1:
+                begins = [(0, 0, delivery)]
+                assert not await stage.settle(taken, holder=f"h{delivery}", begins=begins)
+            await stage.lead()
+            peer = stage.peer()
+            await stage.settle(taken, holder=f"h{delivery}", peer=peer, extends=[])
+            peer.closed.set_result(None)
+            await asyncio.sleep(2)
+        found = await stage.describe()
+        assert (found.start_offset, found.ready, found.dead) == (1, 1, 1)
+
+    staged(work, max_deliveries=3, dead_letters="discard")
+
+
 def test_a_take_is_woken_by_the_commit_of_a_record() -> None:
     async def work(stage: QueueStage) -> None:
         await stage.put(b"a", is_committed=False)

@@ -41,12 +41,14 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, is_as_written, split_batches
-from rayq.wire.messages import Take, TakeResponse
+from rayq.wire.messages import SettleResponse, Take, TakeResponse
 
 logger = logging.getLogger(__name__)
 
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
+LATE_S = 0.5
+"""An answer that is late by so much is not waited for."""
 LARGE_AHEAD_BYTES = 64 * 1024 * 1024
 """So much of large values waits here for users, and one value more."""
 DAMAGED_TRIES_MAX = 5
@@ -85,6 +87,10 @@ class Owner(Protocol):
         """What a user had decided came too late."""
         ...
 
+    def wanted(self, lane: Lane, count: int) -> None:
+        """So many other consumers have nothing to do, and the leader has nothing for them."""
+        ...
+
 
 class Lane:
     """See the module."""
@@ -100,8 +106,14 @@ class Lane:
         self.asked = 0
         """For how many records the take that is under way asks; 0: there is none."""
         self.asked_at_s = -1.0
+        self._waits_until_s = -1.0
+        """How long the leader may hold that take. Until then there was nothing for it."""
+        self._is_reading = False
+        """Whether the values of what it brought are being read."""
         self.ready = 0
         """What more there was to take, as of the last answer."""
+        self.known_at_s = -1.0
+        """When the take was sent that has told this."""
         self.next_sweep_s = 0.0
         self.found_at_s = -1.0
         """When a take last brought something."""
@@ -145,18 +157,29 @@ class Lane:
     def may_ask(self, now_s: float) -> bool:
         return not self.asked and not self.is_closed and now_s >= self._pause_until_s
 
+    def expected(self, now_s: float) -> int:
+        """How many records are on their way, most likely: not those that a leader has to wait for,
+        nor those of a leader that does not answer."""
+        is_due = self._waits_until_s <= now_s < max(self.asked_at_s, self._waits_until_s) + LATE_S
+        return self.asked if is_due or self._is_reading else 0
+
     def handling_left_s(self, taken: Taken) -> float:
         """How much longer a record of it may be handled."""
         return taken.taken_at_s + self.source.config.max_handling_s - self._owner.now_s
 
     # --- taking ---------------------------------------------------------------------------------
 
-    def take(self, records_max: int, wait_ms: int) -> None:
-        """Asks for records, unless a take is under way."""
+    def take(
+        self, records_max: int, wait_ms: int, *, is_ahead: bool, waits: bool = False
+    ) -> None:
+        """Asks for records; no take is under way. `is_ahead`: nobody waits for them; `waits`: the
+        leader has none just now."""
         self.asked = records_max
         self.asked_at_s = self._owner.now_s
+        self._waits_until_s = self.asked_at_s + wait_ms / 1000 if waits else -1.0
         self._taking = self._client.environment.tasks.spawn(
-            self._take(records_max, wait_ms), f"take from {self.source.name} at {self.name}"
+            self._take(records_max, wait_ms, is_ahead),
+            f"take from {self.source.name} at {self.name}",
         )
 
     async def taken_all(self) -> None:
@@ -164,11 +187,11 @@ class Lane:
         if self._taking is not None:
             await asyncio.wait([self._taking])
 
-    async def _take(self, records_max: int, wait_ms: int) -> None:
+    async def _take(self, records_max: int, wait_ms: int, is_ahead: bool) -> None:
         leader: LeaderAndEpoch | None = None
         try:
             leader = self.leader()
-            await self._ask(leader, records_max, wait_ms)
+            await self._ask(leader, records_max, wait_ms, is_ahead)
             self._backoff.reset()
         except RayqError as error:
             self._holder = self._client.environment.new_id()
@@ -205,7 +228,9 @@ class Lane:
     def doubts(self, error: RayqError) -> None:
         self._owner.doubts(self, error)
 
-    async def _ask(self, leader: LeaderAndEpoch, records_max: int, wait_ms: int) -> None:
+    async def _ask(
+        self, leader: LeaderAndEpoch, records_max: int, wait_ms: int, is_ahead: bool
+    ) -> None:
         source, sent_at_s = self.source, self._owner.now_s
         response, payload = await self._client.ask_while_leader(
             source.topic,
@@ -221,12 +246,16 @@ class Lane:
                 records_max=records_max,
                 bytes_max=TAKE_BYTES_MAX,
                 wait_ms=wait_ms,
+                tells_begins=True,
+                is_ahead=is_ahead,
             ),
             timeout_s=wait_ms / 1000 + REQUEST_TIMEOUT_S,
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
         self._settler.named_over = self._client.pool.current(leader.host, leader.port)
-        self.ready = response.ready
+        # Where nothing was given, more than to ask is needed to get it.
+        self.ready = response.ready if response.locks else 0
+        self.known_at_s = sent_at_s
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
         if not response.locks:
             return
@@ -245,6 +274,12 @@ class Lane:
             }
             for taken in takens:
                 taken.excused = excused
+        if response.unbegun:
+            unbegun = {
+                offset for first, last in response.unbegun for offset in range(first, last + 1)
+            }
+            for taken in takens:
+                taken.unbegun = unbegun & taken.open.keys()
         if len(rows) < sum(last - first + 1 for first, last, _ in response.locks):
             self._ack_missing(takens[0], {row.offset for row in rows}, response)
         for taken in takens:
@@ -258,9 +293,15 @@ class Lane:
             checking = self._client.environment.tasks.spawn(
                 self._ask_to_check(damaged), f"check {self.name}"
             )
+        if response.wanted:
+            self._owner.wanted(self, response.wanted)
         large = [taken for taken in takens[1:] if taken.rows]
         if large:
-            await self._read_large(large)
+            self._is_reading = True
+            try:
+                await self._read_large(large)
+            finally:
+                self._is_reading = False
         if checking is not None:
             await asyncio.wait([checking])
 
@@ -370,15 +411,18 @@ class Lane:
         reason = error.message[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
         self.reject(taken, row.offset, reason, is_failure=not is_for_nobody)
 
-    def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
+    def hand_out(
+        self, count: int, *, is_at_once: bool = False
+    ) -> list[tuple[Taken, list[Row]]]:
         """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
-        that is ordered by key, one at a time."""
+        that is ordered by key, one at a time. `is_at_once`: none of which the leader has to be told
+        first."""
         found: list[tuple[Taken, list[Row]]] = []
         busy = self._keys_out() if self.source.config.ordered_by_key else None
         for taken in self.takens:
             if count <= 0:
                 break
-            if rows := taken.hand_out(count, busy):
+            if rows := taken.hand_out(count, busy, is_at_once=is_at_once):
                 count -= len(rows)
                 found.append((taken, rows))
         return found
@@ -425,6 +469,26 @@ class Lane:
             count = taken.open.pop(offset, None)
             if count is not None:
                 self._outgoing(taken).releases[offset] = count, taken
+
+    def give_back(self, count: int) -> None:
+        """Gives so many back of those that wait here, the last ones."""
+        for taken in reversed(self.takens):
+            if count <= 0:
+                break
+            given = taken.give_back(count)
+            count -= len(given)
+            self.release(taken, given)
+            self.ready += len(given)
+        self.takens = [taken for taken in self.takens if taken.open]
+
+    def begin(self, taken: Taken, offsets: list[int]) -> None:
+        """A user is about to get these. Once that is flushed they are no more `unbegun`, or lost.
+        """
+        begins = self._outgoing(taken).begins
+        for offset in offsets:
+            count = taken.open.get(offset)
+            if count is not None:
+                begins[offset] = count, taken
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
         """By so much from now at least."""
@@ -499,12 +563,16 @@ class Lane:
         await self._settler.flush()
 
     def settled(
-        self, settlement: Settlement, sent_at_s: float, lost: list[tuple[int, int, str]]
+        self, settlement: Settlement, sent_at_s: float, answer: SettleResponse
     ) -> None:
-        """The leader has kept it, but for what was `lost`."""
+        """The leader has kept it, but for what was lost."""
         self._extended(settlement, sent_at_s)
-        for first, last, who in lost:
+        for offset, (_, taken) in settlement.begins.items():
+            taken.unbegun.discard(offset)
+        for first, last, who in answer.lost:
             self._lost(settlement, first, last, who)
+        if answer.wanted:
+            self._owner.wanted(self, answer.wanted)
 
     def _extended(self, settlement: Settlement, sent_at_s: float) -> None:
         for _, timeout_s, taken in settlement.extends.values():
@@ -515,7 +583,9 @@ class Lane:
             error = self._lost_error(offset, who)
             taken.lost[offset] = error
             self._owner.was_lost(error)
-        for offset, (_, _, taken) in list(settlement.extends.items()):
+        held = [(offset, taken) for offset, (_, _, taken) in settlement.extends.items()]
+        held += [(offset, taken) for offset, (_, taken) in settlement.begins.items()]
+        for offset, taken in held:
             if first <= offset <= last:
                 self.lose(taken, offset, who)
 

@@ -1,14 +1,19 @@
 """How fast a consumer handles records: pure. It says how many may be locked ahead.
 
 Records that are locked ahead by a consumer that takes a minute for each wait, while other consumers
-have nothing to do. So a consumer takes ahead no more than it handles in half a second.
+have nothing to do. So a consumer takes ahead no more than it handles in a fifth of a second, and
+nothing where it handles few: to ask for one at a time costs it next to nothing then.
 """
 
 from __future__ import annotations
 
 import math
 
-AHEAD_S = 0.5
+AHEAD_S = 0.2
+MOMENT_S = 0.05
+"""What is handled within so long is not worth giving back."""
+QUICK_PER_S = 20
+"""Who handles fewer takes nothing ahead."""
 WINDOW_S = 1.0
 """A measurement of so long counts for two thirds of what is known."""
 MEASURED_S_MIN = 0.02
@@ -42,10 +47,19 @@ class Pace:
         if is_idle:
             self._since_s = None
 
-    def ahead(self, most: int, at_first: int, now_s: float) -> int:
-        """How many to take ahead, at most `most`; before anything was measured `at_first`. What has
-        been in hand for long tells as much as what was settled."""
-        count = at_first if self.per_s is None else int(self.per_s * AHEAD_S)
+    def ahead(self, most: int, now_s: float) -> int:
+        """How many to take ahead, at most `most`; none before anything was measured. What has been
+        in hand for long tells as much as what was settled."""
+        if self.per_s is None or self.per_s < QUICK_PER_S:
+            return 0
+        return min(most, int(self._per_s(now_s) * AHEAD_S))
+
+    def in_a_moment(self, now_s: float) -> int:
+        """How many are handled so soon that nobody else would have them sooner."""
+        return int(self._per_s(now_s) * MOMENT_S)
+
+    def _per_s(self, now_s: float) -> float:
+        per_s = self.per_s or 0.0
         if self._since_s is not None and now_s > self._since_s:
-            count = min(count, int((self._count + 1) / (now_s - self._since_s) * AHEAD_S))
-        return min(most, count)
+            per_s = min(per_s, (self._count + 1) / (now_s - self._since_s))
+        return per_s

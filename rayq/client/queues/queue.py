@@ -239,13 +239,15 @@ class Queue(_Face):
         handler: Handler | None = None,
         *,
         concurrency: int = 1,
+        prefetch: int | None = None,
         stop_when_idle_s: float | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         """Handles records in `concurrency` threads (up to 10,000) until `stop`: by `handler(task)`,
         or by the functions of `@task`. What returns is acknowledged; what raises, whatever that is,
         is given back, and goes to the dead letters with its error after the last delivery. So does
-        what returns an awaitable or a generator, of which nothing has run.
+        what returns an awaitable or a generator, of which nothing has run. `prefetch` is as in
+        `cluster.queue`, which says it where it is None.
 
         Ends after `stop_when_idle_s` seconds without a record (None: never), after SIGTERM (in the
         main thread), and by Ctrl+C, which it raises: handlers that run then have `stop_timeout_s`
@@ -253,6 +255,7 @@ class Queue(_Face):
         anything is taken HandlerError (a coroutine function, or one with `yield`, say).
         """
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self._core.set_prefetch(prefetch)
         self._core.check_open()
         self._background.check_callable()
         worker = ThreadWorker(self, handler, self._functions)
@@ -427,6 +430,7 @@ class AsyncQueue(_Face):
         handler: Handler | None = None,
         *,
         concurrency: int = 1,
+        prefetch: int | None = None,
         stop_when_idle_s: float | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
@@ -435,6 +439,7 @@ class AsyncQueue(_Face):
         it where the loop runs in the main thread. Cancelled (by Ctrl+C in `asyncio.run`, say), it
         cancels the handlers, and gives their records back."""
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self._core.set_prefetch(prefetch)
         await self._core.open()
         worker = AsyncWorker(self, handler, self._functions)
         self._workers.append(worker)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -15,9 +16,10 @@ from typing import Any
 from rayq.client.admin.queues import QueueAdmin
 from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
+from rayq.client.queues.arguments import PREFETCH_MAX, whole_between
 from rayq.client.queues.lane import Lane
 from rayq.client.queues.pace import Pace
-from rayq.client.queues.source import COMING_S, TAKE_WAIT_MS, WAITING_LANES_MAX, Source
+from rayq.client.queues.source import COMING_S, TAKE_RECORDS_MAX, TAKE_WAIT_MS, Source
 from rayq.client.queues.taken import Taken
 from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.weights import Rounds
@@ -36,6 +38,12 @@ CONFIG_AGE_MAX_S = 30.0
 """After so long a change of a queue's config is known here."""
 ANSWER_GRACE_S = 0.25
 """How much longer than its timeout a take waits for an answer that is under way."""
+SURPLUS_S = 0.02
+"""After so long what came for nobody is given back: who took it may come again at once."""
+BEGIN_S_MIN = 1.0
+"""So long a take waits at least until leaders know what begins."""
+KNOWN_S = 0.5
+"""For so long it is believed that a leader has nothing."""
 LOOK_AGAIN_S = 60.0
 """How long a take sleeps at most, however long it may wait."""
 CLOSE_TIMEOUT_S = 5.0
@@ -63,7 +71,8 @@ class QueueCore:
         self.loop = asyncio.get_running_loop()
         self.is_closed = False
         self.sources: list[Source] = []
-        self._prefetch = prefetch
+        self.prefetch = prefetch
+        """The most that is locked ahead."""
         self._weights = weights
         self._rounds = Rounds(weights)
         self._on_close = on_close
@@ -73,7 +82,10 @@ class QueueCore:
         self._is_announced = False
         self._demand = 0
         """How many records the calls of `take` wait for."""
+        self._demand_since_s = 0.0
         self._demand_until_s = 0.0
+        self._surplus: asyncio.TimerHandle | None = None
+        """When it is looked at next what is here for nobody."""
         self._largest = 0
         """The largest number that a call has asked for."""
         self._pace = Pace()
@@ -100,6 +112,11 @@ class QueueCore:
     def check_open(self) -> None:
         if self.is_closed:
             raise ClosedError("The queue is closed: make a new one with cluster.queue().")
+
+    def set_prefetch(self, prefetch: int | None) -> None:
+        """From now on; None leaves it. Raises TypeError, InvalidRequestError."""
+        if prefetch is not None:
+            self.prefetch = whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
 
     def unsent_count(self) -> int:
         return len(self._decided)
@@ -257,11 +274,14 @@ class QueueCore:
         """Up to `count` records, as soon as there is one; none after `timeout_s`. Where
         `is_for_threads`, more may be `at_hand` afterwards."""
         await self.open()
-        deadline_s = self.now_s + timeout_s
-        self._demand += count
+        now_s = self.now_s
+        deadline_s = now_s + timeout_s
+        if not self._demand:
+            self._demand_since_s = now_s
+        demand = count
+        self._demand += demand
         self._demand_until_s = max(self._demand_until_s, deadline_s)
         self._largest = max(self._largest, count)
-        has_asked = False
         try:
             while True:
                 self.check_open()
@@ -270,27 +290,53 @@ class QueueCore:
                 if handed[0]:
                     # Where others wait they come next.
                     is_alone = len(self.sources) == 1 and self._demand == count
+                    self._demand -= demand
+                    demand = 0
+                    handed = await self._begin(handed, deadline_s)
+                if handed[0]:
                     if is_for_threads and is_alone:
                         self.sources[0].fill_shelf(self, count)
                     return handed
+                if not demand:  # They were another's by then.
+                    demand = count
+                    self._demand += demand
                 self._raise_failure()
                 left_s = deadline_s - self.now_s
-                is_asking = any(source.is_asking for source in self.sources)
-                if left_s <= 0 and has_asked and (
-                    not is_asking or left_s <= -ANSWER_GRACE_S
-                ):
+                self._ask()
+                is_asking = any(source.expected(self.now_s) for source in self.sources)
+                if left_s <= 0 and (not is_asking or left_s <= -ANSWER_GRACE_S):
                     return handed
-                if left_s > 0 or not has_asked:
-                    self._ask()
-                has_asked = True
                 patience_s = max(left_s, ANSWER_GRACE_S + min(left_s, 0.0), 0.001)
                 patience_s = min(patience_s, LOOK_AGAIN_S)
                 if len(self.sources) > 1:
                     patience_s = min(patience_s, COMING_S)
                 await self._news(patience_s)
         finally:
-            self._demand -= count
+            self._demand -= demand
             self._ask()
+            self._look_at_surplus()
+
+    async def _begin(self, handed: Handed, deadline_s: float) -> Handed:
+        """Tells the leaders that want to know it that a user is about to get these, and waits until
+        that is durable. Without those that are another's by then, or of which no leader could be
+        told in time."""
+        tasks, leases = handed
+        told = [
+            (lease.taken, offsets)
+            for lease in leases
+            if lease.taken.unbegun
+            and (offsets := [one for one in lease.offsets if one in lease.taken.unbegun])
+        ]
+        if not told:
+            return handed
+        for taken, offsets in told:
+            taken.lane.begin(taken, offsets)
+        with contextlib.suppress(builtins.TimeoutError):
+            async with asyncio.timeout(max(deadline_s - self.now_s, BEGIN_S_MIN)):
+                await asyncio.gather(*(taken.lane.flush() for taken, _ in told))
+        for taken, offsets in told:
+            taken.lane.release(taken, [one for one in offsets if one in taken.unbegun])
+        return [task for task in tasks if task.is_open], leases
 
     def _hand_out(self, count: int) -> Handed:
         tasks: list[QueueTask] = []
@@ -347,27 +393,101 @@ class QueueCore:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def _ahead(self) -> int:
+        """How many records may be here that nobody waits for."""
+        most = max(self.prefetch, self._largest) if self.prefetch else 0
+        return self._pace.ahead(most, self.now_s)
+
     def _ask(self) -> None:
-        """Has takes under way for what users wait for, and for what they will soon want."""
+        """Has takes under way for what users wait for, and for what they will soon want. Each take
+        costs its leader a write: what is ahead is filled up once half of it is gone."""
         if self.is_closed:
             return
         is_in_use = self._demand > 0 or self._is_busy
         if not is_in_use:
             return
-        now_s = self.now_s
+        now_s, demand = self.now_s, self._demand
         wait_ms = TAKE_WAIT_MS
-        if self._demand:
+        if demand:
+            # Who does not wait at all wants to know of each leader.
+            known_s = self._demand_since_s
+            if self._demand_until_s > known_s:
+                known_s -= KNOWN_S
             left_ms = round((self._demand_until_s - now_s) * 1000)
             wait_ms = max(min(wait_ms, left_ms), 0)
         else:
+            known_s = now_s - KNOWN_S
             self._demand_until_s = 0.0
-        most = max(self._prefetch, self._largest) if self._prefetch else 0
-        for source, weight in zip(self.sources, self._weights, strict=True):
-            at_first = min(len(source.lanes), WAITING_LANES_MAX)
-            ahead = self._pace.ahead(most, at_first, now_s)
-            if len(self.sources) > 1:
-                ahead = max(ahead, 2 * weight)
-            source.ask(self._demand, ahead, now_s, wait_ms)
+        lacking = self._lacking(known_s, now_s)
+        for source, count in lacking.items():
+            source.look(count - source.expected(now_s), known_s, now_s, is_ahead=not demand)
+        if wait_ms and not any(source.expected(now_s) for source in self.sources):
+            idle = demand - sum(source.available for source in self.sources)
+            for source in self.sources:
+                count = max(lacking.get(source, 0), idle)
+                if count > 0 and source.failure is None:
+                    source.wait(count, wait_ms, now_s, is_ahead=not demand)
+
+    def _lacking(self, known_s: float, now_s: float) -> dict[Source, int]:
+        """How many more records should be here, or on their way, where that is worth a take."""
+        found: dict[Source, int] = {}
+        wanted = self._wanted_of_each(known_s, now_s)
+        for source, want in zip(self.sources, wanted, strict=True):
+            here = source.available
+            is_enough = here >= self._demand and 2 * (want - here) < want - self._demand
+            if want > here and not is_enough and source.failure is None:
+                found[source] = want - here
+        return found
+
+    def _wanted_of_each(self, known_s: float, now_s: float) -> list[int]:
+        """How many records of each queue should be here, or on their way."""
+        ahead = self._ahead()
+        if len(self.sources) == 1:
+            return [self._demand + ahead]
+        if ahead:
+            return [self._demand + max(ahead, 2 * weight) for weight in self._weights]
+        # Nothing is taken ahead: each asks for what it is to give next.
+        limits = [
+            source.available
+            + source.expected(now_s)
+            + (TAKE_RECORDS_MAX if source.may_have(known_s, now_s) else 0)
+            for source in self.sources
+        ]
+        return self._rounds.plan(self._demand, limits)
+
+    def _look_at_surplus(self) -> None:
+        """Gives back soon what is here for nobody."""
+        if self._surplus is None and not self.is_closed and self._surplus_count() > 0:
+            self._surplus = self.loop.call_later(SURPLUS_S, self._give_back_surplus)
+
+    def _surplus_count(self) -> int:
+        """A consumer's pace changes: twice what may be ahead is not too much."""
+        allowed = 2 * self._ahead()
+        if len(self.sources) > 1 and allowed:
+            allowed = sum(max(allowed, 4 * weight) for weight in self._weights)
+        here = sum(lane.waiting for source in self.sources for lane in source.lanes)
+        return here + sum(len(source.shelf) for source in self.sources) - self._demand - allowed
+
+    def _give_back_surplus(self) -> None:
+        self._surplus = None
+        count = self._surplus_count()
+        if self.is_closed or count <= 0:
+            return
+        for source in reversed(self.sources):
+            source.clear_shelf()
+            here = sum(lane.waiting for lane in source.lanes)
+            source.give_back(min(count, here))
+            count -= min(count, here)
+
+    def wanted(self, lane: Lane, count: int) -> None:
+        """Gives them their share of what waits here, but for what is handled within a moment."""
+        if self.is_closed:
+            return
+        for source in self.sources:
+            if lane.source is source:
+                source.clear_shelf()
+        kept = max(-(-lane.waiting // (count + 1)), self._pace.in_a_moment(self.now_s))
+        lane.give_back(lane.waiting - max(kept, self._demand))
 
     # --- the loop: what lanes tell --------------------------------------------------------------
 
@@ -376,6 +496,7 @@ class QueueCore:
             if lane.source is source:
                 source.arrived(lane)
         self._tell()
+        self._look_at_surplus()
         if not self._demand or self.now_s < self._demand_until_s:
             # Else the calls are about to return: takes that do not wait would go to and fro.
             self._ask()
@@ -427,6 +548,7 @@ class QueueCore:
                 source.clear_shelf()
                 for lane in source.lanes:
                     lane.renew()
+            self._look_at_surplus()
             if self._demand:
                 self._ask()
             if self.now_s - self._looked_at_s > CONFIG_AGE_MAX_S:
@@ -488,6 +610,8 @@ class QueueCore:
 
     def _release(self) -> None:
         self.client.metadata.remove_listener(self._metadata_changed)
+        if self._surplus is not None:
+            self._surplus.cancel()
         for task in (self._ticking, self._looking):
             if task is not None:
                 task.cancel()

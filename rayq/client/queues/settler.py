@@ -16,7 +16,7 @@ from rayq.client.queues.settling import Round, Settlement
 from rayq.config import QueueConfig
 from rayq.errors import RayqError, UnknownQueueError, UnknownServerError, UnknownTopicError
 from rayq.wire.connection import Connection
-from rayq.wire.messages import Settle
+from rayq.wire.messages import Settle, SettleResponse
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Decides(Protocol):
         ...
 
     def settled(
-        self, settlement: Settlement, sent_at_s: float, lost: list[tuple[int, int, str]]
+        self, settlement: Settlement, sent_at_s: float, answer: SettleResponse
     ) -> None: ...
 
     def gave_up(self, settlement: Settlement, error: RayqError) -> None: ...
@@ -155,7 +155,7 @@ class Settler:
             sent_at_s = self._client.now
             try:
                 leader = self._lane.leader()
-                lost = await self._send_once(leader, settlement)
+                answer = await self._send_once(leader, settlement)
             except RayqError as error:
                 self._lane.suspect(leader, error)
                 if isinstance(error, UnknownQueueError | UnknownTopicError):
@@ -174,7 +174,7 @@ class Settler:
                 self._lane.gave_up(settlement, UnknownServerError(f"It failed: {error!r}."))
                 return
             else:
-                self._lane.settled(settlement, sent_at_s, lost)
+                self._lane.settled(settlement, sent_at_s, answer)
                 return
 
     @property
@@ -184,7 +184,7 @@ class Settler:
 
     async def _send_once(
         self, leader: LeaderAndEpoch, settlement: Settlement
-    ) -> list[tuple[int, int, str]]:
+    ) -> SettleResponse:
         source = self._lane.source
         request = Settle(
             topic_id=source.topic_id,
@@ -204,4 +204,4 @@ class Settler:
             patience_s=LEADER_PATIENCE_S,
         )
         self.named_over = self._client.pool.current(leader.host, leader.port)
-        return response.lost
+        return response

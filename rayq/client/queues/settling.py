@@ -15,9 +15,19 @@ REJECT_WEIGHT = 10
 
 class Settlement:
     """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
-    count. No offset is in two of them but for `extends`."""
+    count. No offset is in two of them but for `extends` and
+    `begins`."""
 
-    __slots__ = ("holder", "state_epoch", "acks", "nacks", "rejects", "extends", "releases")
+    __slots__ = (
+        "holder",
+        "state_epoch",
+        "acks",
+        "nacks",
+        "rejects",
+        "extends",
+        "releases",
+        "begins",
+    )
 
     def __init__(self, holder: str, state_epoch: int) -> None:
         self.holder = holder
@@ -30,10 +40,12 @@ class Settlement:
         self.extends: dict[int, tuple[int, float, Taken]] = {}
         """The new timeout in seconds."""
         self.releases: dict[int, tuple[int, Taken]] = {}
+        self.begins: dict[int, tuple[int, Taken]] = {}
 
     def parts(self) -> Iterator[Settlement]:
         """This one, divided so that each request names as much as it may."""
-        weights = {"acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT, "extends": 1, "releases": 1}
+        weights = {"begins": 1, "acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT}
+        weights |= {"extends": 1, "releases": 1}
         sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
         if sum(sizes) <= QUEUE_OFFSETS_MAX:
             yield self
@@ -72,6 +84,7 @@ class Settlement:
             "releases": list(
                 runs_of((offset, count) for offset, (count, _) in self.releases.items())
             ),
+            "begins": list(runs_of((offset, count) for offset, (count, _) in self.begins.items())),
         }
 
     def _dying(self, *, is_failure: bool) -> list[tuple[int, int, str]]:

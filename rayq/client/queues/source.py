@@ -15,8 +15,8 @@ WAITING_LANES_MAX = 8
 """At so many partitions takes wait for records; the others are swept."""
 TAKE_WAIT_MS = 500
 """How long a leader holds a take that finds nothing."""
-TURN_WAIT_MS = 50
-"""The same where fewer takes may be under way than there are partitions."""
+READY_WAIT_MS = 10
+"""The same where there was something a moment ago."""
 TAKE_RECORDS_MAX = 10_000
 COMING_S = 0.2
 """How long other queues wait for records that were asked for."""
@@ -80,10 +80,6 @@ class Source:
         """How many records users have in hand, about."""
         return max(sum(lane.out for lane in self.lanes) - len(self.shelf), 0)
 
-    @property
-    def is_asking(self) -> bool:
-        return any(lane.asked for lane in self.lanes)
-
     def is_coming(self, now_s: float) -> bool:
         """Whether records that are known to be there were just asked for."""
         return any(
@@ -92,14 +88,16 @@ class Source:
 
     # --- handing out ----------------------------------------------------------------------------
 
-    def hand_out(self, count: int) -> list[tuple[Taken, list[Row]]]:
-        """Up to `count` records that are here, those that were taken first."""
+    def hand_out(
+        self, count: int, *, is_at_once: bool = False
+    ) -> list[tuple[Taken, list[Row]]]:
+        """Up to `count` records that are here, those that were taken first. See `Lane`."""
         found: list[tuple[Taken, list[Row]]] = []
         lanes = [lane for lane in self.lanes if lane.takens]
         for lane in sorted(lanes, key=lambda one: one.takens[0].taken_at_s):
             if count <= 0:
                 break
-            parts = lane.hand_out(count)
+            parts = lane.hand_out(count, is_at_once=is_at_once)
             count -= sum(len(rows) for _, rows in parts)
             found += parts
         return found
@@ -108,7 +106,7 @@ class Source:
         """After a thread was handed out what it had asked for: the next ones need not ask."""
         if self.config.ordered_by_key or asked * SHELF_SHARE > SHELF_MAX:
             return
-        parts = self.hand_out(SHELF_MAX)
+        parts = self.hand_out(SHELF_MAX, is_at_once=True)
         if sum(len(row.value or b"") for _, rows in parts for row in rows) > SHELF_BYTES_MAX:
             _put_back(parts)  # So much is counted where it waits.
         else:
@@ -118,17 +116,41 @@ class Source:
         """All that waits is with the lanes."""
         _put_back(self.shelf.take_back())
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- giving back ----------------------------------------------------------------------------
 
-    def ask(self, demand: int, ahead: int, now_s: float, wait_ms: int) -> None:
-        """Has takes under way for the records that users wait for, and for so many ahead, those
-        that wait here included. At first where more is known to be, then evenly. Each take costs
-        its leader a write: what is ahead is filled up once half of it is gone."""
-        waiting = self.available
-        budget = demand + ahead - waiting - sum(lane.asked for lane in self.lanes)
-        is_enough = waiting >= demand and 2 * budget < ahead
-        if budget <= 0 or is_enough or self.failure is not None:
-            return
+    def give_back(self, count: int) -> None:
+        """Gives so many back of those that wait here, those that were taken last."""
+        lanes = [lane for lane in self.lanes if lane.takens]
+        for lane in sorted(lanes, key=lambda one: -one.takens[-1].taken_at_s):
+            some = min(count, lane.waiting)
+            if some > 0:
+                lane.give_back(some)
+                count -= some
+
+    # --- asking ---------------------------------------------------------------------------------
+    # A lane is *known* where its leader has told since `known_s` what more there is. Where it holds
+    # a take there is nothing.
+
+    def expected(self, now_s: float) -> int:
+        """How many records are on their way, most likely."""
+        return sum(lane.expected(now_s) for lane in self.lanes)
+
+    def may_have(self, known_s: float, now_s: float) -> bool:
+        """Whether there may be records at a leader that can be asked now."""
+        return any(
+            lane.ready or self._is_unknown(lane, known_s, now_s)
+            for lane in self.lanes
+            if lane.may_ask(now_s)
+        )
+
+    def _is_unknown(self, lane: Lane, known_s: float, now_s: float) -> bool:
+        if lane in self._waiting_lanes:
+            return lane.known_at_s < known_s
+        return now_s >= lane.next_sweep_s
+
+    def look(self, budget: int, known_s: float, now_s: float, *, is_ahead: bool) -> None:
+        """Asks for so many records where there may be some: where more is known to be, then where
+        nothing is known, at few leaders at a time. So no more are locked than were asked for."""
         free = sorted(
             (lane for lane in self.lanes if lane.may_ask(now_s)), key=lambda lane: lane.asked_at_s
         )
@@ -138,21 +160,28 @@ class Source:
                 return
             # Others may have come since: those would wait for one more take.
             count = min(budget, max(lane.ready, even), TAKE_RECORDS_MAX)
-            lane.take(count, wait_ms)
+            lane.take(count, READY_WAIT_MS, is_ahead=is_ahead)
             budget -= count
-        free = [lane for lane in free if not lane.asked]
-        for lane in [one for one in free if one not in self._waiting_lanes]:
-            if budget > 0 and now_s >= lane.next_sweep_s:
-                lane.take(1, 0)
-                budget -= 1
-        free = [lane for lane in free if lane in self._waiting_lanes]
-        if len(free) > budget:
-            wait_ms = min(wait_ms, TURN_WAIT_MS)
+        unknown = [
+            one for one in free if not one.asked and self._is_unknown(one, known_s, now_s)
+        ]
+        width = max(budget, -(-len(unknown) // WAITING_LANES_MAX)) if budget > 0 else 0
+        unknown = unknown[:width]
+        for index, lane in enumerate(unknown):
+            count = max(1, -(-budget // (len(unknown) - index)))
+            lane.take(min(count, TAKE_RECORDS_MAX), 0, is_ahead=is_ahead)
+            budget -= count
+
+    def wait(self, budget: int, wait_ms: int, now_s: float, *, is_ahead: bool) -> None:
+        """Has takes wait for so many records at some leaders, of which none has any: for at least
+        one at each. What comes at several at once is given back."""
+        free = [lane for lane in self._waiting_lanes if lane.may_ask(now_s)]
+        random = self._client.environment.random
         for index, lane in enumerate(free):
-            if budget <= 0:
-                return
-            count = min(-(-budget // (len(free) - index)), TAKE_RECORDS_MAX)
-            lane.take(count, wait_ms)
+            count = max(1, -(-budget // (len(free) - index)))
+            # Takes of one consumer are not the first ones everywhere.
+            lane_wait_ms = round(wait_ms * random.uniform(0.5, 1.0))
+            lane.take(min(count, TAKE_RECORDS_MAX), lane_wait_ms, is_ahead=is_ahead, waits=True)
             budget -= count
 
     def arrived(self, lane: Lane) -> None:

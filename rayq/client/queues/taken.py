@@ -22,6 +22,7 @@ class Row(NamedTuple):
 
     offset: int
     delivery_count: int
+    """As the lock has it: those that count for nothing included."""
     key: bytes | None
     value: bytes | None
     headers: Headers | None
@@ -63,6 +64,10 @@ class Settles(Protocol):
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None: ...
 
+    def begin(self, taken: Taken, offsets: list[int]) -> None: ...
+
+    async def flush(self) -> None: ...
+
 
 class Taken:
     """See the module."""
@@ -79,6 +84,7 @@ class Taken:
         "open",
         "keys",
         "excused",
+        "unbegun",
         "lost",
     )
 
@@ -104,6 +110,8 @@ class Taken:
         self.open = {row.offset: row.delivery_count for row in rows}
         self.excused: dict[int, int] = {}
         """By offset: how many of its deliveries were no failures."""
+        self.unbegun: set[int] = set()
+        """Offsets of which the leader is told before a user gets them."""
         self.lost: dict[int, LockLostError] = {}
 
     def withhold(self) -> list[Row]:
@@ -125,13 +133,20 @@ class Taken:
         """The open ones that were not handed out."""
         return [row.offset for row in self.rows[self.next_row :] if row.offset in self.open]
 
-    def hand_out(self, count: int, busy: set[bytes] | None) -> list[Row]:
+    def hand_out(
+        self, count: int, busy: set[bytes] | None, *, is_at_once: bool = False
+    ) -> list[Row]:
         """Up to `count` open rows, which do not wait any more. None whose key is `busy`; the keys
-        of those that are handed out become busy."""
+        of those that are handed out become busy. `is_at_once`: only those before the first one of
+        which the leader has to be told."""
         if busy is None:
             found: list[Row] = []
             while self.next_row < len(self.rows) and len(found) < count:
                 part = self.rows[self.next_row : self.next_row + count - len(found)]
+                if is_at_once and self.unbegun:
+                    part = part[:1]
+                    if part[0].offset in self.unbegun:
+                        break
                 self.next_row += len(part)
                 found += [row for row in part if row.offset in self.open]
             return found
@@ -147,6 +162,13 @@ class Taken:
                 busy.add(row.key)
         self.rows = kept
         return found
+
+    def give_back(self, count: int) -> list[int]:
+        """The last `count` of those that wait, or all: they do not wait any more."""
+        start = max(self.next_row, len(self.rows) - count)
+        given = [row.offset for row in self.rows[start:] if row.offset in self.open]
+        del self.rows[start:]
+        return given
 
     def put_back(self, rows: list[Row]) -> None:
         """Rows that were handed out to nobody: they are the next ones again."""

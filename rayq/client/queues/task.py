@@ -79,7 +79,7 @@ class QueueTask:
     def __init__(self, row: Row, lease: Lease) -> None:
         self.offset: int
         self.delivery_count: int
-        """How often the record was given out, this time included."""
+        """How often the record was given to a user, this time included."""
         self.key: bytes | None
         self.value: bytes | None
         (
@@ -91,6 +91,7 @@ class QueueTask:
             self.timestamp_ms,
             _,
         ) = row
+        self.delivery_count -= lease.taken.excused.get(self.offset, 0)
         self._lease = lease
         self._outcome: str | None = None
 
@@ -116,6 +117,11 @@ class QueueTask:
     def is_settled(self) -> bool:
         """Whether it was acknowledged, given back or rejected here."""
         return self._outcome is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is this consumer's, as far as that is known here, and was not settled."""
+        return self.offset in self._lease.taken.open
 
     @property
     def was_rejected(self) -> bool:
@@ -179,13 +185,13 @@ class QueueTask:
 
     def fail(self, error: BaseException, retries: int | None = None) -> None:
         """As a `with` block that raised: `nack`, or to the dead letters with the error once it was
-        delivered `max_deliveries` times (or `retries` + 1 times, where that is less), without
-        those that no user has seen. Raises as `ack`."""
+        delivered `max_deliveries` times (or `retries` + 1 times, where that is less). Raises as
+        `ack`."""
         taken = self._lease.taken
         most = taken.lane.source.config.max_deliveries
         if retries is not None:
             most = min(most, retries + 1)
-        if self.delivery_count - taken.excused.get(self.offset, 0) >= most:
+        if self.delivery_count >= most:
             self._reject(told(error), is_failure=True)
         else:
             self.nack()
@@ -250,3 +256,6 @@ class QueueTask:
         raise no_pickle_error(self, "a queue")
 
 
+def lock_count(task: QueueTask) -> int:
+    """The count by which its lock is named: with the deliveries that count for nothing."""
+    return task.delivery_count + task._lease.taken.excused.get(task.offset, 0)

@@ -17,16 +17,31 @@ class Rounds:
         self._at = 0
         self._credit = weights[0]
 
+    def plan(self, count: int, limits: Sequence[int]) -> list[int]:
+        """How many of the next `count` records each queue gives where it has as many as its limit.
+        They are not given yet."""
+        at, credit, left = self._at, self._credit, list(limits)
+        planned = [0] * len(left)
+        count = min(count, sum(left))
+        while count:
+            some = min(credit, left[at], count)
+            planned[at] += some
+            left[at] -= some
+            count -= some
+            at = (at + 1) % len(left)
+            credit = self._weights[at]
+        return planned
+
     def next(self, waiting: Sequence[int], is_coming: Sequence[bool]) -> int | None:
         """The queue that gives the next record. `waiting` says how many each has here, `is_coming`
         whether more are on their way. None: there is none, or it has to come first."""
+        at, credit = self._at, self._credit
         for _ in range(len(self._weights) + 1):
-            at = self._at
-            if self._credit and waiting[at]:
-                self._credit -= 1
+            if credit and waiting[at]:
+                self._at, self._credit = at, credit - 1
                 return at
-            if self._credit and is_coming[at]:
+            if credit and is_coming[at]:
                 return None
-            self._at = (at + 1) % len(self._weights)
-            self._credit = self._weights[self._at]
+            at = (at + 1) % len(self._weights)
+            credit = self._weights[at]
         return None
