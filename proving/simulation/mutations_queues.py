@@ -14,6 +14,7 @@ from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.numbered_moves import NumberedMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.client.queues.queue_core import QueueCore
 from rayq.core import queue_block, queue_ledger, queue_taker
 from rayq.core.kept_queues import KeptQueues, Record
 from rayq.core.key_order import KeyOrder
@@ -21,6 +22,7 @@ from rayq.core.queue_block import Block
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_records import HEAD, block_record, head_record
 from rayq.core.queue_state import QueueState
+from rayq.core.queue_taker import QueueTaker
 from rayq.errors import RayqError
 
 QUEUES = "queues"
@@ -37,6 +39,16 @@ def take_answered_early() -> list[Patch]:
         take.finish(answer)
 
     return [(OpenQueue, "_answer", mutated)]
+
+
+@plants("49", "what a consumer has locked and not begun is a delivery", QUEUES)
+def unbegun_counts() -> list[Patch]:
+    return [(QueueTaker, "_leave_unbegun", lambda self, given: None)]
+
+
+@plants("56", "a consumer keeps what it took for nobody", QUEUES)
+def surplus_kept() -> list[Patch]:
+    return [(QueueCore, "_look_at_surplus", lambda self: None)]
 
 
 @plants("48", "a settlement is answered before it is kept", QUEUES)

@@ -13,7 +13,7 @@ from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
-from rayq.client.queues.queue_core import QueueCore
+from rayq.client.queues.queue_core import Handed, QueueCore
 from rayq.client.queues.source import Source
 from rayq.client.queues.task import QueueTask, lock_count
 from rayq.config import ProducerConfig
@@ -21,6 +21,32 @@ from rayq.errors import LockLostError, RayqError, TimeoutError, UnknownQueueErro
 from rayq.testing.checker import Recorder
 
 FLUSH_TIMEOUT_S = 8.0
+LOOK_S = 0.25
+WAITS_MAX_S = 1.0
+"""So long a record may wait in a worker whose user does not ask for it."""
+
+
+class _NotingCore(QueueCore):
+    """Tells `note` of what leaders are about to hear that it begins."""
+
+    def __init__(
+        self,
+        note: Callable[[Sequence[QueueTask]], None],
+        client: Client,
+        names: list[str],
+        weights: list[int],
+        prefetch: int,
+    ) -> None:
+        super().__init__(client, names, weights, prefetch, lambda: None)
+        self._note = note
+
+    @property
+    def is_asked(self) -> bool:
+        return self._demand > 0
+
+    async def _begin(self, handed: Handed, deadline_s: float) -> Handed:
+        self._note(handed[0])
+        return await super()._begin(handed, deadline_s)
 
 
 class TaskWorker:
@@ -34,6 +60,7 @@ class TaskWorker:
         plans: Sequence[QueuePlan],
         recorder: Recorder,
         now_s: Callable[[], float],
+        problems: list[str],
     ) -> None:
         self._name = name
         self._rng = rng
@@ -43,10 +70,13 @@ class TaskWorker:
         self._now_s = now_s
         weights = [rng.randint(1, 5) for _ in plans]
         prefetch = rng.choice((0, 8, 64))
-        core = QueueCore(client, [*self._plans], weights, prefetch, lambda: None)
-        self._queue = AsyncQueue(core, partial(AsyncProducer, client, ProducerConfig()))
+        self._core = _NotingCore(self._note_begun, client, [*self._plans], weights, prefetch)
+        self._queue = AsyncQueue(self._core, partial(AsyncProducer, client, ProducerConfig()))
+        self._client = client
+        self._problems = problems
 
     async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
+        watching = self._client.environment.tasks.spawn(self._watch(), f"{self._name} is watched")
         while goes_on():
             try:
                 tasks = await self._queue.take(self._rng.choice((1, 10, 100)), timeout_s=0.5)
@@ -57,8 +87,39 @@ class TaskWorker:
                 continue
             self._note_taken(tasks)
             await self._handle(tasks, is_wild())
+        watching.cancel()
         with contextlib.suppress(LockLostError):  # A record that was never settled, of that queue.
             await self._queue.close()
+
+    async def _watch(self) -> None:
+        """Nothing waits here for long while the worker is at something else."""
+        waits_since_s: dict[tuple[object, int], float] = {}
+        looked_s = self._now_s()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s, before_s = self._now_s(), looked_s
+            looked_s = now_s
+            waiting = {
+                (taken, offset)
+                for source in self._core.sources
+                for lane in source.lanes
+                for taken in lane.takens
+                for offset in taken.waiting_offsets()
+            }
+            was_paused = now_s - before_s > 2 * LOOK_S
+            if was_paused or self._core.is_asked:
+                waiting.clear()
+            waits_since_s = {one: waits_since_s.get(one, now_s) for one in waiting}
+            if any(now_s - since_s > WAITS_MAX_S for since_s in waits_since_s.values()):
+                self._problems.append(
+                    f"{len(waiting)} records of {', '.join(self._plans)} wait in {self._name}, "
+                    "which does something else"
+                )
+                return
+
+    def _note_begun(self, tasks: Sequence[QueueTask]) -> None:
+        for task in tasks:
+            self._recorder.begun(self._noted_as(task), [task.value or b""])
 
     def _noted_as(self, task: QueueTask) -> str:
         source = task._lease.taken.lane.source

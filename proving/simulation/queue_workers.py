@@ -9,6 +9,7 @@ settle a later one, which must fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -133,6 +134,7 @@ class RawWorker:
                 records_max=records_max,
                 bytes_max=bytes_max,
                 wait_ms=wait_ms,
+                tells_begins=True,
             )
 
         answer, payload = await self._client.exchange_with_leader(
@@ -143,6 +145,12 @@ class RawWorker:
             attempt_timeout_s=wait_ms / 1000 + ATTEMPT_S,
         )
         records = self._records(partition, answer, payload)
+        if answer.unbegun:
+            taken = _Delivery(queue_id, holder, answer.state_epoch, records)
+            unbegun = {
+                one for first, last in answer.unbegun for one in range(first, last + 1)
+            }
+            records = await self._begin(partition, taken, unbegun)
         if records:
             self._recorder.took(
                 self._plan.noted_as(queue_id),
@@ -154,6 +162,38 @@ class RawWorker:
                 state_epoch=answer.state_epoch,
             )
         return _Delivery(queue_id, holder, answer.state_epoch, records)
+
+    async def _begin(
+        self, partition: int, taken: _Delivery, unbegun: set[int]
+    ) -> list[_Taken]:
+        """The records that are the worker's, once the leader knows what it begins."""
+        begins = [one for one in taken.records if one.offset in unbegun]
+        noted_as = self._plan.noted_as(taken.queue_id)
+        self._recorder.begun(noted_as, [one.value for one in begins])
+        ranges = _merged([(one.offset, one.offset, one.delivery) for one in begins])
+
+        def build(topic_id: str, leader: LeaderAndEpoch) -> Request[SettleResponse]:
+            return Settle(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader.epoch,
+                queue_id=taken.queue_id,
+                holder=taken.holder,
+                state_epoch=taken.state_epoch,
+                begins=ranges,
+            )
+
+        not_begun = unbegun
+        with contextlib.suppress(RayqError):  # They come again.
+            answer = await self._client.ask_leader(
+                self._plan.topic,
+                partition,
+                build,
+                timeout_s=SETTLE_TIMEOUT_S,
+                attempt_timeout_s=ATTEMPT_S,
+            )
+            not_begun = {one for first, last, _ in answer.lost for one in range(first, last + 1)}
+        return [one for one in taken.records if one.offset not in not_begun]
 
     def _records(self, partition: int, answer: TakeResponse, payload: memoryview) -> list[_Taken]:
         found: dict[int, tuple[bytes, bytes | None]] = {}

@@ -343,7 +343,7 @@ class QueueWorkload(Workload):
             plans = [plan]
             if self.has_weights and not plan.is_loose:
                 plans = rng.sample([*self.plans.values()], len(self.plans))
-            worker = TaskWorker(name, client, rng, plans, recorder, now_s)
+            worker = TaskWorker(name, client, rng, plans, recorder, now_s, self.problems)
         await worker.work(lambda: self._is_working, lambda: self._is_wild)
         client.close()
 

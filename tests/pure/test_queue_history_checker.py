@@ -91,6 +91,20 @@ def test_a_sound_history_has_no_fault(ordered: bool) -> None:
     assert verdict.acknowledged == 5
 
 
+def _unseen(one: Recorder) -> None:
+    put(one, 5, b"v5")
+    one.found([record("t", 5, b"v5")])
+    headers = [("rayq.reason", b"deliveries")]
+    one.found([Record("q.dead", 0, 1, 0, None, b"v5", headers)])
+
+
+def test_what_was_begun_may_become_a_dead_letter() -> None:
+    recorder = sound()
+    _unseen(recorder)
+    recorder.begun("q", [b"v5"])
+    assert kinds_of(recorder) == set()
+
+
 def _not_acknowledged(one: Recorder) -> None:
     put(one, 5, b"v5")
     one.found([record("t", 5, b"v5")])
@@ -100,6 +114,7 @@ def _not_acknowledged(one: Recorder) -> None:
     ("change", "kind"),
     [
         (_not_acknowledged, kinds.LEFT_OUT),
+        (_unseen, kinds.UNSEEN),
         (lambda one: put(one, 5, b"v5"), kinds.LEFT_OUT),
         (lambda one: take(one, B, (1, 2), at_s=5), kinds.AGAIN),
         (lambda one: take(one, B, (1, 1), at_s=5), kinds.TWICE),

@@ -18,8 +18,14 @@ from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues.arguments import PREFETCH_MAX, whole_between
 from rayq.client.queues.lane import Lane
-from rayq.client.queues.pace import Pace
-from rayq.client.queues.source import COMING_S, TAKE_RECORDS_MAX, TAKE_WAIT_MS, Source
+from rayq.client.queues.pace import TICK_S, Pace
+from rayq.client.queues.source import (
+    COMING_S,
+    READY_WAIT_MS,
+    TAKE_RECORDS_MAX,
+    TAKE_WAIT_MS,
+    Source,
+)
 from rayq.client.queues.taken import Taken
 from rayq.client.queues.task import ACK, EXTEND, NACK, Lease, QueueTask
 from rayq.client.queues.weights import Rounds
@@ -32,8 +38,6 @@ FIND_TIMEOUT_S = 10.0
 DECIDED_S = 0.005
 """Who decides often wakes the loop no more often than that: to wake it up costs more than to
 acknowledge a record."""
-TICK_S = 0.05
-"""How often locks, and partitions that are swept, are looked at."""
 CONFIG_AGE_MAX_S = 30.0
 """After so long a change of a queue's config is known here."""
 ANSWER_GRACE_S = 0.25
@@ -313,6 +317,7 @@ class QueueCore:
                 await self._news(patience_s)
         finally:
             self._demand -= demand
+            self._pace.asked()
             self._ask()
             self._look_at_surplus()
 
@@ -396,7 +401,7 @@ class QueueCore:
     def _ahead(self) -> int:
         """How many records may be here that nobody waits for."""
         most = max(self.prefetch, self._largest) if self.prefetch else 0
-        return self._pace.ahead(most, self.now_s)
+        return self._pace.ahead(most)
 
     def _ask(self) -> None:
         """Has takes under way for what users wait for, and for what they will soon want. Each take
@@ -418,20 +423,26 @@ class QueueCore:
         else:
             known_s = now_s - KNOWN_S
             self._demand_until_s = 0.0
-        lacking = self._lacking(known_s, now_s)
+        ahead = self._ahead()
+        lacking = self._lacking(ahead, known_s, now_s)
+        ready_wait_ms = wait_ms if ahead else min(wait_ms, READY_WAIT_MS)
         for source, count in lacking.items():
-            source.look(count - source.expected(now_s), known_s, now_s, is_ahead=not demand)
-        if wait_ms and not any(source.expected(now_s) for source in self.sources):
-            idle = demand - sum(source.available for source in self.sources)
-            for source in self.sources:
-                count = max(lacking.get(source, 0), idle)
-                if count > 0 and source.failure is None:
-                    source.wait(count, wait_ms, now_s, is_ahead=not demand)
+            count -= source.expected(now_s)
+            source.look(count, known_s, now_s, ready_wait_ms, is_ahead=not demand)
+        if not wait_ms:
+            return
+        idle = demand - sum(source.available for source in self.sources)
+        if any(source.expected(now_s) for source in self.sources):
+            idle = 0
+        for source in self.sources:
+            count = max(lacking.get(source, 0) - source.expected(now_s), idle)
+            if count > 0 and source.failure is None:
+                source.wait(count, wait_ms, now_s, is_ahead=not demand, is_idle=idle > 0)
 
-    def _lacking(self, known_s: float, now_s: float) -> dict[Source, int]:
+    def _lacking(self, ahead: int, known_s: float, now_s: float) -> dict[Source, int]:
         """How many more records should be here, or on their way, where that is worth a take."""
         found: dict[Source, int] = {}
-        wanted = self._wanted_of_each(known_s, now_s)
+        wanted = self._wanted_of_each(ahead, known_s, now_s)
         for source, want in zip(self.sources, wanted, strict=True):
             here = source.available
             is_enough = here >= self._demand and 2 * (want - here) < want - self._demand
@@ -439,9 +450,8 @@ class QueueCore:
                 found[source] = want - here
         return found
 
-    def _wanted_of_each(self, known_s: float, now_s: float) -> list[int]:
+    def _wanted_of_each(self, ahead: int, known_s: float, now_s: float) -> list[int]:
         """How many records of each queue should be here, or on their way."""
-        ahead = self._ahead()
         if len(self.sources) == 1:
             return [self._demand + ahead]
         if ahead:
@@ -486,7 +496,7 @@ class QueueCore:
         for source in self.sources:
             if lane.source is source:
                 source.clear_shelf()
-        kept = max(-(-lane.waiting // (count + 1)), self._pace.in_a_moment(self.now_s))
+        kept = max(-(-lane.waiting // (count + 1)), self._pace.in_a_moment())
         lane.give_back(lane.waiting - max(kept, self._demand))
 
     # --- the loop: what lanes tell --------------------------------------------------------------
@@ -544,6 +554,7 @@ class QueueCore:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._pace.tick()
             for source in self.sources:
                 source.clear_shelf()
                 for lane in source.lanes:

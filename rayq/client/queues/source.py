@@ -15,8 +15,9 @@ WAITING_LANES_MAX = 8
 """At so many partitions takes wait for records; the others are swept."""
 TAKE_WAIT_MS = 500
 """How long a leader holds a take that finds nothing."""
-READY_WAIT_MS = 10
-"""The same where there was something a moment ago."""
+READY_WAIT_MS = 20
+"""The same where there was something a moment ago, and the consumer takes nothing ahead: another
+may have it by now."""
 TAKE_RECORDS_MAX = 10_000
 COMING_S = 0.2
 """How long other queues wait for records that were asked for."""
@@ -148,7 +149,9 @@ class Source:
             return lane.known_at_s < known_s
         return now_s >= lane.next_sweep_s
 
-    def look(self, budget: int, known_s: float, now_s: float, *, is_ahead: bool) -> None:
+    def look(
+        self, budget: int, known_s: float, now_s: float, ready_wait_ms: int, *, is_ahead: bool
+    ) -> None:
         """Asks for so many records where there may be some: where more is known to be, then where
         nothing is known, at few leaders at a time. So no more are locked than were asked for."""
         free = sorted(
@@ -160,7 +163,7 @@ class Source:
                 return
             # Others may have come since: those would wait for one more take.
             count = min(budget, max(lane.ready, even), TAKE_RECORDS_MAX)
-            lane.take(count, READY_WAIT_MS, is_ahead=is_ahead)
+            lane.take(count, ready_wait_ms, is_ahead=is_ahead)
             budget -= count
         unknown = [
             one for one in free if not one.asked and self._is_unknown(one, known_s, now_s)
@@ -172,13 +175,19 @@ class Source:
             lane.take(min(count, TAKE_RECORDS_MAX), 0, is_ahead=is_ahead)
             budget -= count
 
-    def wait(self, budget: int, wait_ms: int, now_s: float, *, is_ahead: bool) -> None:
-        """Has takes wait for so many records at some leaders, of which none has any: for at least
-        one at each. What comes at several at once is given back."""
+    def wait(
+        self, budget: int, wait_ms: int, now_s: float, *, is_ahead: bool, is_idle: bool
+    ) -> None:
+        """Has takes wait for so many records at some leaders, of which none has any. Where the
+        consumer `is_idle`, for at least one at each: what comes at several at once is given back.
+        """
         free = [lane for lane in self._waiting_lanes if lane.may_ask(now_s)]
         random = self._client.environment.random
         for index, lane in enumerate(free):
-            count = max(1, -(-budget // (len(free) - index)))
+            count = -(-budget // (len(free) - index))
+            if count <= 0 and not is_idle:
+                return
+            count = max(count, 1)
             # Takes of one consumer are not the first ones everywhere.
             lane_wait_ms = round(wait_ms * random.uniform(0.5, 1.0))
             lane.take(min(count, TAKE_RECORDS_MAX), lane_wait_ms, is_ahead=is_ahead, waits=True)

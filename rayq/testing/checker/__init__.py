@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rayq.testing.checker.history import (
     Assigned,
+    Begun,
     ClockInDoubt,
     CommitsSeen,
     CommitsSet,
@@ -40,6 +41,7 @@ from rayq.testing.checker.verdict import Verdict, check
 
 __all__ = [
     "Assigned",
+    "Begun",
     "ClockInDoubt",
     "CommitsSeen",
     "CommitsSet",

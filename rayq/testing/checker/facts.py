@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rayq.testing.checker.history import (
     Assigned,
+    Begun,
     ClockInDoubt,
     CommitsSeen,
     CommitsSet,
@@ -164,6 +165,7 @@ def gather(events: Iterable[Event]) -> Facts:
                 | KeeperInDoubt()
                 | Delayed()
                 | Took()
+                | Begun()
                 | Settling()
                 | Settled()
                 | Disturbed()

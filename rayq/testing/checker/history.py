@@ -202,6 +202,13 @@ class Took(_Event, frozen=True, tag="took"):
     """None: the consumer does not know it."""
 
 
+class Begun(_Event, frozen=True, tag="begun"):
+    """A consumer is about to tell a queue's leader that it begins records of these values."""
+
+    queue: str
+    values: list[str]
+
+
 class Settling(_Event, frozen=True, tag="settling"):
     """A consumer is about to settle these locks of one partition, to give them back ("release"), or
     to extend them. `number` counts what it settles, upwards."""
@@ -254,6 +261,8 @@ class Found(_Event, frozen=True, tag="found"):
     partition: int
     offsets: list[int]
     values: list[str]
+    reasons: list[str] = []
+    """Why each became a dead letter, "" where that is not said; [] where none is one."""
 
 
 Event = (    ProducerOpened
@@ -275,6 +284,7 @@ Event = (    ProducerOpened
     | KeeperInDoubt
     | Delayed
     | Took
+    | Begun
     | Settling
     | Settled
     | Disturbed

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rayq.testing.checker.facts import Facts, Fault
 from rayq.testing.checker.history import (
+    Begun,
     ClockInDoubt,
     Cut,
     Delayed,
@@ -40,9 +41,12 @@ EARLY = "delayed record given out early"
 OUT_OF_ORDER = "records of a key out of order"
 DEAD_TWICE = "dead letter twice, or of a settled record"
 REDRIVEN_TWICE = "dead letter redriven twice"
+UNSEEN = "dead letter for its deliveries that no consumer has seen"
 FOREIGN = "record given out that is not in the topic"
 PURGED = "record given out though purged"
 
+DELIVERIES = "deliveries"
+"""In the header `rayq.reason` of a dead letter that nobody rejected."""
 EARLY_S = 0.25
 """A clock that leaps ahead for some seconds takes delays with it by so much at most."""
 
@@ -150,12 +154,30 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
                     queue.disturb(event.consumer, event.at_s)
             case _:
                 pass
+    yield from _judge_unseen(facts)
     for queue in queues.values():
         lives, puts = _lives(facts, queue.opened), _puts(facts, queue.opened.topic)
         if queue.opened.is_loose:
             yield from queue.judge_loosely(lives, puts)
         else:
             yield from queue.judge(lives, puts)
+
+
+def _judge_unseen(facts: Facts) -> Iterator[Fault]:
+    """What consumers had locked, and none of them began, has no deliveries that count."""
+    topics = {
+        one.queue: one.dead_letters for one in facts.queue_events if isinstance(one, QueueOpened)
+    }
+    seen: dict[str, set[str]] = {topic: set() for topic in topics.values() if topic is not None}
+    for event in facts.queue_events:
+        if isinstance(event, Took | Begun):
+            values = event.values if isinstance(event, Begun) else [one[2] for one in event.locks]
+            seen.setdefault(topics[event.queue] or "", set()).update(values)
+    for event in facts.queue_events:
+        if isinstance(event, Found) and event.topic in seen:
+            for value, reason in zip(event.values, event.reasons, strict=False):
+                if reason == DELIVERIES and value not in seen[event.topic]:
+                    yield Fault(UNSEEN, f"{value!r} in {event.topic!r}.")
 
 
 def _dead_letters(facts: Facts) -> dict[str, Counter[str]]:

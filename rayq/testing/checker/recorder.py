@@ -10,6 +10,7 @@ from rayq.errors import RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
 from rayq.testing.checker.history import (
     Assigned,
+    Begun,
     ClockInDoubt,
     CommitsSeen,
     CommitsSet,
@@ -36,6 +37,9 @@ from rayq.testing.checker.history import (
     Took,
     encode_event,
 )
+
+REASON_HEADER = "rayq.reason"
+"""Of a dead letter of a queue."""
 
 
 class Recorder:
@@ -205,6 +209,10 @@ class Recorder:
         ]
         self._note(Took(queue, consumer, partition, asked_s, at_s, found, state_epoch))
 
+    def begun(self, queue: str, values: Iterable[bytes]) -> None:
+        """See `Begun`."""
+        self._note(Begun(queue, [as_text(value) for value in values]))
+
     def settling(
         self,
         queue: str,
@@ -247,13 +255,15 @@ class Recorder:
 
     def found(self, records: Sequence[Record]) -> None:
         """What the final read of a queue's own topic, or of its dead letters, returned."""
-        by_place: dict[tuple[str, int], tuple[list[int], list[str]]] = {}
+        by_place: dict[tuple[str, int], tuple[list[int], list[str], list[str]]] = {}
         for record in records:
-            offsets, values = by_place.setdefault((record.topic, record.partition), ([], []))
+            place = record.topic, record.partition
+            offsets, values, reasons = by_place.setdefault(place, ([], [], []))
             offsets.append(record.offset)
             values.append(as_text(record.value or b""))
-        for (topic, partition), (offsets, values) in by_place.items():
-            self._note(Found(topic, partition, offsets, values))
+            reasons.append(as_text(dict(record.headers).get(REASON_HEADER, b"")))
+        for (topic, partition), found in by_place.items():
+            self._note(Found(topic, partition, *found))
 
     def _note(self, event: Event) -> None:
         if self._file is None:
