@@ -423,6 +423,10 @@ class QueuePartitionInfo(msgspec.Struct, frozen=True):
     """How long until the next delayed record is due."""
     waiting_takes: int | None = None
     """Consumers that wait for records."""
+    oldest_locked_ms: int | None = None
+    """How long a consumer has held the record that was taken first, since this leader began."""
+    oldest_holder: str | None = None
+    """Which one: its host and process, and a random part."""
 
 
 class QueueInfo(msgspec.Struct, frozen=True):

@@ -27,6 +27,8 @@ NEW_PARTITION_LOOK_S = 0.5
 HOLD_SHARE, HOLD_MAX = 0.3, 0.7
 """How often a worker holds records for a while before it settles any, and how long at most, as a
 part of the queue's timeout."""
+LOST_SHARE = 0.1
+"""How often a worker forgets at once what a take brought."""
 What = Literal["ack", "nack", "reject", "extend"]
 
 
@@ -144,6 +146,8 @@ class RawWorker:
             timeout_s=2 * ATTEMPT_S,
             attempt_timeout_s=wait_ms / 1000 + ATTEMPT_S,
         )
+        if is_wild and self._rng.random() < LOST_SHARE:
+            return _Delivery(queue_id, holder, answer.state_epoch, [])  # Nobody sees them.
         records = self._records(partition, answer, payload)
         if answer.unbegun:
             taken = _Delivery(queue_id, holder, answer.state_epoch, records)

@@ -6,6 +6,9 @@ import heapq
 import math
 
 TICKS_A_SECOND = 10
+LONG_TIMEOUTS = 10
+"""A record that is handled for more than so many visibility timeouts is worth a word: its consumer
+may hang."""
 
 
 class LockTimes:
@@ -32,6 +35,10 @@ class LockTimes:
     def left_ms(self, tick: int, now_s: float) -> int:
         left_s = tick / TICKS_A_SECOND + self._prolonged_s - now_s
         return max(0, round(left_s * 1000))
+
+    def age_ms(self, tick: int, now_s: float) -> int:
+        """How long ago that tick came."""
+        return max(0, round((now_s - self._prolonged_s) * 1000) - tick * 1000 // TICKS_A_SECOND)
 
     def prolong(self, by_s: float) -> None:
         self._prolonged_s += by_s

@@ -550,6 +550,16 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- looking ---------------------------------------------------------------------------------
 
+    def oldest_lock(self, now_s: float) -> tuple[int, str] | None:
+        """`(age in ms, holder)` of the lock that was taken first under this leader."""
+        oldest: tuple[int, str] | None = None
+        for block in self._blocks.values():
+            for (_, taken), bits in block.timers.items() if block.locked else ():
+                held = bits & block.locked
+                if held and (oldest is None or taken < oldest[0]):
+                    oldest = taken, block.holder_of(held & -held) or ""
+        return None if oldest is None else (self._times.age_ms(oldest[0], now_s), oldest[1])
+
     def excused(self, locks: Iterable[Lock]) -> list[Lock]:
         """`(first, last, how many)`: how many deliveries of these locked records were no failures,
         where there are such."""

@@ -255,6 +255,28 @@ def test_what_is_at_hand_is_given_back_at_the_end_and_not_given_out_once_it_is_l
     assert not played.locks
 
 
+def test_a_task_that_is_handled_for_long_is_told_of_once(
+    fake: FakeCluster,
+    open_queue: OpenQueue,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An operator who looks for a worker that hangs finds its host and process."""
+    monkeypatch.setattr("rayq.client.queues.lane.LONG_TIMEOUTS", 0.1)
+    played = fake.queues.create("q", visibility_timeout_s=1)
+    fake.write("q", [b"a"])
+    queue = open_queue("q")
+    [task] = queue.take(1, PATIENCE_S)
+    [(holder, _)] = played.locks.values()
+    assert f":{os.getpid()}/" in holder
+    eventually(lambda: "offset 0 of q-0 has been handled for" in caplog.text)
+    extends = len([one for one in fake.asked(m.Settle) if one.extends])
+    eventually(lambda: len([one for one in fake.asked(m.Settle) if one.extends]) > extends)
+    assert caplog.text.count("has been handled for") == 1
+    task.ack()
+
+
 def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
     fake: FakeCluster, open_queue: OpenQueue
 ) -> None:

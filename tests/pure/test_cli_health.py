@@ -317,6 +317,15 @@ def test_a_queue_that_nobody_takes_from_is_noted() -> None:
     assert "7 records wait, the oldest for 900 s" in problem.why
 
 
+def test_a_task_that_is_handled_for_long_is_noted_with_its_worker() -> None:
+    assert queue_problems(oldest_locked_ms=290_000, oldest_holder="box:71/5f") == []
+    problem = only(queue_problems(oldest_locked_ms=310_000, oldest_holder="box:71/5f"))
+    assert problem.severity == "notice"
+    assert problem.what == "A task of queue tasks has been handled for 310 s"
+    assert "box:71/5f has it, in partition 0" in problem.why
+    assert problem.next_command == "rayq queue peek tasks --in-flight"
+
+
 def test_a_queue_in_trouble_says_why() -> None:
     problem = only(queue_problems(trouble="10,000 records are in flight"))
     assert problem.severity == "warning"
@@ -334,7 +343,7 @@ def test_records_that_retention_took_unsettled_are_told() -> None:
 
 
 def test_dead_letters_are_noted_and_wait_for_nobody() -> None:
-    letters = QueuePartitionInfo(0, ready=2, oldest_ready_ms=900_000)
+    letters = QueuePartitionInfo(0, ready=1, delayed=1, oldest_ready_ms=900_000)
     queues = [
         QueueInfo("tasks", "id", "tasks", [QueuePartitionInfo(0)], {}),
         QueueInfo("tasks.dead", "other", "tasks.dead", [letters], {}),
@@ -342,4 +351,5 @@ def test_dead_letters_are_noted_and_wait_for_nobody() -> None:
     topics = [topic(partition([0, 1, 2]))]
     problem = only(find_problems(cluster(), topics, queues=queues))
     assert problem.severity == "notice"
+    assert problem.what == "Queue tasks.dead has 2 dead letters"
     assert problem.next_command == "rayq dead-letters list tasks"

@@ -438,3 +438,14 @@ def test_where_dead_letters_stay_no_record_ever_leaves_but_by_an_acknowledgement
     assert state.take("b", 3, now_s=59) == [(1, 1, 2), (2, 2, 3)]
     state.due(now_ms=60_000, now_s=60)
     assert state.take("b", 3, now_s=60) == [(0, 0, 2)]
+
+
+def test_the_lock_that_was_taken_first_is_known_with_its_holder() -> None:
+    state, _ = opened(ready=600, visibility_timeout_s=10)
+    assert state.oldest_lock(0) is None
+    state.take("a", 1, now_s=1)
+    state.take("b", 400, now_s=2)
+    state.extend("a", 0, [(0, 0, 1, 60_000)], now_s=9)
+    assert state.oldest_lock(9.05) == (8050, "a")
+    assert not state.ack("a", 0, [(0, 0, 1)])
+    assert state.oldest_lock(9.05) == (7050, "b")

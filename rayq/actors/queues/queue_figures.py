@@ -72,6 +72,7 @@ class QueueFigures:
             with suppress(RayqError):  # The other figures are told all the same.
                 oldest_ms = (await self._ask(offset)).age_ms
         counts = opened.state.counts()
+        oldest_lock = opened.state.oldest_lock(self._clock.monotonic()) or (None, None)
         return messages.DescribeQueueResponse(
             start_offset=start_offset,
             end_offset=self._replica_log.last_stable_offset,
@@ -87,6 +88,8 @@ class QueueFigures:
             waiting_takes=len(opened.takes),
             trouble=self.trouble,
             blocked=counts.blocked,
+            oldest_locked_ms=oldest_lock[0],
+            oldest_holder=oldest_lock[1],
         )
 
     def _oldest(self) -> int | None:

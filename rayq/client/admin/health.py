@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from rayq.config import HOUR_MS, MIB
+from rayq.config import HOUR_MS, MIB, QueueConfig, parse_stored
+from rayq.core.lock_times import LONG_TIMEOUTS
 from rayq.core.queue_changes import DEAD
 from rayq.core.topic_changes import (
     DEFAULT_REPLICATION_FACTOR,
@@ -423,11 +424,13 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
                 f"the retention of topic {queue.topic} took them before anybody settled them",
                 f"rayq queue alter {name} -c retention=hold, or a longer retention_ms of the topic",
             )
+        yield from _long_locks(queue)
         ready = sum(one.ready or 0 for one in partitions)
-        if ready and name in dead_queues:
+        letters = ready + sum(one.delayed or 0 for one in partitions)
+        if letters and name in dead_queues:
             yield Problem(
                 "notice",
-                f"Queue {name} has {_count(ready, 'dead letter', 'dead letters')}",
+                f"Queue {name} has {_count(letters, 'dead letter', 'dead letters')}",
                 "they failed for good, or were rejected; each says why in its headers",
                 f"rayq dead-letters list {name.removesuffix(DEAD)}",
             )
@@ -439,6 +442,23 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
                 f"{oldest_ms // 1000:,} s, and no consumer holds any",
                 f"rayq queue describe {name}; rayq queue delete {name} if nobody needs it",
             )
+
+
+def _long_locks(queue: QueueInfo) -> Iterable[Problem]:
+    """A worker that hangs extends its lock like one that works."""
+    config = parse_stored(QueueConfig, queue.config)
+    limit_ms = LONG_TIMEOUTS * 1000 * config.visibility_timeout_s
+    late = [one for one in queue.partitions if (one.oldest_locked_ms or 0) > limit_ms]
+    if late:
+        oldest = max(late, key=lambda one: one.oldest_locked_ms or 0)
+        yield Problem(
+            "notice",
+            f"A task of queue {queue.name} has been handled for "
+            f"{(oldest.oldest_locked_ms or 0) // 1000:,} s",
+            f"{oldest.oldest_holder} has it, in partition {oldest.partition}; it is another's "
+            f"after {config.max_handling_s:,g} s (max_handling_s)",
+            f"rayq queue peek {queue.name} --in-flight",
+        )
 
 
 def _untaken_ms(queue: QueueInfo) -> int:

@@ -226,6 +226,8 @@ class QueueAdmin:
             dead=answer.dead,
             expired=answer.expired,
             oldest_ready_ms=answer.oldest_ready_ms,
+            oldest_locked_ms=answer.oldest_locked_ms,
+            oldest_holder=answer.oldest_holder,
             next_due_ms=answer.next_due_ms,
             waiting_takes=answer.waiting_takes,
         )

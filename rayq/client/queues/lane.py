@@ -28,6 +28,7 @@ from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.client.queues.task import REASON_CHARACTERS_MAX
 from rayq.client.unreadable import is_final
+from rayq.core.lock_times import LONG_TIMEOUTS
 from rayq.errors import (
     CorruptBatchError,
     LockLostError,
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
+HOLDER_NAME_MAX = 31
 LATE_S = 0.5
 """An answer that is late by so much is not waited for."""
 LARGE_AHEAD_BYTES = 64 * 1024 * 1024
@@ -100,7 +102,7 @@ class Lane:
         self.partition = partition
         self._client = client
         self._owner = owner
-        self._holder = client.environment.new_id()
+        self._holder = self._new_holder()
         self.takens: list[Taken] = []
         """Those with open records, the oldest first."""
         self.asked = 0
@@ -128,6 +130,10 @@ class Lane:
     @property
     def name(self) -> str:
         return f"{self.source.topic}-{self.partition}"
+
+    def _new_holder(self) -> str:
+        """It names the host and the process, for operators who look for one that hangs."""
+        return f"{self._client.name[-HOLDER_NAME_MAX:]}/{self._client.environment.new_id()}"
 
     @property
     def waiting(self) -> int:
@@ -194,7 +200,7 @@ class Lane:
             await self._ask(leader, records_max, wait_ms, is_ahead)
             self._backoff.reset()
         except RayqError as error:
-            self._holder = self._client.environment.new_id()
+            self._holder = self._new_holder()
             self._pause_until_s = self._owner.now_s + self._backoff.next_s()
             self.suspect(leader, error)
             if isinstance(error, UnknownQueueError | UnknownTopicError):
@@ -205,7 +211,7 @@ class Lane:
                 logger.info("queue %s: take at %s again: %s", self.source.name, self.name, error)
         except Exception as error:
             logger.exception("taking from %s failed", self.name)
-            self._holder = self._client.environment.new_id()
+            self._holder = self._new_holder()
             self._owner.failed(self, UnknownServerError(f"A take failed: {error!r}."))
         finally:
             self.asked = 0
@@ -525,11 +531,28 @@ class Lane:
             taken.rows, taken.next_row = [], 0
             if self.handling_left_s(taken) > 0:
                 self.extend_out(taken)
+                self._tell_long(taken)
             elif now_s >= taken.until_s:
                 limit_s = self.source.config.max_handling_s
                 for offset in list(taken.open):
                     self.lose(taken, offset, f"it was handled for more than {limit_s:g} s")
         self.takens = [taken for taken in self.takens if taken.open]
+
+    def _tell_long(self, taken: Taken) -> None:
+        """A handler that hangs keeps its record: its worker says so."""
+        now_s, config = self._owner.now_s, self.source.config
+        handled_s = now_s - taken.taken_at_s
+        if handled_s > LONG_TIMEOUTS * config.visibility_timeout_s and not taken.is_told_long:
+            taken.is_told_long = True
+            logger.warning(
+                "queue %s: offset %d of %s has been handled for %d s; it is another consumer's "
+                "after %g s (max_handling_s)",
+                self.source.name,
+                next(iter(taken.open)),
+                self.name,
+                handled_s,
+                config.max_handling_s,
+            )
 
     def lose(self, taken: Taken, offset: int, why: str) -> None:
         """The lock has gone, and with it those of later records of its key."""

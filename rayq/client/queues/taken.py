@@ -85,6 +85,7 @@ class Taken:
         "keys",
         "excused",
         "unbegun",
+        "is_told_long",
         "lost",
     )
 
@@ -112,6 +113,7 @@ class Taken:
         """By offset: how many of its deliveries were no failures."""
         self.unbegun: set[int] = set()
         """Offsets of which the leader is told before a user gets them."""
+        self.is_told_long = False
         self.lost: dict[int, LockLostError] = {}
 
     def withhold(self) -> list[Row]:

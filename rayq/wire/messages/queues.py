@@ -239,6 +239,10 @@ class DescribeQueueResponse(Response, frozen=True):
     trouble: str | None
     blocked: int = 0
     """Not ready: they wait for an earlier record of their key."""
+    oldest_locked_ms: int | None = None
+    """How long the record that was locked first has been locked, under this leader."""
+    oldest_holder: str | None = None
+    """Who has it."""
 
 
 class DescribeQueue(ToLeader[DescribeQueueResponse], frozen=True):
