@@ -17,6 +17,8 @@ BOUNDS = {
     "READY_MAX": (10, 60),
     "BLOCKED_MAX": (3, 20),
     "BLOCKS_MAX": (4, 10),
+    "HELD_BYTES_MAX": (0, 2_000, 20_000),
+    "RESERVE_BYTES": (0, 1_000),
 }
 """What a seed may lower each to. A block has four offsets at least, and the start is in one."""
 BOUND_SHARE = 0.3

@@ -31,7 +31,8 @@ VERSION = 1
 HELD_BYTES_MAX = 64 * MIB
 """A keeper that holds more asks its queues to give out no more records."""
 RESERVE_BYTES = 32 * MIB
-"""What is settled is still taken beyond the limit, up to so much."""
+"""What is given out is still taken beyond the limit, up to so much. What is settled is always
+taken: it is of records that were given out before."""
 RECORD_BYTES = 100
 """What a record costs in memory beside its key and value, about."""
 WRITE_BYTES_MAX = 16 * MIB
@@ -235,10 +236,15 @@ class KeptQueues:
         return page, None
 
     def write(
-        self, state_key: StateKey, fence: int, records: Sequence[KeptRecord]
+        self,
+        state_key: StateKey,
+        fence: int,
+        records: Sequence[KeptRecord],
+        *,
+        gives_out: bool = True,
     ) -> list[Record]:
         """What writes kept records. Raises QueueFencedError where another opening may write,
-        QueueLimitError, InvalidRequestError."""
+        QueueLimitError where it `gives_out` too much, InvalidRequestError."""
         opening = self._opening_of(state_key)
         if opening is None or opening.fence != fence:
             raise QueueFencedError(
@@ -259,7 +265,8 @@ class KeptQueues:
             grown_bytes += 0 if value is None else _size(key, value)
             before = state.records.get(key)
             grown_bytes -= 0 if before is None else _size(key, before)
-        if grown_bytes > 0 and self.held_bytes + grown_bytes > HELD_BYTES_MAX + RESERVE_BYTES:
+        is_beyond = self.held_bytes + grown_bytes > HELD_BYTES_MAX + RESERVE_BYTES
+        if gives_out and grown_bytes > 0 and is_beyond:
             raise QueueLimitError(
                 f"The keeper of this queue holds {self.held_bytes} bytes, and takes "
                 f"{HELD_BYTES_MAX + RESERVE_BYTES} at most: settle records of its queues first, or "

@@ -103,6 +103,8 @@ class QueueLedger:
         self._changed_dying: set[int] = set()
         self._changed_moves: set[int] = set()
         self._is_decided = False
+        self.given = 0
+        """How many records were locked since the last `changes`."""
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -421,6 +423,11 @@ class QueueLedger:
         return self._ready
 
     @property
+    def locked(self) -> int:
+        """`counts().locked`, at no cost."""
+        return self._locked
+
+    @property
     def blocked(self) -> int:
         """`counts().blocked`, at no cost."""
         return self._blocked
@@ -471,4 +478,5 @@ class QueueLedger:
         self._changed_dying.clear()
         self._changed_moves.clear()
         self._is_decided = False
+        self.given = 0
         return found

@@ -173,6 +173,7 @@ class QueueTaker(QueueLedger):
         """Locks ready (or blocked) offsets."""
         many = mask.bit_count()
         self._locked += many
+        self.given += many
         self._ready -= many
         if block.blocked & mask:
             of_blocked = (block.blocked & mask).bit_count()

@@ -161,3 +161,21 @@ def test_what_waits_is_given_back_where_the_leader_says_that_others_have_nothing
         monkeypatch.setattr(fake.queues, "settle", settled)
         task.ack()
         until(lambda: len(played.locks) == 10)
+
+
+def test_what_follows_a_record_of_its_key_that_is_given_back_goes_with_it(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their leader has freed it, too: nobody may handle it before the other one."""
+    monkeypatch.setattr("rayq.client.queues.pace.Pace.ahead", lambda *_: 10)
+    fake.queues.create("q", ordered_by_key=True)
+    fake.write("q", [b"0", b"1", b"2"], keys=[b"a", b"b", b"b"])
+    with cluster.queue("q") as queue:
+        [first, _] = queue.take(3, BEGIN_S)
+        [source] = queue.core.sources
+        [lane] = source.lanes
+        [taken] = lane.takens
+        assert [row.offset for row in taken.rows] == [2]
+        fake.call(lambda: lane.release(taken, [1]))
+        assert sorted(taken.open) == [0] and not lane.waiting
+        first.ack()

@@ -156,6 +156,7 @@ def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.Monk
     assert kept.is_full
     with pytest.raises(QueueLimitError):
         kept.write(KEY, fence, [(b"c", bytes(900))])
+    assert kept.write(KEY, fence, [(b"c", bytes(900))], gives_out=False), "it is settled by it"
     take(kept, kept.write(KEY, fence, [(b"c", bytes(900)), (b"a", None), (b"b", None)]))
     take(kept, kept.write(KEY, fence, [(b"c", bytes(1))]))
     assert not kept.is_full

@@ -145,6 +145,7 @@ def test_who_names_a_delivery_of_another_holder_loses_it_and_nothing_changes(cal
     more, times = {
         "nack": ([1000], {"now_ms": 0, "now_s": 9}),
         "extend": ([20_000], {"now_s": 9}),
+        "reject": ([], {"now_ms": 0, "now_s": 9}),
     }.get(call, ([], {}))
     locks = [(0, 2, 1, *more)] if call != "reject" else [(one, 1, "bad") for one in range(3)]
     for stranger in ("stranger", "own", "", "owner-11"):

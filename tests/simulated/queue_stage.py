@@ -65,10 +65,11 @@ class Keeper(Links):
             page, after = self.kept.read(at, request.after)
             return messages.OpenQueueStateResponse(fence, after, self.kept.fence_min), pack(page)
         assert isinstance(request, messages.WriteQueueState)
-        for record in self.kept.write(at, request.fence, unpack(payload)):
+        records = unpack(payload)
+        for record in self.kept.write(at, request.fence, records, gives_out=request.gives_out):
             self.kept.replay(record)
         self.writes += 1
-        return messages.WriteQueueStateResponse(False), b""
+        return messages.WriteQueueStateResponse(self.kept.is_full), b""
 
 
 class Taken:

@@ -8,7 +8,7 @@ import pytest
 
 from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues import holders, learning, reads
-from rayq.core import large_holds
+from rayq.core import kept_queues, large_holds
 from rayq.core.large_values import manifest_of_chunks, pinned
 from rayq.errors import (
     NotLeaderError,
@@ -417,6 +417,39 @@ def test_waiting_takes_are_served_in_turn_and_share_what_there_is() -> None:
         assert found[1].values == [b"%d" % number for number in range(10, 20)]
 
     staged(work)
+
+
+@pytest.mark.parametrize("held_bytes_max", [0, 300, 3_000])
+def test_a_queue_is_worked_through_whatever_its_keeper_may_hold(
+    monkeypatch: pytest.MonkeyPatch, held_bytes_max: int
+) -> None:
+    """What was given out can be settled, and what failed is given out again."""
+    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", held_bytes_max)
+    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 0)
+
+    async def work(stage: QueueStage) -> None:
+        peer = stage.peer()
+        for number in range(4):
+            await stage.put(*[b"%d" % (number * 300 + one) for one in range(300)])
+        failed: set[int] = set()
+        while (await stage.describe()).start_offset < 1200:
+            try:
+                taken = await stage.take(1000, peer=peer, wait_ms=500)
+            except QueueLoadingError:
+                continue
+            for first, last, count in taken.locks:
+                for offset in range(first, last + 1):
+                    is_bad = offset % 7 == 0 and offset not in failed
+                    failed |= {offset} if is_bad else set()
+                    if is_bad:
+                        lost = await stage.settle(
+                            taken, peer=peer, nacks=[(offset, offset, count, 3_000)]
+                        )
+                    else:
+                        lost = await stage.settle(taken, peer=peer, acks=[(offset, offset, count)])
+                    assert lost == []
+
+    staged(work, visibility_timeout_s=600)
 
 
 def test_who_has_nothing_to_do_comes_before_who_takes_ahead() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from rayq.actors.queues.journal import Journal
 from rayq.core.queue_state import QueueState
-from rayq.errors import QueueLimitError, RayqError
+from rayq.errors import RayqError
 
-FULL_RETRY_S = 0.5
-"""The pause after the keeper had no room for a write."""
+FULL_GIVEN = 16
+"""A write that locks no more records than this is taken by a keeper that is full, too: else what it
+holds of records that nobody has would never become less."""
 
 LINGER_S = 0.01
 """So long acknowledgements that nobody waits for wait for the next take, to be written together
@@ -44,8 +45,6 @@ class QueueCommits:
         self._error: RayqError | None = None
         self.kept_start = 0
         """All below is settled, durably."""
-        self.trouble: str | None = None
-        """Why the last write is not kept yet, where the keeper refused it."""
 
     def kept(self, *, may_linger: bool = False) -> Kept | None:
         """Done once all decisions by now are kept; None where they are. Many callers get the same
@@ -100,19 +99,11 @@ class QueueCommits:
                 await asyncio.sleep(0)
             self._current, self._next = self._next, None
             assert self._current is not None
-            start_offset, records = self._state.start_offset, dict(self._state.changes())
-            while records or self._journal.is_full:
-                try:
-                    await self._journal.write(list(records.items()))
-                except QueueLimitError as error:
-                    self.trouble = str(error)
-                    await asyncio.sleep(FULL_RETRY_S)
-                    # What was settled meanwhile may make it small enough.
-                    start_offset = self._state.start_offset
-                    records.update(self._state.changes())
-                    continue
-                break
-            self.trouble, self.kept_start = None, start_offset
+            start_offset, gives_out = self._state.start_offset, self._state.given > FULL_GIVEN
+            records = self._state.changes()
+            if records or self._journal.is_full:
+                await self._journal.write(records, gives_out=gives_out)
+            self.kept_start = start_offset
             current, self._current = self._current, None
             current.set_result(None)
             self._on_kept()

@@ -36,7 +36,9 @@ class Journal:
         queue_id: str,
         data_partition: int,
         data_leader_epoch: int,
+        is_full: bool = False,
     ) -> None:
+        """`is_full`: the keeper has refused to keep what was given out just now."""
         self._links = links
         self._queue_id = queue_id
         self._data_partition = data_partition
@@ -47,7 +49,7 @@ class Journal:
         """0 before the opening. Each opening of this state has a higher one."""
         self.fence_min = 0
         """What was given out under lower state epochs is void: the keeper lost records since."""
-        self.is_full = False
+        self.is_full = is_full
         """As of the last write: the keeper holds so much that no more records should be given out.
         `write([])` asks again."""
         self.trouble: str | None = None
@@ -77,15 +79,22 @@ class Journal:
             after,
         )
 
-    async def write(self, records: Sequence[KeptRecord]) -> None:
+    async def write(self, records: Sequence[KeptRecord], *, gives_out: bool = True) -> None:
         """Returns once the records are durable, all of them. One write may be under way at a time.
-        Raises QueueLimitError where the keeper is full to its last reserve: nothing is written
-        then, and the same may be tried again."""
+        Raises QueueLimitError where it `gives_out` many records, and the keeper is full to its last
+        reserve: nothing is written then."""
         self._sequence += 1
         fence, sequence = self.fence, self._sequence
         answer, _ = await self._ask(
             lambda topic_id, partition, epoch: messages.WriteQueueState(
-                topic_id, partition, epoch, self._queue_id, self._data_partition, fence, sequence
+                topic_id,
+                partition,
+                epoch,
+                self._queue_id,
+                self._data_partition,
+                fence,
+                sequence,
+                gives_out,
             ),
             pack(records),
         )

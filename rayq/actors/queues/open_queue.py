@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict
 
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.commits import QueueCommits, as_error
+from rayq.actors.queues.commits import FULL_GIVEN, QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.learning import Learner
@@ -259,11 +259,14 @@ class OpenQueue:
 
     async def _give(self, take: WaitingTake) -> bool:
         """Gives a take its share. False: there is nothing for it."""
-        if self.journal.is_full:
+        is_full = self.journal.is_full
+        if is_full and self.state.locked:
             return False
         # A take may have blocked records, together with those that block them.
         ready = self.available() + self.state.blocked
         wanted = min(take.records_max, self.takes.share(ready))
+        if is_full:
+            wanted = min(wanted, FULL_GIVEN)
         given = await self._learner.take(
             take.holder,
             wanted,

@@ -57,7 +57,6 @@ class QueueFigures:
         opened = self._opened
         return (
             opened.journal.trouble
-            or opened.commits.trouble
             or opened.read_trouble
             or opened.state.trouble
             or ("The keeper of this queue is full." if opened.journal.is_full else None)

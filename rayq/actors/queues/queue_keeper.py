@@ -122,7 +122,9 @@ class QueueKeeper(Coordinator[Record]):
         request: messages.WriteQueueState,
         records: list[tuple[bytes, bytes | None]],
     ) -> list[Record]:
-        decided = self.state.write(state_key, request.fence, records)
+        decided = self.state.write(
+            state_key, request.fence, records, gives_out=request.gives_out
+        )
         fence, sequence = self._sequences.get(state_key, (0, 0))
         if fence == request.fence and request.sequence < sequence:
             raise QueueFencedError(

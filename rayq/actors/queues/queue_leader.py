@@ -23,7 +23,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig, parse_stored
-from rayq.errors import NotLeaderError, QueueLoadingError, RayqError
+from rayq.errors import NotLeaderError, QueueLimitError, QueueLoadingError, RayqError
 from rayq.wire import messages
 from rayq.wire.server import Peer, Result
 
@@ -72,6 +72,8 @@ class QueueLeader:
         """None while the state is taken over."""
         self._ready = Signal()
         self._failure: str | None = None
+        self._was_full = False
+        """Whether the keeper has refused what the last opening gave out."""
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
         self.holders = Holders(on_gone=self._holders_gone, on_closed=self.takes.closed)
@@ -107,6 +109,10 @@ class QueueLeader:
             pause_s = RETRY_S
             try:
                 await self._open_and_serve()
+            except QueueLimitError as error:
+                # What was given out is void. From the next opening on there is room to settle.
+                logger.warning("%s begins anew: %s", self.where, error)
+                self._failure, self._was_full = str(error), True
             except RayqError as error:
                 # A later opening fenced this one, or nothing can be read just now.
                 if self._failure != str(error):
@@ -126,6 +132,7 @@ class QueueLeader:
             queue_id=self.queue.queue_id,
             data_partition=self._partition,
             data_leader_epoch=self._leader.leader_epoch,
+            is_full=self._was_full,
         )
         records = await journal.open()
         while not self._leader.state.may_serve:
@@ -145,7 +152,7 @@ class QueueLeader:
             await opened.begin()
             opened.reconfigure(self.queue, self.config)  # It may have changed meanwhile.
             self._lock_clock.look()
-            self._failure, self.open = None, opened
+            self._failure, self._was_full, self.open = None, False, opened
             self._ready.notify()
             await opened.serve()
         finally:

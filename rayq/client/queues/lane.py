@@ -331,7 +331,6 @@ class Lane:
                 self._damaged[row.offset] = tries
             damaged = row.offset if damaged is None else damaged
             self.release(taken, [row.offset])
-            self._lose_later(taken, row.offset)
         if damaged is not None:
             logger.warning("queue %s at %s: %s", self.source.name, self.name, unreadable[damaged])
             self._pause_until_s = self._owner.now_s + BACKOFF_MAX_S
@@ -398,7 +397,6 @@ class Lane:
         finally:
             for taken, row in left:
                 self.release(taken, [row.offset])
-                self._lose_later(taken, row.offset)
         if failure is not None:
             raise failure
 
@@ -475,6 +473,8 @@ class Lane:
             count = taken.open.pop(offset, None)
             if count is not None:
                 self._outgoing(taken).releases[offset] = count, taken
+        for offset in offsets:
+            self._lose_later(taken, offset)
 
     def give_back(self, count: int) -> None:
         """Gives so many back of those that wait here, the last ones."""

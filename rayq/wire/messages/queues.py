@@ -346,7 +346,8 @@ class WriteQueueStateResponse(Response, frozen=True):
 
 class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
     """Writes kept records (the payload, made by `core.kept_queues.pack`), all or none, durably
-    before the answer. Raises QueueLimitError also where the keeper is far over its limit."""
+    before the answer. Raises QueueLimitError where it `gives_out` and the keeper is far over its
+    limit."""
 
     api: ClassVar[int] = 59
     queue_id: Id
@@ -355,3 +356,5 @@ class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
     sequence: Counter
     """The number of the write, of which one is under way at a time. A repetition has the same; a
     lower one than the last is a write that was held back, and is refused."""
+    gives_out: bool = True
+    """Many records are locked by it: only such a write is refused where the keeper is full."""
