@@ -171,7 +171,7 @@ def connect(
             options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
         key = key_of_token(token.strip())
         return Cluster(
-            address.split(","), key=key, name=name or DEFAULT_NAME, config=options
+            address, key=key, name=name or DEFAULT_NAME, config=options
         ).make_current()
     local = Cluster.running_here(name)
     if local is not None:

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from rayq.cli import output
-from rayq.cli.values import config_values, default_of
+from rayq.cli.values import WrongUseError, config_values, default_of
 from rayq.config import QueueConfig, TopicConfig
-from rayq.errors import InvalidRequestError
 
 SetKeys = Annotated[
     list[str] | None,
@@ -27,14 +26,14 @@ def changes_of(
     kind: type[TopicConfig] | type[QueueConfig], config: SetKeys, delete: DeletedKeys
 ) -> dict[str, Any]:
     """The keys that change, with their new values. Raises typer.BadParameter where none does,
-    ConfigError, InvalidRequestError (a key is both set and deleted)."""
+    ConfigError, WrongUseError (a key is both set and deleted)."""
     if not (config or delete):
         raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
     changes = config_values(kind, config or ())
     for key in delete or ():
         name = key.replace(".", "_")
         if name in changes:
-            raise InvalidRequestError(f"{key} is both set and deleted.")
+            raise WrongUseError(f"{key} is both set and deleted.")
         changes[name] = default_of(name, kind)
     return changes
 

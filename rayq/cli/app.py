@@ -26,11 +26,12 @@ from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
 from rayq.cli.queue_records import put, take, work
 from rayq.cli.restore import restore
+from rayq.cli.verbs import Verbs
 
 app = typer.Typer(
     name="rayq",
     help="A distributed, durable log on Ray: start clusters, use and look after them.",
-    no_args_is_help=True,
+    cls=Verbs,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

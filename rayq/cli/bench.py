@@ -15,12 +15,13 @@ import typer
 from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, complete_topic
-from rayq.cli.values import config_values, size_bytes
+from rayq.cli.values import WrongUseError, config_values, size_bytes
+from rayq.cli.verbs import Verbs
 from rayq.client.cluster import Cluster
 from rayq.config import MIB, ProducerConfig
 from rayq.errors import InvalidRequestError, TimeoutError, TopicExistsError
 
-app = typer.Typer(help="Measure produce, consume and latency.", no_args_is_help=True)
+app = typer.Typer(help="Measure produce, consume and latency.", cls=Verbs)
 
 BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
@@ -42,11 +43,13 @@ Topic = Annotated[
         autocompletion=complete_topic,
     ),
 ]
-Partitions = Annotated[int, typer.Option("-p", "--partitions", help="Of a topic that is made.")]
+Partitions = Annotated[
+    int, typer.Option("-p", "--partitions", help="Of a topic that is made.", min=1)
+]
 Replicas = Annotated[
     int | None,
     typer.Option(
-        "-r", "--replicas", "--replication-factor", help="Of a topic that is made.",
+        "-r", "--replicas", "--replication-factor", help="Of a topic that is made.", min=1,
         show_default="3, or as many as there are brokers",
     ),
 ]
@@ -79,7 +82,7 @@ def _on_topic(
 def _values(record_bytes: int) -> list[bytes]:
     """Values of which half is random and half repeats, so that compression has something to do."""
     if not 1 <= record_bytes <= VALUES_BYTES_MAX:
-        raise InvalidRequestError(
+        raise WrongUseError(
             f"A record of a measurement has 1 to {VALUES_BYTES_MAX} bytes, not {record_bytes}."
         )
     random = record_bytes // 2

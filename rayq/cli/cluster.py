@@ -14,10 +14,11 @@ from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.survey import problems_of, survey
 from rayq.cli.values import partition_numbers
+from rayq.cli.verbs import Verbs
 from rayq.client.admin.health import Problem, is_healthy
 from rayq.errors import NoClusterError, TimeoutError
 
-app = typer.Typer(help="Brokers, health, and where partitions are.", no_args_is_help=True)
+app = typer.Typer(help="Brokers, health, and where partitions are.", cls=Verbs)
 
 
 @app.command()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
@@ -14,6 +12,7 @@ from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.formats import JSON, NULL, Formatter, formatter
 from rayq.cli.options import ClusterAddress, TopicNames, complete_group
+from rayq.cli.streams import Pipe
 from rayq.cli.values import Where, config_values, partition_numbers, where
 from rayq.client.client import check_partition
 from rayq.client.cluster import Cluster
@@ -87,12 +86,13 @@ def consume(
         ),
     ] = None,
     isolation_level: Annotated[
-        IsolationLevel,
+        IsolationLevel | None,
         typer.Option(
             "--isolation-level",
             help="Of transactions: only what is committed, or everything that is replicated.",
+            show_default="read_committed",
         ),
-    ] = "read_committed",
+    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the consumer."),
@@ -117,16 +117,19 @@ def consume(
     if group is not None and partitions is not None:
         raise typer.BadParameter("a group gives out the partitions: leave --partition out")
     begin = where(offset, output.now_ms())
-    options = {
-        "isolation_level": isolation_level,
-        **config_values(ConsumerConfig, config or ()),
-    }
+    if group is not None and begin.kind not in ("beginning", "end"):
+        raise typer.BadParameter(
+            "in a group -o is beginning or end; `rayq group seek` sets where a group goes on"
+        )
+    numbers = None if partitions is None else partition_numbers(partitions)
+    given = [] if isolation_level is None else [f"isolation_level={isolation_level}"]
+    options = config_values(ConsumerConfig, [*given, *(config or ())])
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
     with connected(cluster, topics=topics) as connection:
         if group is not None:
             _as_member(connection, topics, group, begin, options, exit_at_end, printer)
         else:
-            wanted = _partitions(connection, topics, partitions)
+            wanted = _partitions(connection, topics, numbers)
             _alone(connection, wanted, begin, options, exit_at_end, printer)
 
 
@@ -137,9 +140,7 @@ class Printer:
         self._format = format_records
         self._count = count
         self.printed = 0
-        self._stdout = sys.stdout.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._stdout, 0)
+        self._pipe = Pipe(sys.stdout.fileno())
 
     @property
     def is_done(self) -> bool:
@@ -154,24 +155,31 @@ class Printer:
         """Prints records. Raises BrokenPipeError, also without records: the program that read the
         output may have ended meanwhile."""
         if not records:
-            if any(events & (select.POLLERR | select.POLLNVAL) for _, events in self._poll.poll(0)):
-                raise BrokenPipeError
+            self._pipe.check_reader()
             return
-        left = memoryview(self._format(records))
-        while left:
-            left = left[os.write(self._stdout, left) :]
+        self._pipe.write(self._format(records))
         self.printed += len(records)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the program that reads the output has all of it, as far as can be told."""
+        return self._pipe.is_taken
+
+    def wait_taken(self) -> None:
+        """Waits until the program that reads the output has it, before anybody is told that it was
+        printed. Raises BrokenPipeError where the program ended before."""
+        self._pipe.wait_taken()
 
 
 def _partitions(
-    cluster: Cluster, topics: Iterable[str], numbers: str | None
+    cluster: Cluster, topics: Iterable[str], numbers: list[int] | None
 ) -> list[TopicPartition]:
     """The partitions to read. Raises UnknownTopicError, InvalidRequestError."""
     client, background = cluster.shared_client()
     wanted = []
     for name in dict.fromkeys(topics):
         topic = background.run(client.topic(name, timeout_s=TOPIC_TIMEOUT_S))
-        some = range(len(topic.partitions)) if numbers is None else partition_numbers(numbers)
+        some = range(len(topic.partitions)) if numbers is None else numbers
         for number in some:
             check_partition(topic, number)
             wanted.append(TopicPartition(name, number))
@@ -238,6 +246,8 @@ def _starts(
     for place, at in first.items():
         if begin.number < at:
             output.note(f"{place.topic}-{place.partition} begins at {at}: reading from there.")
+        elif begin.number > ends[place]:
+            output.note(f"{place.topic}-{place.partition} ends at {ends[place]}: reading from there.")
     return {place: min(max(first[place], begin.number), ends[place]) for place in first}
 
 
@@ -253,14 +263,17 @@ def _as_member(
     exit_at_end: bool,
     printer: Printer,
 ) -> None:
-    if begin.kind not in ("beginning", "end"):
-        raise typer.BadParameter(
-            "in a group -o is beginning or end; `rayq group seek` sets where a group goes on"
-        )
     reset = "earliest" if begin.kind == "beginning" else "latest"
     options = {"auto_offset_reset": reset, **options}
+    # What was printed is committed once the next program of a pipe has it. All else comes again.
     with cluster.consumer(*topics, group=group, **options) as consumer:
+        has_printed = False
         for records in _polls(consumer, exit_at_end, printer):
             printer.print(records)
-            if records:
-                consumer.commit()  # Of what was printed; all other records come again.
+            has_printed = has_printed or bool(records)
+            if has_printed and printer.is_taken:
+                consumer.commit()
+                has_printed = False
+        if has_printed:
+            printer.wait_taken()
+            consumer.commit()

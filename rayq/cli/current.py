@@ -14,7 +14,7 @@ from typing import Any
 
 import rayq
 from rayq import Cluster
-from rayq.client.addresses import parse_address
+from rayq.client.addresses import parse_addresses
 from rayq.errors import (
     ControllerUnavailableError,
     DisconnectedError,
@@ -146,8 +146,7 @@ def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterIn
 def _cluster(address: str | None) -> Cluster:
     if address is not None:
         # A typo in the address is reported before a missing token.
-        for one in address.split(","):
-            parse_address(one)
+        parse_addresses(address)
         return rayq.connect(address, **tls_of_environment())
     current = read_current()
     if current is not None:

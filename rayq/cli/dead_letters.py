@@ -22,7 +22,8 @@ from rayq.cli.options import (
     offered,
     quickly,
 )
-from rayq.cli.values import is_number, time_ms
+from rayq.cli.values import WrongUseError, is_number, time_ms
+from rayq.cli.verbs import Verbs
 from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
 from rayq.client.cluster import Cluster
 from rayq.core.moved_records import (
@@ -32,11 +33,11 @@ from rayq.core.moved_records import (
     header_of,
 )
 from rayq.core.queue_changes import DEAD
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import RayqError
 
 app = typer.Typer(
     help="Records that failed for good: look at them, send them back, drop them.",
-    no_args_is_help=True,
+    cls=Verbs,
 )
 
 TIMEOUT_S = 60.0
@@ -78,7 +79,7 @@ Rate = Annotated[
 
 
 def filter_of(conditions: list[str] | None, now_ms: int) -> Filter:
-    """Reads what `--where` was given. Raises InvalidRequestError."""
+    """Reads what `--where` was given. Raises WrongUseError."""
     errors: list[str] = []
     keys: list[bytes] = []
     headers: list[tuple[str, bytes]] = []
@@ -97,25 +98,25 @@ def filter_of(conditions: list[str] | None, now_ms: int) -> Filter:
             case "header":
                 name, equals, content = value.partition("=")
                 if not (name and equals):
-                    raise InvalidRequestError(f"{text!r} names no header: header=NAME=VALUE.")
+                    raise WrongUseError(f"{text!r} names no header: header=NAME=VALUE.")
                 headers.append((name, to_bytes(content)))
             case _:
                 raise _no_condition(text)
     return Filter(tuple(errors), tuple(keys), since_ms, tuple(headers))
 
 
-def _no_condition(text: str) -> InvalidRequestError:
-    return InvalidRequestError(
+def _no_condition(text: str) -> WrongUseError:
+    return WrongUseError(
         f"{text!r} is no condition: error=PART, key=KEY, since=TIME or header=NAME=VALUE."
     )
 
 
 def rate_per_s(text: str) -> float:
-    """Reads `100/s`, `30/m`, `100`. Raises InvalidRequestError."""
+    """Reads `100/s`, `30/m`, `100`. Raises WrongUseError."""
     found = _RATE.fullmatch(text.strip())
     rate = float(found[1]) / _SECONDS[found[2]] if found else 0.0
     if rate <= 0:
-        raise InvalidRequestError(f"{text!r} is no rate: such as 100/s or 30/m.")
+        raise WrongUseError(f"{text!r} is no rate: such as 100/s or 30/m.")
     return rate
 
 
@@ -352,7 +353,7 @@ def _text(data: bytes) -> str:
 def _place(text: str) -> tuple[int, int]:
     partition, slash, offset = text.partition("/")
     if not (slash and is_number(partition) and is_number(offset)):
-        raise InvalidRequestError(
+        raise WrongUseError(
             f"{text!r} is no dead letter's id: PARTITION/OFFSET, such as 0/7."
         )
     return int(partition), int(offset)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rayq.cli.values import is_number
-from rayq.errors import InvalidRequestError
+from rayq.cli.values import WrongUseError, is_number
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import Headers, Record
 
 NULL = b"NULL"
@@ -32,19 +32,26 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a"}
 _TOKEN = re.compile(r"%(.)|%$", re.DOTALL)
 _LENGTH = struct.Struct(">i")
 
+
+
+class InputError(RayqError):
+    """What a file or stdin holds is not as it has to be. (What was typed wrongly is a
+    WrongUseError, or a ConfigError.)"""
+
+
 Field = Callable[[Record], bytes]
 Formatter = Callable[[Iterable[Record]], bytes]
 
 
 def unescape(text: str) -> bytes:
-    """The bytes that `\\n` and its like stand for. Raises InvalidRequestError."""
+    """The bytes that `\\n` and its like stand for. Raises WrongUseError."""
 
     def replace(found: re.Match[str]) -> str:
         code = found[1] or ""
         if len(code) == 3:
             return chr(int(code[1:], 16))
         if code not in _ESCAPES:
-            raise InvalidRequestError(
+            raise WrongUseError(
                 f"{text!r}: after a backslash stands one of n, t, r, 0, xHH or a backslash."
             )
         return _ESCAPES[code]
@@ -67,7 +74,7 @@ def to_bytes(argument: str) -> bytes:
 
 def formatter(template: str, *, null: bytes = b"") -> Formatter:
     """What turns records into bytes: by a template, or as JSON for the template `json`. `null`
-    stands for a key or value that is null. Raises InvalidRequestError."""
+    stands for a key or value that is null. Raises WrongUseError."""
     if template == JSON:
         return json_lines
     parts = tuple(_fields(template, null))
@@ -107,9 +114,9 @@ def _pieces(template: str) -> Iterable[bytes | str]:
         yield literal
 
 
-def _unknown(letter: str, known: Iterable[str]) -> InvalidRequestError:
+def _unknown(letter: str, known: Iterable[str]) -> WrongUseError:
     listed = " ".join(f"%{one}" for one in known)
-    return InvalidRequestError(f"%{letter} is unknown in a format: there are {listed} and %%.")
+    return WrongUseError(f"%{letter} is unknown in a format: there are {listed} and %%.")
 
 
 def _constant(literal: bytes) -> Field:
@@ -194,7 +201,7 @@ _INPUT_FIELDS = ("s", "v", "k", "p", "T", "h", "t", "o")
 def parser(template: str, delimiter: bytes) -> Parser:
     """What turns one line into a record. The template's literal texts part the fields, each where
     it comes first; the last field takes the rest. `%t` and `%o` are read and ignored. Raises
-    InvalidRequestError."""
+    WrongUseError."""
     if template == JSON:
         return parse_json
     pieces = list(_pieces(template))
@@ -207,13 +214,13 @@ def parser(template: str, delimiter: bytes) -> Parser:
         if isinstance(piece, str) and piece not in _INPUT_FIELDS:
             raise _unknown(piece, _INPUT_FIELDS)
         if isinstance(piece, str) and isinstance(last, str):
-            raise InvalidRequestError(
+            raise WrongUseError(
                 f"{template!r}: put something between %{last} and %{piece}, or nobody can tell "
                 "where one ends."
             )
         last = piece
     if not {"s", "v"} & {piece for piece in pieces if isinstance(piece, str)}:
-        raise InvalidRequestError(f"{template!r} has no %s: where is the value?")
+        raise WrongUseError(f"{template!r} has no %s: where is the value?")
     return lambda line: _parse_line(line, pieces, template)
 
 
@@ -246,8 +253,19 @@ def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
 
 def _headers(text: bytes) -> Headers:
     """Reads headers as `%h` writes them: `name=value,name=value`."""
-    pairs = [one.partition(b"=") for one in text.split(b",")] if text else []
-    return [(name.decode(errors="replace"), value) for name, _, value in pairs]
+    found: Headers = []
+    for one in text.split(b",") if text else []:
+        name, equals, value = one.partition(b"=")
+        if not equals:
+            raise InvalidRequestError(
+                f"{shown(text)} are no headers: {shown(one)} has no =. Where a value has a comma, "
+                "give records in JSON."
+            )
+        try:
+            found.append((name.decode(), value))
+        except UnicodeDecodeError:
+            raise InvalidRequestError(f"The name of header {shown(one)} is no UTF-8.") from None
+    return found
 
 
 def _number(text: bytes | None, what: str) -> int | None:
@@ -285,7 +303,10 @@ def parse_json(line: bytes) -> Given:
     if pairs is not None and not (
         isinstance(pairs, list)
         and all(
-            isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], str)
+            isinstance(one, list | tuple)
+            and len(one) == 2
+            and isinstance(one[0], str)
+            and one[1] is not None
             for one in pairs
         )
     ):

@@ -19,11 +19,12 @@ from rayq.cli.options import (
     complete_topic,
 )
 from rayq.cli.values import topic_partition, where
+from rayq.cli.verbs import Verbs
 from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError, UnknownGroupError
 from rayq.records import GroupInfo, TopicPartition
 
-app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Consumer groups.", cls=Verbs)
 
 
 @app.command("list")

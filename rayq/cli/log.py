@@ -15,6 +15,7 @@ from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.formats import JSON, formatter
 from rayq.cli.options import Json
 from rayq.cli.values import topic_partition
+from rayq.cli.verbs import Verbs
 from rayq.core.metadata_records import decode_entry
 from rayq.errors import InvalidRequestError
 from rayq.records import Record, TopicPartition
@@ -26,7 +27,7 @@ from rayq.storage.segment import LOG_SUFFIX, base_offsets, pread, scan, segment_
 from rayq.storage.verify import Report
 from rayq.storage.verify import verify as verify_directories
 
-app = typer.Typer(help="Data directories, offline.", no_args_is_help=True)
+app = typer.Typer(help="Data directories, offline.", cls=Verbs)
 
 METADATA_READ_BYTES = 1024 * 1024
 ROW_OPTIONAL = (
@@ -108,7 +109,9 @@ def dump(
     ] = None,
     broker: Annotated[
         int | None,
-        typer.Option("-b", "--broker", help="Of which broker; the first that has it by default."),
+        typer.Option(
+            "-b", "--broker", help="Of which broker; the first that has it by default.", min=0
+        ),
     ] = None,
     records: Annotated[
         bool, typer.Option("-r", "--records", help="The records, not only the batches' headers.")

@@ -11,7 +11,15 @@ import os
 import signal
 import sys
 
-from rayq.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OK, TERMINATED
+from rayq.cli.exit_codes import (
+    BROKEN_PIPE,
+    FAILED,
+    HUNG_UP,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    USAGE,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,20 +28,32 @@ if TYPE_CHECKING:
 PROGRAM = "rayq"
 COMPLETE = "_RAYQ_COMPLETE"
 """Set by a shell that wants to complete what was typed so far."""
+CODES: dict[int, int] = {
+    signal.SIGHUP: HUNG_UP,
+    signal.SIGINT: INTERRUPTED,
+    signal.SIGTERM: TERMINATED,
+}
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as `timeout` and service managers send it: a member leaves its group and what was
-    begun is undone, as after Ctrl+C."""
+    """SIGTERM, as `timeout` and service managers send it, or SIGHUP, of a terminal that goes away:
+    a member leaves its group and what was begun is undone, as after Ctrl+C."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 def main() -> None:
     """The console script."""
     is_interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # nohup, or a `&`
+    is_hung_up_on = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup
     if is_interruptible:
         signal.signal(signal.SIGINT, _quit)
     closed = _open_standard_streams()
+    from rayq.cli.streams import let_standard_streams_wait
+
+    let_standard_streams_wait()
     if sys.argv[1:] == ["--version"]:
         from rayq import __version__
 
@@ -48,12 +68,16 @@ def main() -> None:
             if is_interruptible:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, _terminate)
+            if is_hung_up_on:
+                signal.signal(signal.SIGHUP, _terminate)
             code = run(sys.argv[1:], closed)
         finally:
             # There is nothing left to undo.
             if is_interruptible:
                 signal.signal(signal.SIGINT, _quit)
             signal.signal(signal.SIGTERM, _quit)
+            if is_hung_up_on:
+                signal.signal(signal.SIGHUP, _quit)
     except KeyboardInterrupt as interrupt:
         code = _code_of(interrupt)
     code = _flush(closed, code)
@@ -72,7 +96,8 @@ def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
     except ImportError as error:
         return _fail(f"The command needs {error.name}: pip install 'rayq[cli]'", FAILED)
     from rayq.cli.app import app
-    from rayq.errors import RayqError
+    from rayq.cli.values import WrongUseError
+    from rayq.errors import ConfigError, InvalidTopicError, RayqError
 
     command = typer.main.get_command(app)
     if COMPLETE in os.environ:
@@ -85,13 +110,13 @@ def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
     except typer.Exit as error:
         return error.exit_code
     except typer.TyperException as error:
-        message = _usage(error)
-        # An empty message means that the verb was left out, and the help is printed already.
-        return _fail(message, error.exit_code) if message else error.exit_code
+        return _fail(_usage(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         return _code_of(interrupt)
     except BrokenPipeError:
         return BROKEN_PIPE
+    except (ConfigError, InvalidTopicError, WrongUseError) as error:
+        return _fail(str(error), USAGE)
     except RayqError as error:
         return _fail(str(error), FAILED)
     except OSError as error:
@@ -101,15 +126,15 @@ def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
 
 
 def _quit(number: int, _frame: object) -> None:
-    os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+    os._exit(CODES[number])
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise Terminated
+def _terminate(number: int, _frame: object) -> None:
+    raise Terminated(CODES[number])
 
 
 def _code_of(interrupt: BaseException) -> int:
-    return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+    return interrupt.code if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def _open_standard_streams() -> list[str]:

@@ -15,8 +15,9 @@ import typer
 from rayq.cli import output
 from rayq.cli.confirm import Yes, YesOrExecute, agree, check_can_ask
 from rayq.cli.current import connected
+from rayq.cli.formats import InputError
 from rayq.cli.options import ClusterAddress, DryRun, Json, TopicNames
-from rayq.cli.values import partition_numbers, size_bytes, topic_partition
+from rayq.cli.values import WrongUseError, partition_numbers, rate_bytes_per_s, topic_partition
 from rayq.client.cluster import Cluster
 from rayq.errors import (
     InvalidReassignmentError,
@@ -40,7 +41,7 @@ Throttle = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the moves are done.")]
 MovesTimeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.")
+    float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.", min=0)
 ]
 
 
@@ -87,7 +88,7 @@ def reassign(
     if sum((bool(move) and not cancel, plan is not None, spread, show, cancel)) != 1:
         raise typer.BadParameter("give one of --move, --plan, --spread, --list and --cancel")
     check_can_ask(yes or dry_run or show or cancel)
-    bytes_per_s = None if throttle is None else size_bytes(throttle)
+    bytes_per_s = None if throttle is None else rate_bytes_per_s(throttle)
     given: Plan = {}
     if not cancel:  # which takes partitions without brokers
         given = _plan_of(map(_move, move or ()) if plan is None else _read_plan(plan))
@@ -120,7 +121,7 @@ def _move(text: str) -> tuple[TopicPartition, list[int]]:
     try:
         return topic_partition(place), partition_numbers(brokers)
     except InvalidRequestError:
-        raise InvalidRequestError(f"{text!r} is no move: such as flights/0=1,2,3.") from None
+        raise WrongUseError(f"{text!r} is no move: such as flights/0=1,2,3.") from None
 
 
 class _PlannedMove(msgspec.Struct):
@@ -141,7 +142,7 @@ def _read_plan(path: str) -> Iterable[tuple[TopicPartition, list[int]]]:
     try:
         found = msgspec.json.decode(data, type=_PlanFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(
+        raise InputError(
             f"{path} is no plan: {error}. It has the form "
             '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'
         ) from error
@@ -152,7 +153,7 @@ def _plan_of(moves: Iterable[tuple[TopicPartition, list[int]]]) -> Plan:
     plan: Plan = {}
     for place, target in moves:
         if place in plan:
-            raise InvalidRequestError(f"{place.topic}/{place.partition} is given twice.")
+            raise WrongUseError(f"{place.topic}/{place.partition} is given twice.")
         plan[place] = target
     return plan
 
@@ -334,6 +335,7 @@ def set_replication_factor(
             "--replicas",
             "--replication-factor",
             help="Copies of each partition.",
+            min=1,
             show_default=False,
         ),
     ],
@@ -349,7 +351,7 @@ def set_replication_factor(
     More copy the log from the leader; of too many, those on the brokers with most go.
     """
     check_can_ask(yes)
-    bytes_per_s = None if throttle is None else size_bytes(throttle)
+    bytes_per_s = None if throttle is None else rate_bytes_per_s(throttle)
     with connected(cluster, topics=topics) as connection:
         places: list[TopicPartition] = []
         for name in topics:
@@ -401,14 +403,16 @@ def drain(
     ] = 4,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", help="Seconds; run it again to go on.", show_default="none"),
+        typer.Option(
+            "--timeout", help="Seconds; run it again to go on.", min=0, show_default="none"
+        ),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Move all that a broker holds to others, under load; it takes nothing new from then on."""
     check_can_ask(yes or dry_run)
-    bytes_per_s = None if throttle is None else size_bytes(throttle)
+    bytes_per_s = None if throttle is None else rate_bytes_per_s(throttle)
     with connected(cluster) as connection:
         moves = connection.admin.plan_drain(broker)
         if dry_run or not (yes or json):

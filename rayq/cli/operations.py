@@ -28,7 +28,7 @@ def restart_broker(
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds for each to be in sync again.")
+        float, typer.Option("--timeout", help="Seconds for each to be in sync again.", min=0)
     ] = BROKERS_TIMEOUT_S,
     ray_address: OtherRay = None,
     json: Json = False,

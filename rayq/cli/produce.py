@@ -16,8 +16,9 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.current import connected
-from rayq.cli.formats import Given, Parser, parser, shown, to_bytes, unescape
+from rayq.cli.formats import Given, InputError, Parser, parser, shown, to_bytes, unescape
 from rayq.cli.options import ClusterAddress, Json, TopicName
+from rayq.cli.streams import read_some
 from rayq.cli.values import config_values, pair, time_ms
 from rayq.client.client import check_partition
 from rayq.client.cluster import Cluster
@@ -34,7 +35,6 @@ from rayq.errors import (
 from rayq.records import Headers, OffsetRange, RecordMetadata
 from rayq.storage.batch import BATCH_BYTES_MAX
 
-CHUNK_BYTES = 256 * 1024
 ANSWER_TIMEOUT_S = 30.0
 END_PATIENCE_S = 2.0
 PENDING_MAX = 200_000
@@ -70,7 +70,9 @@ def produce(
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option("-p", "--partition", help="The partition. Without: by key, else spread."),
+        typer.Option(
+            "-p", "--partition", help="The partition. Without: by key, else spread.", min=0
+        ),
     ] = None,
     timestamp: Annotated[
         str | None, typer.Option("-t", "--timestamp", help="The time of every record.")
@@ -80,9 +82,12 @@ def produce(
         typer.Option("-Z", "--tombstone", help="An empty value or key is null: a tombstone."),
     ] = False,
     compression: Annotated[
-        str, typer.Option("-z", "--compression", help="lz4 or none.")
-    ] = "lz4",
-    acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
+        str | None,
+        typer.Option("-z", "--compression", help="lz4 or none.", show_default="lz4"),
+    ] = None,
+    acks: Annotated[
+        str | None, typer.Option("--acks", help="all, 1 or 0.", show_default="all")
+    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the producer."),
@@ -110,9 +115,10 @@ def produce(
         timestamp_ms=None if timestamp is None else time_ms(timestamp, output.now_ms()),
         null_when_empty=null_when_empty,
     )
+    given = {"acks": acks, "compression_type": compression}
     options = config_values(
         ProducerConfig,
-        [f"acks={acks}", f"compression_type={compression}", *(config or ())],
+        [*(f"{name}={value}" for name, value in given.items() if value), *(config or ())],
     )
     with connected(cluster, topics=[topic]) as connection:
         _check(connection, topic, partition)
@@ -226,20 +232,21 @@ def _size(stream: BinaryIO) -> int | None:
     return status.st_size - stream.tell() if stat.S_ISREG(status.st_mode) else None
 
 
-def _records(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Whole records, as many as have arrived."""
+def records_of(descriptor: int, delimiter: bytes, bytes_max: int) -> Iterator[list[bytes]]:
+    """Whole records, as many as have arrived; the last one may lack its delimiter. Raises
+    InputError for one above `bytes_max`."""
     rest = bytearray()
-    while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+    while chunk := read_some(descriptor):
         new = max(0, len(rest) - len(delimiter) + 1)
         rest += chunk
         if rest.find(delimiter, new) >= 0:
             lines = bytes(rest).split(delimiter)
             rest = bytearray(lines.pop())
             yield lines
-        if len(rest) > BATCH_BYTES_MAX:
-            raise RecordTooLargeError(
-                f"A record is longer than {BATCH_BYTES_MAX} bytes, the most that is read of one: "
-                "is the delimiter (-D) right?"
+        if len(rest) > bytes_max:
+            raise InputError(
+                f"A record is longer than {bytes_max} bytes, the most that is read of one: is the "
+                "delimiter right? (Those before it are written.)"
             )
     if rest:
         yield [bytes(rest)]
@@ -255,10 +262,10 @@ def _send_all(
 ) -> tuple[int, Counter[int]]:
     """Returns how many records there were, and how many went to each partition (unknown under
     acks=0)."""
-    answers = Answers()
+    answers = Answers(PENDING_MAX)
     done_bytes = number = 0
     sends_many = source.is_plain and producer.config.large_values is None
-    for lines in _records(stream, delimiter):
+    for lines in records_of(stream.fileno(), delimiter, BATCH_BYTES_MAX):
         if sends_many:
             values, keys = source.columns(lines)
             answers.add(
@@ -304,19 +311,21 @@ def _send(
 
 
 def _at(number: int, error: RayqError) -> RayqError:
-    return type(error)(f"Record {number}: {error} (Those before it are produced.)")
+    return InputError(f"Record {number}: {error} (Those before it are produced.)")
 
 
 class Answers:
-    """The outcomes of the writes, in their order. The first failure ends the work."""
+    """The outcomes of the writes, in their order, of which at most `pending_max` may be unknown.
+    The first failure ends the work."""
 
-    def __init__(self) -> None:
+    def __init__(self, pending_max: int) -> None:
+        self._pending_max = pending_max
         self._pending: deque[Any] = deque()
         self._tally: Counter[int] = Counter()
 
     def add(self, future: Any) -> None:
         self._pending.append(future)
-        if len(self._pending) > PENDING_MAX:
+        if len(self._pending) > self._pending_max:
             self._take()
 
     def take_those_there(self) -> None:

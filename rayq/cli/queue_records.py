@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections import deque
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
 from rayq.cli import output
 from rayq.cli.consume import Printer
 from rayq.cli.current import connected
-from rayq.cli.formats import JSON, NULL, formatter, shown, to_bytes
+from rayq.cli.formats import JSON, NULL, InputError, formatter, to_bytes
 from rayq.cli.options import ClusterAddress, Json, QueueName
-from rayq.cli.values import duration_ms, pair, time_ms
-from rayq.client.producing.futures import DeliveryFuture
+from rayq.cli.produce import Answers, records_of
+from rayq.cli.streams import write_all
+from rayq.cli.values import WrongUseError, duration_ms, pair, time_ms
 from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX
 from rayq.client.queues.task import QueueTask
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import RayqError, RecordTooLargeError
 from rayq.records import Record
 from rayq.storage.batch import BATCH_BYTES_MAX
 
 PENDING_MAX = 10_000
 """How many records may be without a known outcome; beyond that the command waits for the oldest."""
-TAKEN_AT_ONCE = 500
+PREFETCHED_MAX = 500
+KEY_BYTES_MAX = 65_536
+"""A longer key is no variable: a program takes 128 KiB in each."""
 ERROR_CHARACTERS = 1_000
 """So much of the end of what a command says on stderr goes into its record's error."""
 
@@ -64,24 +68,25 @@ def put(
     deliver_at = None if at is None else _moment(at)
     headers = [(name, to_bytes(value)) for name, value in (pair(h, "header") for h in header or ())]
     count = 0
-    pending: deque[DeliveryFuture] = deque()
+    answers = Answers(PENDING_MAX)
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
-        for line in _lines():
-            pending.append(
-                opened.send(
-                    line,
-                    key=None if key is None else to_bytes(key),
-                    headers=headers or None,
-                    delay_s=delay_s,
-                    deliver_at=deliver_at,
-                )
-            )
-            if len(pending) > PENDING_MAX:
-                pending.popleft().result()
+        for lines in records_of(sys.stdin.fileno(), b"\n", BATCH_BYTES_MAX):
+            for line in lines:
                 count += 1
-        while pending:
-            pending.popleft().result()
-            count += 1
+                try:
+                    future = opened.send(
+                        line,
+                        key=None if key is None else to_bytes(key),
+                        headers=headers or None,
+                        delay_s=delay_s,
+                        deliver_at=deliver_at,
+                    )
+                except RecordTooLargeError as error:
+                    said = f"Record {count}: {error} (Those before it are put.)"
+                    raise InputError(said) from error
+                answers.add(future)
+            answers.take_those_there()
+        answers.all()
     if json:
         output.print_json({"queue": queue, "put": count})
     else:
@@ -92,17 +97,7 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromtimestamp(time_ms(text, output.now_ms()) / 1000, tz=UTC)
     except (ValueError, OverflowError):
-        raise InvalidRequestError(f"{text!r} is no time that a record can wait for.") from None
-
-
-def _lines() -> Iterator[bytes]:
-    """The lines of stdin without their ends. Raises InvalidRequestError for one that is too long
-    for any record."""
-    stdin = sys.stdin.buffer
-    while line := stdin.readline(BATCH_BYTES_MAX):
-        if len(line) == BATCH_BYTES_MAX and not line.endswith(b"\n"):
-            raise InvalidRequestError(f"The line {shown(line)} is longer than any record.")
-        yield line.removesuffix(b"\n")
+        raise WrongUseError(f"{text!r} is no time that a record can wait for.") from None
 
 
 def take(
@@ -118,7 +113,12 @@ def take(
         ),
     ] = "1s",
     keep: Annotated[
-        bool, typer.Option("--keep", help="Give them back instead of settling them.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Give them back instead of settling them. (Each time counts as a delivery; "
+            "`rayq queue peek` only looks.)",
+        )
     ] = False,
     format_: Annotated[
         str | None,
@@ -137,31 +137,32 @@ def take(
     ] = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Take records out of a queue and print them. What was printed is settled."""
+    """Take records out of a queue and print them. What was printed is settled; in a pipe, what the
+    next program has read.
+    """
     if json and format_:
         raise typer.BadParameter("--json is a format: give one")
     wait_s = duration_ms(wait) / 1000
     template = JSON if json else format_ or r"%s\n"
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
     kept: list[QueueTask] = []
+    # Of those that were fetched and not printed nobody knows: they are given back as they were.
+    prefetch = PREFETCHED_MAX if count is None else min(PREFETCHED_MAX, count)
     with (
         connected(cluster, queues=[queue]) as connection,
-        connection.queue(queue, prefetch=0) as opened,
+        connection.queue(queue, prefetch=prefetch) as opened,
     ):
-        while not printer.is_done:
-            left = TAKEN_AT_ONCE if count is None else min(TAKEN_AT_ONCE, count - printer.printed)
-            tasks = opened.take(left, wait_s)
-            if not tasks:
-                break
-            printer.print([_record(task) for task in tasks])
-            for task in tasks:
-                if keep:
-                    kept.append(task)
-                else:
-                    task.ack()
-        opened.flush()
-        for task in kept:
-            task.nack(0.0)
+        try:
+            while not printer.is_done and (tasks := opened.take(1, wait_s)):
+                kept += tasks
+                printer.print([_record(task) for task in tasks])
+                printer.wait_taken()
+                if not keep:
+                    kept.pop().ack()
+            opened.flush()
+        finally:
+            for task in kept:
+                task.nack(0.0)
 
 
 def _record(task: QueueTask) -> Record:
@@ -212,21 +213,21 @@ def work(
     """Run a command for each record of a queue, until Ctrl+C. Exit code 0 settles the record; after
     any other it is tried again, and goes to the dead letters in the end.
 
-    The command sees RAYQ_QUEUE, RAYQ_PARTITION, RAYQ_OFFSET, RAYQ_DELIVERY and RAYQ_KEY.
+    The command sees RAYQ_QUEUE, RAYQ_PARTITION, RAYQ_OFFSET, RAYQ_DELIVERY and RAYQ_KEY, which is
+    not there for a key that has more than 65,536 bytes or a NUL: the file RAYQ_KEY_FILE has every
+    key.
     """
     idle_s = None if exit_when_idle is None else duration_ms(exit_when_idle) / 1000
     if shutil.which(command[0]) is None:
-        raise InvalidRequestError(f"There is no command {command[0]!r} to run.")
+        raise WrongUseError(f"There is no command {command[0]!r} to run.")
 
     def handle(task: QueueTask) -> None:
-        ran = subprocess.run(
-            command, input=task.value or b"", stderr=subprocess.PIPE, env=_environment(task)
-        )
-        if ran.stderr:
-            os.write(sys.stderr.fileno(), ran.stderr)
-        if ran.returncode != 0:
-            said = ran.stderr.decode(errors="replace").strip()[-ERROR_CHARACTERS:]
-            raise CommandError(f"exit code {ran.returncode}" + (f": {said}" if said else ""))
+        code, said = run_for(task, command)
+        with contextlib.suppress(OSError):  # Whether stderr can be read says nothing of the record.
+            write_all(sys.stderr.fileno(), said)
+        if code != 0:
+            text = said.decode(errors="replace").strip()[-ERROR_CHARACTERS:]
+            raise CommandError(f"exit code {code}" + (f": {text}" if text else ""))
 
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
         opened.work(
@@ -234,13 +235,44 @@ def work(
         )
 
 
+def run_for(task: QueueTask, command: list[str]) -> tuple[int, bytes]:
+    """Runs the command for a record. Returns its exit code and what it said on stderr. It has files
+    and no pipes: nothing that it started and left behind is waited for."""
+    with contextlib.ExitStack() as files:
+        stdin = files.enter_context(_file_of(task.value or b""))
+        stderr = files.enter_context(tempfile.TemporaryFile())
+        environment = _environment(task)
+        descriptors = []
+        if task.key is not None:
+            descriptors = [files.enter_context(_file_of(task.key)).fileno()]
+            environment["RAYQ_KEY_FILE"] = f"/dev/fd/{descriptors[0]}"
+        ran = subprocess.run(
+            command, stdin=stdin, stderr=stderr, env=environment, pass_fds=descriptors
+        )
+        stderr.seek(0)
+        return ran.returncode, stderr.read()
+
+
+@contextlib.contextmanager
+def _file_of(data: bytes) -> Iterator[BinaryIO]:
+    """A file in memory that holds `data`."""
+    with open(os.memfd_create("rayq"), "w+b") as file:
+        file.write(data)
+        file.seek(0)
+        yield file
+
+
 def _environment(task: QueueTask) -> dict[str, str]:
-    key = "" if task.key is None else task.key.replace(b"\0", b"").decode(errors="surrogateescape")
-    return {
+    environment = {
         **os.environ,
         "RAYQ_QUEUE": task.queue,
         "RAYQ_PARTITION": str(task.partition),
         "RAYQ_OFFSET": str(task.offset),
         "RAYQ_DELIVERY": str(task.delivery_count),
-        "RAYQ_KEY": key,
     }
+    for name in ("RAYQ_KEY", "RAYQ_KEY_FILE"):
+        environment.pop(name, None)
+    key = task.key or b""
+    if len(key) <= KEY_BYTES_MAX and b"\0" not in key:
+        environment["RAYQ_KEY"] = key.decode(errors="surrogateescape")
+    return environment

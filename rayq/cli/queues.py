@@ -13,12 +13,13 @@ from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, Limit, QueueName, QueueNames, complete_topic
 from rayq.cli.values import config_values
+from rayq.cli.verbs import Verbs
 from rayq.config import QueueConfig, as_dict
 from rayq.core.queue_changes import DEAD
 from rayq.errors import QueueExistsError
 from rayq.records import QueueInfo, QueueRecordInfo
 
-app = typer.Typer(help="Queues of records and tasks.", no_args_is_help=True)
+app = typer.Typer(help="Queues of records and tasks.", cls=Verbs)
 
 PEEKED = 100
 UNSETTLED = ("ready", "blocked", "locked", "delayed", "moving")
@@ -40,7 +41,7 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "-p", "--partitions", help="How many its own topic has.", show_default="1"
+            "-p", "--partitions", help="How many its own topic has.", show_default="1", min=1
         ),
     ] = None,
     replicas: Annotated[
@@ -50,6 +51,7 @@ def create(
             "--replicas",
             "--replication-factor",
             help="Copies of each partition of its own topic.",
+            min=1,
             show_default="3, or as many as there are brokers",
         ),
     ] = None,

@@ -61,6 +61,7 @@ def restore(
             "--replicas",
             "--replication-factor",
             help="Copies of each partition.",
+            min=1,
             show_default="as before",
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import sys
 import time
@@ -146,6 +147,8 @@ def start(
         raise typer.BadParameter(
             "--num-cpus is for a Ray that is started here; --ray-address names one that runs"
         )
+    if node_ip is not None:
+        _check_node_ip(node_ip, ray_address)
     values = config_values(ClusterConfig, config or ())
     path = os.path.abspath(os.path.expanduser(directory))
     with start_lock():
@@ -172,6 +175,23 @@ def start(
         _say_how_to_go_on(current)
     if block:
         _stay(current)
+
+
+def _check_node_ip(node_ip: str, ray_address: str | None) -> None:
+    """Ray passes a loopback address over in silence, and the brokers would listen to everybody."""
+    if ray_address is not None:
+        raise typer.BadParameter(
+            "--node-ip-address is for a Ray that is started here; --ray-address names one that runs"
+        )
+    try:
+        is_loopback = ipaddress.ip_address(node_ip).is_loopback
+    except ValueError:
+        raise typer.BadParameter(f"--node-ip-address {node_ip!r} is no IP address") from None
+    if is_loopback:
+        raise typer.BadParameter(
+            "Ray cannot be on a loopback address; for brokers that only this machine reaches say "
+            f"-c bind_host={node_ip} instead of --node-ip-address"
+        )
 
 
 def _say_how_to_go_on(current: Current) -> None:

@@ -22,12 +22,13 @@ from rayq.cli.options import (
     quickly,
 )
 from rayq.cli.values import partition_numbers
+from rayq.cli.verbs import Verbs
 from rayq.errors import RayqError
 from rayq.records import ObjectStoreInfo, RemotePartitionInfo, RemoteVerification
 
 app = typer.Typer(
     help="What topics keep in the object store: how far, whether it is sound, for whom.",
-    no_args_is_help=True,
+    cls=Verbs,
 )
 
 

@@ -14,12 +14,13 @@ from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Internal, Json, TopicName, TopicNames
 from rayq.cli.survey import topics_of
 from rayq.cli.values import config_values
+from rayq.cli.verbs import Verbs
 from rayq.client.admin.health import min_insync_of, partition_state
 from rayq.config import TopicConfig, as_dict
 from rayq.errors import TopicExistsError
 from rayq.records import TopicInfo
 
-app = typer.Typer(help="Topics and their records.", no_args_is_help=True)
+app = typer.Typer(help="Topics and their records.", cls=Verbs)
 
 Configs = Annotated[
     list[str] | None,
@@ -36,7 +37,7 @@ Configs = Annotated[
 @app.command()
 def create(
     topics: TopicNames,
-    partitions: Annotated[int, typer.Option("-p", "--partitions", help="How many.")] = 1,
+    partitions: Annotated[int, typer.Option("-p", "--partitions", help="How many.", min=1)] = 1,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -44,6 +45,7 @@ def create(
             "--replicas",
             "--replication-factor",
             help="Copies of each partition.",
+            min=1,
             show_default="3, or as many as there are brokers",
         ),
     ] = None,
@@ -232,11 +234,11 @@ def delete(
 def add_partitions(
     topic: TopicName,
     num: Annotated[
-        int | None, typer.Option("-n", "--num", help="How many more.", show_default=False)
+        int | None, typer.Option("-n", "--num", help="How many more.", show_default=False, min=1)
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option("-p", "--partitions", help="How many in all.", show_default=False),
+        typer.Option("-p", "--partitions", help="How many in all.", show_default=False, min=1),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also where a queue needs the order of keys.")

@@ -19,11 +19,12 @@ from rayq.cli.options import (
     offered,
     quickly,
 )
+from rayq.cli.verbs import Verbs
 from rayq.errors import RayqError
 from rayq.records import HangingTransaction, TransactionInfo, TransactionListing
 
 app = typer.Typer(
-    help="Transactions of producers: look at them, abort them.", no_args_is_help=True
+    help="Transactions of producers: look at them, abort them.", cls=Verbs
 )
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -30,7 +31,6 @@ ConfigKind = (
 )
 
 _DURATIONS_MS = {
-    "": 1,
     "ms": 1,
     "s": 1000,
     "m": 60_000,
@@ -42,11 +42,14 @@ _SIZES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _SIZES[_letter] = _SIZES[f"{_letter}i"] = _SIZES[f"{_letter}ib"] = 1024**_power
     _SIZES[f"{_letter}b"] = 1000**_power
-_NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_NUMBER = re.compile(r"(\d+(?:_\d+)*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_WHOLE = re.compile(r"\d+(?:_\d+)*", re.ASCII)
+_BITS = re.compile(r"[KMGT]b")
 _NOTHING = ("none", "null", "unlimited")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-SECONDS_DIGITS_MAX = 10
-"""A time of up to so many digits is in seconds, a longer one in milliseconds."""
+SECONDS = range(10**9, 10**10)
+MILLISECONDS = range(10**12, 10**13)
+"""Unix times that can be told apart by their length: those from 2001 to 2286."""
 NUMBER_END = 2**62
 """What offsets, sizes and times stay below."""
 DIGITS_MAX = 18
@@ -55,54 +58,96 @@ PARTITIONS_MAX = 100_000
 """How many partitions ranges may name."""
 
 
+class WrongUseError(InvalidRequestError):
+    """What was typed can never be right, whatever the cluster holds."""
+
+
 def is_number(text: str | bytes) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-
-
-def is_decimal(text: str) -> bool:
-    return re.fullmatch(r"\d+(?:\.\d*)?", text, re.ASCII) is not None
 
 
 # --- numbers with units ---------------------------------------------------------------------------
 
 
-def duration_ms(text: str) -> int:
-    """Reads `500ms`, `30s`, `10m`, `12h`, `7d`, `2w`; a bare number is milliseconds."""
-    found = _with_unit(text, _DURATIONS_MS)
+def duration_ms(text: str, bare_ms: int | None = None) -> int:
+    """Reads `500ms`, `30s`, `10m`, `12h`, `7d`, `2w`. A bare number is so many times `bare_ms`;
+    None: only 0 needs no unit. Raises WrongUseError."""
+    found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise InvalidRequestError(f"{text!r} is no duration: such as 500ms, 30s, 12h or 7d.")
-    return found
+        raise _no_duration(text)
+    number, unit = found.groups()
+    if not unit and bare_ms is None and float(number):
+        raise WrongUseError(
+            f"{text!r} has no unit, and could be seconds or milliseconds: say {number}s or "
+            f"{number}ms."
+        )
+    if unit not in _DURATIONS_MS and unit.lower() in _DURATIONS_MS:
+        others = {"m": "minutes or months", "ms": "milliseconds or megaseconds"}
+        reading = others.get(unit.lower(), "another unit")
+        raise WrongUseError(
+            f"{text!r} could be {reading}: units are in lower case, such as "
+            f"{number}{unit.lower()}; there are none for months and years."
+        )
+    if unit and unit not in _DURATIONS_MS:
+        raise _no_duration(text)
+    return _whole(text, number, _DURATIONS_MS[unit] if unit else bare_ms or 1, "milliseconds")
+
+
+def _no_duration(text: str) -> WrongUseError:
+    return WrongUseError(f"{text!r} is no duration: such as 500ms, 30s, 12h or 7d.")
 
 
 def size_bytes(text: str) -> int:
-    """Reads `4096`, `64k`, `64KiB` (1024), `50MB` (1000), with or without `/s`."""
-    found = _with_unit(text.strip().removesuffix("/s"), _SIZES)
-    if found is None:
-        raise InvalidRequestError(f"{text!r} is no size: such as 4096, 64KiB or 50MB.")
-    return found
-
-
-def _with_unit(text: str, units: Mapping[str, int]) -> int | None:
+    """Reads `4096`, `64k`, `64KiB` (1024), `50MB` (1000). Raises WrongUseError."""
     found = _NUMBER.fullmatch(text.strip())
-    unit = found and units.get(found[2].lower())
-    if found is None or unit is None:
-        return None
-    number = float(found[1]) * unit
-    return round(number) if number < NUMBER_END else None
+    factor = found and _SIZES.get(found[2].lower())
+    if found is None or factor is None:
+        raise WrongUseError(f"{text!r} is no size: such as 4096, 64KiB or 50MB.")
+    number, unit = found.groups()
+    if _BITS.fullmatch(unit):
+        raise WrongUseError(
+            f"{text!r} could be bits or bytes: say {number}{unit[0]}B (a thousand each) or "
+            f"{number}{unit[0]}iB (1024 each)."
+        )
+    return _whole(text, number, factor, "bytes")
+
+
+def rate_bytes_per_s(text: str) -> int:
+    """Reads a size, with or without `/s`. Raises WrongUseError."""
+    return size_bytes(text.strip().removesuffix("/s"))
+
+
+def _whole(text: str, number: str, factor: int, what: str) -> int:
+    """So many times `factor`, which is exact. Raises WrongUseError."""
+    exact = Decimal(number) * factor
+    if not exact < NUMBER_END:
+        raise WrongUseError(f"{text!r} is too large: such as no clock or disk has.")
+    if exact != int(exact):
+        raise WrongUseError(f"{text!r} is no whole number of {what}, such as {int(exact)}.")
+    return int(exact)
 
 
 def time_ms(text: str, now_ms: int) -> int:
-    """A moment as Unix milliseconds: `-1h` (so long ago), Unix seconds or milliseconds, or ISO 8601
-    such as `2013-01-31T12:00:00Z` (without a zone: this machine's)."""
+    """A moment as Unix milliseconds: `-1h` (so long ago), Unix seconds (10 digits) or milliseconds
+    (13 digits) or 0, or ISO 8601 such as `2013-01-31T12:00:00Z` (without a zone: this machine's).
+    Raises WrongUseError."""
     given = text.strip()
     if given.startswith("-"):
         return max(0, now_ms - duration_ms(given[1:]))
-    if is_number(given):
-        return int(given) * (1000 if len(given) <= SECONDS_DIGITS_MAX else 1)
+    if given.isascii() and given.isdigit():
+        number = int(given) if is_number(given) and str(int(given)) == given else -1
+        if number in SECONDS:
+            return number * 1000
+        if number in MILLISECONDS or number == 0:
+            return number
+        raise WrongUseError(
+            f"{text!r} could be Unix time or a date: Unix seconds have 10 digits, milliseconds "
+            "have 13, and a date has dashes, such as 2013-01-31 or 2013-01-31T12:00:00Z."
+        )
     try:
         return round(datetime.fromisoformat(given).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise InvalidRequestError(
+        raise WrongUseError(
             f"{text!r} is no time: such as 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
         ) from None
 
@@ -134,7 +179,7 @@ def where(text: str, now_ms: int) -> Where:
         return Where("offset", int(given))
     if given.startswith("-") and is_number(given[1:]):
         return Where("last", int(given[1:]))
-    raise InvalidRequestError(
+    raise WrongUseError(
         f"{text!r} is no position: beginning, end, an offset, -N for the last N, or @time (such as "
         "@-1h or @2013-01-31T12:00:00Z)."
     )
@@ -149,7 +194,7 @@ def partition_numbers(text: str) -> list[int]:
         if not (is_number(first) and is_number(last)) or not (
             0 <= int(last) - int(first) < PARTITIONS_MAX
         ):
-            raise InvalidRequestError(f"{text!r} names no partitions: such as 0,2 or 0-3.")
+            raise WrongUseError(f"{text!r} names no partitions: such as 0,2 or 0-3.")
         numbers += range(int(first), int(last) + 1)
     return numbers
 
@@ -158,16 +203,24 @@ def topic_partition(text: str) -> TopicPartition:
     """Reads `flights/3`, or `flights-3` as directories and messages write it."""
     topic, _, number = text.rpartition("/") if "/" in text else text.rpartition("-")
     if not topic or not is_number(number):
-        raise InvalidRequestError(f"{text!r} names no partition: such as flights/3.")
+        raise WrongUseError(f"{text!r} names no partition: such as flights/3.")
     return TopicPartition(topic, int(number))
 
 
 def pair(text: str, what: str) -> tuple[str, str]:
-    """Reads `name=value`, or `name:value`."""
-    found = re.match(r"[^=:]+(?=[=:])", text)
-    if found is None:
-        raise InvalidRequestError(f"{text!r} is no {what}: give name=value.")
-    return found[0], text[len(found[0]) + 1 :]
+    """Reads `name=value`, or `name:value` where there is no `=`. Raises WrongUseError."""
+    name, equals, value = text.partition("=")
+    other_name, colon, other_value = text.partition(":")
+    if equals and colon and len(other_name) < len(name):
+        raise WrongUseError(
+            f"{text!r} is no {what}: it could be {other_name!r} with {other_value!r}, or {name!r} "
+            f"with {value!r}. A name has no colon here; records in JSON can say all."
+        )
+    if not equals:
+        name, equals, value = other_name, colon, other_value
+    if not (name and equals):
+        raise WrongUseError(f"{text!r} is no {what}: give name=value.")
+    return name, value
 
 
 # --- configs --------------------------------------------------------------------------------------
@@ -184,6 +237,8 @@ def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any
             raise ConfigError(f"{assignment!r} is no config: give key=value.")
         name = key.strip().replace(".", "_")
         known = name in hints
+        if key.strip() in values:
+            raise ConfigError(f"{key.strip()} is given twice: say it once.")
         values[key.strip()] = _config_value(name, text.strip(), hints[name]) if known else text
     parse(kind, values)  # type: ignore[type-var]
     return {key.replace(".", "_"): value for key, value in values.items()}
@@ -209,19 +264,34 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
     try:
         if int in kinds and re.match(r"[0-9]", text):
             if name.endswith("_ms"):
-                return duration_ms(text)
-            return size_bytes(text) if _is_size(name) else int(text)
+                return duration_ms(text, bare_ms=1)
+            if _is_size(name):
+                return size_bytes(text)
+            if not _WHOLE.fullmatch(text):
+                raise ValueError("it is no whole number, such as 3.")
+            return int(text)
         if float in kinds:
-            is_time = name.endswith("_s") and _NUMBER.fullmatch(text) and not is_decimal(text)
-            return duration_ms(text) / 1000 if is_time else float(text)
+            if name.endswith("_s") and _NUMBER.fullmatch(text):
+                return duration_ms(text, bare_ms=1000) / 1000
+            if not text.isascii():
+                raise ValueError("it is no number, such as 0.5.")
+            return float(text)
         if dict in kinds:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be {text!r}: {error}") from None
     if int in kinds and re.fullmatch(r"-1", text) and type(None) in kinds:
         raise ConfigError(f"{name} cannot be -1: say {name}=none for no limit.")
     choices = [choice for choice in kinds if not isinstance(choice, type)]
     return next((choice for choice in choices if str(choice) == text), text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError where a key is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice.")
+    return found
 
 
 def _is_size(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,13 +12,16 @@ from rayq.environment import Address
 from rayq.errors import ConfigError
 
 DEFAULT_PORT = 9392
+_IN_BRACKETS = re.compile(r"\[([^\[\]]*:[^\[\]]*)\](?::(.*))?", re.DOTALL)
+_NAME = re.compile(r"[\w.-]+")
 
 
 def parse_addresses(addresses: Any) -> list[Address]:
-    """The addresses that a user gave: one, or several. Raises ConfigError, TypeError."""
+    """The addresses that a user gave: one text, of several addresses with commas between them, or a
+    list of addresses. Raises ConfigError, TypeError."""
     if isinstance(addresses, bytes) or not isinstance(addresses, Iterable):
         raise TypeError(f"Addresses are a list of host:port, not {shown(addresses)}.")
-    given = [addresses] if isinstance(addresses, str) else addresses
+    given = addresses.split(",") if isinstance(addresses, str) else addresses
     return [parse_address(address) for address in given]
 
 
@@ -26,17 +31,39 @@ def parse_address(address: str | Address) -> Address:
     if isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str):
         host, port = address[0], str(address[1])
     elif isinstance(address, str):
-        host, colon, port = address.strip().rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = address.strip(), str(DEFAULT_PORT)
-        host = host.removeprefix("[").removesuffix("]")
+        host, port = _parts(address.strip())
     else:
         raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    if ":" in host and not (port and _is_ipv6(host)):
+        raise ConfigError(
+            f"{address!r} is no address: where does the host end? An IPv6 address stands in "
+            f"brackets, such as [::1]:{DEFAULT_PORT}; between addresses stand commas."
+        )
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65_536
+    if not is_port or not (_NAME.fullmatch(host) or _is_ipv6(host)):
         raise ConfigError(
             f"{address!r} is no address: give host:port, such as node1:{DEFAULT_PORT}."
         )
     return host, int(port)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    in_brackets = _IN_BRACKETS.fullmatch(text)
+    if in_brackets is not None:
+        host, given = in_brackets[1], in_brackets[2]
+        return host, str(DEFAULT_PORT) if given is None else given
+    if text.count(":") > 1:  # The last part could be a port, or of an IPv6 address.
+        return text, ""
+    host, colon, port = text.partition(":")
+    return host, port if colon else str(DEFAULT_PORT)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def format_address(address: Address) -> str:

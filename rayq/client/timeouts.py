@@ -20,7 +20,7 @@ TIMEOUT_S_MAX = 10 * 365 * 86_400.0
 def seconds(timeout_s: Any) -> float:
     """A timeout that was given, from 0 up to TIMEOUT_S_MAX. Raises InvalidRequestError for a
     negative one and for NaN, TypeError."""
-    if not issubclass(type(timeout_s), Real):  # NumPy's numbers are
+    if not issubclass(type(timeout_s), Real) or type(timeout_s) is bool:  # NumPy's numbers are
         raise TypeError(
             f"A timeout is a number of seconds, not {type(timeout_s).__name__}; math.inf waits "
             "without end."

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.cluster import Cluster, Lifecycle
 from rayq.config import ClusterConfig, parse_stored
 from rayq.errors import AuthenticationError, ConfigError, RayqError
@@ -86,7 +87,8 @@ def cluster_of(current: Current, lifecycle: Lifecycle | None = None) -> Cluster:
 def saved_access(address: str) -> tuple[str, dict[str, Any]]:
     """The token for a cluster at an address, and the TLS fields of its config where they are known:
     RAYQ_TOKEN, else those of the current cluster if this is one of its brokers, else
-    `$RAYQ_HOME/token`, else the token of the current cluster. Raises AuthenticationError."""
+    `$RAYQ_HOME/token`, else the token of the current cluster. Raises AuthenticationError,
+    ConfigError."""
     if os.environ.get("RAYQ_TOKEN"):
         return os.environ["RAYQ_TOKEN"], {}
     damage = ""
@@ -94,7 +96,8 @@ def saved_access(address: str) -> tuple[str, dict[str, Any]]:
         current = read_current()
     except RayqError as error:  # Any cluster may be meant.
         current, damage = None, f" {error}"
-    if current is not None and not set(current.brokers).isdisjoint(address.split(",")):
+    given = map(format_address, parse_addresses(address))
+    if current is not None and not set(current.brokers).isdisjoint(given):
         return current.token, dict(current.config)
     with contextlib.suppress(FileNotFoundError):
         return (home() / "token").read_text(errors="replace"), {}

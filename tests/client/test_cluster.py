@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection as Pipe
+from typing import Any
 
 import pytest
 
+import rayq
 from rayq.client import client as client_module
 from rayq.client.addresses import format_address, parse_address
 from rayq.client.client import Client
@@ -33,7 +35,7 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
-from rayq.wire.authentication import client_key
+from rayq.wire.authentication import client_key, token_of_key
 from rayq.wire.messages import Metadata, Produce, TopicMetadata
 from tests.client.fake_broker import SECRET, FakeCluster
 
@@ -63,10 +65,24 @@ def test_addresses_are_read(given: str, address: tuple[str, int]) -> None:
     assert parse_address(format_address(address)) == address
 
 
-@pytest.mark.parametrize("given", ["", ":9392", "node1:", "node1:0", "node1:70000", "node1:x"])
-def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match="host:port"):
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", ":9392", "node1:", "node1:0", "node1:70000", "node1:x", "node1:+1", "node1:1_0"),
+        *("node1:\u0661", "node 1:9392", "a/b:9392", "user@node1:9392", "node1:9392,", ",node1"),
+        *("http://node1:9392", "::1", "::1:9392", "node1:1:2", "[node1]:9392", "[::1]9392", "a;b:1"),
+        *(["node1:1,node2:2"], [("node1", True)], [("node1", 1.5)], [("node1,node2", 1)]),
+    ],
+)
+def test_what_is_no_address_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
         Cluster(given, b"key")
+
+
+def test_several_addresses_are_a_list_or_have_commas_between_them() -> None:
+    for given in ("node1:1,node2:2", "node1:1, node2:2", ["node1:1", ("node2", 2)]):
+        assert Cluster(given, b"key").addresses == ["node1:1", "node2:2"]
+    assert rayq.connect("node1:1,node2", token=token_of_key(b"k" * 32)).addresses == ["node1:1", "node2:9392"]
 
 
 def test_a_cluster_needs_an_address() -> None:

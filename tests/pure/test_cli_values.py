@@ -1,20 +1,29 @@
 from __future__ import annotations
 
-import pytest
+import re
+from collections.abc import Callable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayq.cli.dead_letters import filter_of, rate_per_s
+from rayq.cli.formats import parse_json, parser
 from rayq.cli.values import (
     Where,
+    WrongUseError,
     config_values,
     default_of,
     duration_ms,
     pair,
     partition_numbers,
+    rate_bytes_per_s,
     size_bytes,
     time_ms,
     topic_partition,
     where,
 )
-from rayq.config import ClusterConfig, ProducerConfig, TopicConfig
+from rayq.config import ClusterConfig, ProducerConfig, QueueConfig, TopicConfig
 from rayq.errors import ConfigError, InvalidRequestError
 from rayq.records import TopicPartition
 
@@ -23,7 +32,7 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("250", 250), ("250ms", 250), ("1.5s", 1500), ("2m", 120_000), ("7d", 604_800_000)],
+    [("0", 0), ("250ms", 250), ("1_000ms", 1000), ("1.5s", 1500), ("2m", 120_000), ("7d", 604_800_000)],
 )
 def test_a_duration_has_a_unit_or_is_in_milliseconds(text: str, expected: int) -> None:
     assert duration_ms(text) == expected
@@ -31,13 +40,13 @@ def test_a_duration_has_a_unit_or_is_in_milliseconds(text: str, expected: int) -
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4096", 4096), ("64k", 65536), ("64KiB", 65536), ("50MB", 50_000_000), ("50MB/s", 50_000_000)],
+    [("4096", 4096), ("64k", 65536), ("64KiB", 65536), ("50MB", 50_000_000), ("1.5k", 1536)],
 )
 def test_a_size_has_a_binary_or_a_decimal_unit(text: str, expected: int) -> None:
     assert size_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x", "9" * 400, "9" * 15 + "w"])
+@pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x", "9" * 400 + "w", "9" * 15 + "w"])
 def test_what_is_no_duration_or_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="such as"):
         duration_ms(text)
@@ -98,7 +107,8 @@ def test_a_partition_is_written_as_path_or_as_directory() -> None:
 
 def test_a_header_is_a_name_and_a_value() -> None:
     assert pair("source=faa:1", "header") == ("source", "faa:1")
-    assert pair("source:a=b", "header") == ("source", "a=b")
+    assert pair("source:12", "header") == ("source", "12")
+    assert pair("source=", "header") == ("source", "")
     with pytest.raises(InvalidRequestError, match="name=value"):
         pair("source", "header")
 
@@ -148,3 +158,109 @@ def test_the_default_of_an_unknown_key_suggests_the_nearest() -> None:
     assert default_of("flush", TopicConfig) == "disk"
     with pytest.raises(ConfigError, match="retention_ms"):
         default_of("retention_m", TopicConfig)
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "duration": duration_ms,
+    "size": size_bytes,
+    "rate": rate_bytes_per_s,
+    "time": lambda text: time_ms(text, NOW_MS),
+    "position": lambda text: where(text, NOW_MS),
+    "partitions": partition_numbers,
+    "partition": topic_partition,
+    "header": lambda text: pair(text, "header"),
+    "config": lambda text: config_values(TopicConfig, text.split()),
+    "config of a queue": lambda text: config_values(QueueConfig, text.split()),
+    "filter": lambda text: filter_of(text.split(), NOW_MS),
+    "letters a second": rate_per_s,
+}
+NO_NUMBER = ("", " ", "-", "+1", "0x10", "1e3", "1__0", "_1", "1_", "\u0663", "\u00b2", "nan")
+
+
+@pytest.mark.parametrize(
+    "what, text, said",
+    [
+        ("duration", "6M", "minutes or months"),
+        ("duration", "6MS", "milliseconds or megaseconds"),
+        ("duration", "6D", "lower case"),
+        ("duration", "6", "6s or 6ms"),
+        ("duration", "6mo", "is no duration"),
+        ("duration", "6y", "is no duration"),
+        ("duration", "0.4ms", "no whole number of milliseconds"),
+        ("size", "50Mb", "50MB"),
+        ("size", "1.5", "no whole number of bytes"),
+        ("size", "50MB/s", "is no size"),
+        ("rate", "50Mb/s", "bits or bytes"),
+        ("time", "20270101", "Unix time or a date"),
+        ("time", "20270101120000", "Unix time or a date"),
+        ("time", "1700000000123456", "Unix time or a date"),
+        ("time", "12", "Unix time or a date"),
+        ("time", "00001700000000", "Unix time or a date"),
+        ("time", "-1M", "minutes or months"),
+        ("time", "-5", "5s or 5ms"),
+        ("time", "5m", "is no time"),
+        ("time", "01/02/2027", "is no time"),
+        ("position", "@20270101", "Unix time or a date"),
+        ("position", "@-1M", "minutes or months"),
+        ("position", "1.0", "is no position"),
+        ("partitions", "0-", "names no partitions"),
+        ("partitions", "0,,1", "names no partitions"),
+        ("partitions", "0:3", "names no partitions"),
+        ("header", "a:b=c", "'a' with 'b=c', or 'a:b' with 'c'"),
+        ("header", "=c", "name=value"),
+        ("header", ":c", "name=value"),
+        ("config", "retention_ms=6M", "minutes or months"),
+        ("config", "retention_ms=1d retention.ms=2d", "twice"),
+        ("config", "retention_ms=1d retention_ms=1d", "twice"),
+        ("config", "retention_ms=0.5ms", "whole number"),
+        ("config", "segment_bytes=64Mb", "bits or bytes"),
+        ("config", "segment_bytes=64MiB/s", "is no size"),
+        ("config", "min_insync_replicas=1.0", "whole number"),
+        ("config", "min_insync_replicas=\u0663", "min_insync_replicas"),
+        ("config", "min_insync_replicas=true", "min_insync_replicas"),
+        ("config", "min_cleanable_dirty_ratio=nan", "min_cleanable_dirty_ratio"),
+        ("config", "min_cleanable_dirty_ratio=\u0660.5", "min_cleanable_dirty_ratio"),
+        ("config", "min_cleanable_dirty_ratio=", "min_cleanable_dirty_ratio"),
+        ("config", "unclean_leader_election=1", "unclean_leader_election"),
+        ("config", "unclean_leader_election=", "unclean_leader_election"),
+        ("config", "=1", "Unknown topic config ''"),
+        ("config of a queue", "backoff_s=5M", "minutes or months"),
+        ("config of a queue", "backoff_s=inf", "backoff_s"),
+        ("filter", "since=20270101", "Unix time or a date"),
+        ("filter", "since=-1M", "minutes or months"),
+        ("filter", "since=", "no condition"),
+        ("filter", "header==x", "names no header"),
+        ("letters a second", "6/M", "no rate"),
+        *(
+            (what, text, "")
+            for what in ("duration", "size", "rate", "time", "position", "partitions", "letters a second")
+            for text in NO_NUMBER
+        ),
+        *(("config", f"retention_ms={text}", "") for text in NO_NUMBER),
+        *(("config", f"min_insync_replicas={text}", "") for text in NO_NUMBER),
+        *(("partition", f"flights/{text}", "") for text in NO_NUMBER),
+    ],
+)
+def test_what_could_mean_something_else_is_refused(what: str, text: str, said: str) -> None:
+    with pytest.raises((WrongUseError, ConfigError), match=re.escape(said)):
+        READERS[what](text)
+
+
+@given(st.sampled_from(sorted(READERS)), st.text("0123456789mMsSdDkKbBiT-+:=/,.@_ \u0663", max_size=12))
+def test_no_reader_fails_in_another_way(what: str, text: str) -> None:
+    try:
+        READERS[what](text)
+    except (WrongUseError, ConfigError):
+        pass
+
+
+def test_headers_in_a_line_are_read_as_they_were_written_or_refused() -> None:
+    def headers(line: bytes) -> object:
+        return parser("%h|%s", b"\n")(line).headers
+
+    assert headers(b"a=1,b=2|v") == [("a", b"1"), ("b", b"2")]
+    for wrong in (b"a=1,2|v", b"a|v", b"\xff=1|v"):
+        with pytest.raises(InvalidRequestError):
+            headers(wrong)
+    with pytest.raises(InvalidRequestError, match="pairs"):
+        parse_json(b'{"value": "v", "headers": [["a", null]]}')
