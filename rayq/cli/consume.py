@@ -247,7 +247,8 @@ def _starts(
         if begin.number < at:
             output.note(f"{place.topic}-{place.partition} begins at {at}: reading from there.")
         elif begin.number > ends[place]:
-            output.note(f"{place.topic}-{place.partition} ends at {ends[place]}: reading from there.")
+            name = f"{place.topic}-{place.partition}"
+            output.note(f"{name} ends at {ends[place]}: reading from there.")
     return {place: min(max(first[place], begin.number), ends[place]) for place in first}
 
 

@@ -13,11 +13,13 @@ from rayq.client.metadata import MetadataCache
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
+    AuthenticationError,
     ClosedError,
     DisconnectedError,
     InvalidRequestError,
     RayqError,
     TimeoutError,
+    WrongClusterError,
 )
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
@@ -38,7 +40,8 @@ CHANGE_ATTEMPT_TIMEOUT_S = 10.0
 """How long one broker may take for a change, before another is asked for it."""
 
 BOOTSTRAP_MAX = 100
-"""How many addresses a client remembers, the newest, where brokers moved again and again."""
+"""How many addresses a client remembers of those that it was given, and of those that it has
+learned: the newest, where brokers moved again and again."""
 
 
 class BrokerClient:
@@ -59,6 +62,10 @@ class BrokerClient:
         """Called when a one-way request was refused; which one it was is not known."""
         self.pool = ConnectionPool(environment, identity, config, self._refused)
         self._bootstrap = list(bootstrap)
+        self._learned: dict[Address, None] = {}
+        """Where brokers have been since this client was made, the newest last: one that is there
+        again may be the only one that answers."""
+        self.metadata.add_listener(self._learn)
         self._failed_at: dict[Address, float] = {}
         self._closed = False
 
@@ -88,9 +95,22 @@ class BrokerClient:
     def addresses(self) -> list[Address]:
         """The addresses of all known brokers in a random order, those that failed lately last."""
         known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
-        known = list(dict.fromkeys(known + self._bootstrap))
+        known = list(dict.fromkeys([*known, *self._bootstrap, *self._learned]))
         self.environment.random.shuffle(known)
         return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
+
+    def _learn(self) -> None:
+        for broker in self.metadata.brokers.values():
+            address = (broker.host, broker.port)
+            if address not in self._learned:
+                self._learned[address] = None
+        while len(self._learned) > BOOTSTRAP_MAX:
+            del self._learned[next(iter(self._learned))]
+
+    def _is_stale(self, address: Address) -> bool:
+        """Whether a broker was there once, and nobody says that one is."""
+        said = [*self._bootstrap, *((b.host, b.port) for b in self.metadata.brokers.values())]
+        return address in self._learned and address not in said
 
     async def ask(
         self,
@@ -108,6 +128,11 @@ class BrokerClient:
         except (DisconnectedError, TimeoutError):
             self._failed_at[address] = self.now
             raise
+        except (AuthenticationError, WrongClusterError) as error:
+            if not self._is_stale(address):
+                raise
+            self._learned.pop(address, None)  # The port is another cluster's by now.
+            raise DisconnectedError(str(error)) from error
         self._failed_at.pop(address, None)
         return answer
 

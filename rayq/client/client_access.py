@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 
 from rayq.client.addresses import format_address, parse_addresses
@@ -37,6 +38,9 @@ class ClientAccess:
         self.config = config
         self.is_closed = False
         self._cluster_id = cluster_id
+        self._goes_to = cluster_id or tuple(self._bootstrap)
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        """Those that were made or shared for this, on whichever loop."""
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
 
     @property
@@ -57,9 +61,12 @@ class ClientAccess:
         return self._cluster_id or found
 
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
-        """Adds addresses of brokers, the newest first. Raises ConfigError."""
+        """Adds addresses of brokers, the newest first, also for clients that are open. Raises
+        ConfigError."""
         added = parse_addresses(addresses)
         self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
+        for client in list(self._clients):
+            client.add_bootstrap(added)
 
     def check_open(self) -> None:
         """Raises ClosedError."""
@@ -70,12 +77,14 @@ class ClientAccess:
         """A client of its own for the running loop."""
         identity = Identity(role="client", key=self.key, cluster_id=self._cluster_id, broker=None)
         environment = system_environment(self.config)
-        return Client(environment, identity, self._bootstrap, self.config, name=process_name())
+        client = Client(environment, identity, self._bootstrap, self.config, name=process_name())
+        self._clients.add(client)
+        return client
 
     def acquire(self) -> tuple[Client, Callable[[], None]]:
         """The shared client for the running loop, and the function that gives it back."""
-        goes_to = self._cluster_id or tuple(self._bootstrap)
-        client, release = acquire((goes_to, self.key, self.config), self.new_client)
+        client, release = acquire((self._goes_to, self.key, self.config), self.new_client)
+        self._clients.add(client)
         client.add_bootstrap(self._bootstrap)
         return client, release
 

@@ -158,6 +158,8 @@ class LocalServers:
         self._name = name
         self._host = config.bind_host or LOOPBACK
         self._port = port
+        self._ports: dict[int, int] = {}
+        """Where each broker has listened: clients look for it there when it starts again."""
         self._brokers_here = 1
         self.brokers: dict[int, Broker] = {}
         self.runtimes: dict[int, LocalRuntime] = {}
@@ -197,13 +199,14 @@ class LocalServers:
             cluster_name=self._name,
             data_path=directory_path(self._root, number),
             host=self._host,
-            port=self._port,
+            port=self._ports.get(number, self._port),
             node_id="local",
             replicas_max=self._config.max_replicas_per_broker
             or max(1, shares().replicas_max // self._brokers_here),
             peers=self.endpoints,
         )
         await broker.start()
+        self._ports[number] = broker.endpoint[1]
         self.brokers[number] = broker
         self.runtimes[number] = runtime
         self.environments[number] = environment

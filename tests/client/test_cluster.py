@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -400,3 +401,60 @@ def test_only_a_client_that_uses_topics_warns_that_its_metadata_grows_old(
         caplog.clear()
         eventually(lambda: len(levels()) >= 2)
         assert set(levels()[1:]) == {logging.DEBUG}
+
+
+def address_of(fake: FakeCluster, broker: int = 1) -> str:
+    return f"127.0.0.1:{fake.brokers[broker].port}"
+
+
+def test_addresses_that_are_added_reach_a_client_that_is_open(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    with Cluster("127.0.0.1:1", client_key(SECRET)) as cluster:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(cluster.admin.list_topics, timeout_s=60)
+            while not cluster._access._clients:
+                time.sleep(0.001)
+            cluster.add_addresses(address_of(fake))
+            assert asked.result(60) == ["t"]
+        with cluster.producer() as producer:  # on the same client
+            producer.send("t", b"v").result(60)
+
+    async def scenario() -> list[str]:
+        cluster = Cluster("127.0.0.1:1", client_key(SECRET))
+        async with cluster.async_admin() as admin:
+            asked = asyncio.ensure_future(admin.list_topics(timeout_s=60))
+            await asyncio.sleep(0.05)
+            cluster.add_addresses(address_of(fake))
+            return await asked
+
+    assert asyncio.run(scenario()) == ["t"]
+
+
+def test_a_client_remembers_where_brokers_were(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    others = {number: fake3.brokers[number] for number in (2, 3)}
+    with Cluster(address_of(fake3), client_key(SECRET)) as cluster:
+        assert cluster.admin.list_topics() == ["t"]
+        for number in others:
+            del fake3.brokers[number]  # The metadata names them no more.
+        fake3.create_topic("u")
+        assert cluster.admin.list_topics() == ["t", "u"]
+        fake3.brokers.update(others)
+        fake3.stop_broker(1)
+        assert cluster.admin.list_topics(timeout_s=60) == ["t", "u"]
+
+
+def test_a_port_that_is_another_clusters_by_now_is_forgotten(fake3: FakeCluster) -> None:
+    of_one = Cluster(address_of(fake3), client_key(SECRET), cluster_id=fake3.cluster_id)
+    with FakeCluster() as other, of_one as cluster:
+        cluster.admin.list_topics()
+        client, background = cluster.shared_client()
+        address = ("127.0.0.1", other.brokers[1].port)
+        client._learned[address] = None
+
+        async def ask() -> None:
+            with pytest.raises(DisconnectedError):
+                await client.ask(address, Metadata([]), timeout_s=60)
+
+        background.run(ask())
+        assert address not in client.addresses()
