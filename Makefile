@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \
-	chaos-transactions chaos-queues chaos-hostile chaos-groups lint lock docs clean hunt mutants
+	chaos-transactions chaos-queues chaos-hostile chaos-groups lint lock configs docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -147,6 +147,9 @@ lock: $(FOR_THE_TESTS) ## Resolve the dependencies, for every Python version, in
 	@{ echo "# Made by 'make lock': what '.[dev,docs]' resolves to, for Python 3.11 to 3.13 on Linux."; \
 	   cat requirements.lock.new; } > requirements.lock
 	@rm requirements.lock.new
+
+configs: $(FOR_THE_TESTS) ## Write the tables of docs/reference/configs.md as the source has them
+	@$(BIN)/python docs/hooks/write_configs.py
 
 docs: $(FOR_THE_DOCS) ## Build the documentation into site/, for site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

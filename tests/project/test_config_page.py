@@ -1,0 +1,22 @@
+"""The page of every config can be read in the repository, and is as the source is."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from rayq.config_reference import KINDS, keys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_of_every_config_is_current() -> None:
+    script = runpy.run_path(str(ROOT / "docs/hooks/write_configs.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
+    assert page == script["written"](page), "`make configs` writes it"
+    lines = page.splitlines()
+    for kind in KINDS:
+        section = kind.__name__.removesuffix("Config").lower()
+        for key in keys(kind):
+            row = f'| <a id="{section}.{key.name}" href="#{section}.{key.name}"><code>{key.name}</code>'
+            assert sum(line.startswith(row) for line in lines) == 1, key.name
