@@ -64,6 +64,7 @@ def _on_topic(
     with connected(address, topics=[] if name is None else [name]) as cluster:
         if name is not None:
             cluster.admin.describe_topic(name)
+            output.hush()
             yield cluster, name
             return
         try:
@@ -73,6 +74,7 @@ def _on_topic(
                 f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. "
                 f"Then: rayq topic delete {BENCH_TOPIC}"
             ) from error
+        output.hush()
         try:
             yield cluster, BENCH_TOPIC
         finally:

@@ -33,6 +33,7 @@ def agree(question: str, yes: bool) -> None:
     """Returns when the answer is yes. Raises typer.Exit when it is anything else."""
     if yes:
         return
+    output.hush()
     sys.stdout.flush()
     sys.stderr.write(f"{visible(question)} [y/N] ")
     sys.stderr.flush()

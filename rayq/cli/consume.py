@@ -126,11 +126,13 @@ def consume(
     options = config_values(ConsumerConfig, [*given, *(config or ())])
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
     with connected(cluster, topics=topics) as connection:
-        if group is not None:
-            _as_member(connection, topics, group, begin, options, exit_at_end, printer)
-        else:
-            wanted = _partitions(connection, topics, numbers)
-            _alone(connection, wanted, begin, options, exit_at_end, printer)
+        output.hush()
+        with output.patience(lambda: _without_leader(connection, topics, numbers)):
+            if group is not None:
+                _as_member(connection, topics, group, begin, options, exit_at_end, printer)
+            else:
+                wanted = _partitions(connection, topics, numbers)
+                _alone(connection, wanted, begin, options, exit_at_end, printer)
 
 
 class Printer:
@@ -184,6 +186,23 @@ def _partitions(
             check_partition(topic, number)
             wanted.append(TopicPartition(name, number))
     return list(dict.fromkeys(wanted))
+
+
+def _without_leader(
+    cluster: Cluster, topics: Iterable[str], numbers: list[int] | None
+) -> str | None:
+    """For `output.patience`."""
+    client, _ = cluster.shared_client()
+    known = [topic for name in topics if (topic := client.metadata.topics.get(name)) is not None]
+    found = [
+        f"{topic.name}-{partition.partition}"
+        for topic in known
+        for partition in topic.partitions
+        if partition.leader is None and (numbers is None or partition.partition in numbers)
+    ]
+    if not found:
+        return None
+    return f"Waiting for a leader of {', '.join(found)}. `rayq cluster health` says what is wrong."
 
 
 # --- without a group ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 import rayq
 from rayq import Cluster
+from rayq.cli import output
 from rayq.client.addresses import parse_addresses
 from rayq.errors import (
     ControllerUnavailableError,
@@ -67,9 +68,10 @@ def connected(
 ) -> Iterator[Cluster]:
     """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
     `topics`, `groups` and `queues` are the names that the verb still has to find: the error for one
-    that does not exist suggests the nearest name that does. Raises NoClusterError when there is no
+    that does not exist suggests the nearest name that does. Where the verb takes long, it
+    says so on stderr, unless `output.hush` is called. Raises NoClusterError when there is no
     cluster, or when no broker answers."""
-    with _cluster(address) as cluster:
+    with _cluster(address) as cluster, output.patience(_waits_for_answer):
         check_answers(cluster, timeout_s)
         try:
             yield cluster
@@ -82,6 +84,10 @@ def connected(
         except TimeoutError as error:
             hint = "`rayq cluster health` says what is wrong."
             raise error.with_message(f"{error} {hint}") from error
+
+
+def _waits_for_answer() -> str:
+    return "Waiting for the cluster. `rayq cluster health` says what is wrong."
 
 
 def _with_nearest(

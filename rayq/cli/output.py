@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,9 @@ from rayq.cli.visible import visible, visible_json
 Advance = Callable[[int], None]
 """Called with how much is done in all."""
 Cell = object
+PATIENCE_S = 5.0
+"""After so long a person wants to know what a verb waits for."""
+_patient: list[threading.Event] = []
 STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "green"}
 
 
@@ -182,6 +186,7 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
     if not wanted or not sys.stderr.isatty():
         yield lambda _: None
         return
+    hush()
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -211,6 +216,35 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
 
 
 @contextlib.contextmanager
+def patience(waits_for: Callable[[], str | None]) -> Iterator[None]:
+    """Says once on stderr what is waited for: the first text that `waits_for` returns, which is
+    asked every PATIENCE_S seconds, in another thread."""
+    ended = threading.Event()
+    _patient.append(ended)
+
+    def watch() -> None:
+        while not ended.wait(PATIENCE_S):
+            text = waits_for()
+            if text is not None and not ended.is_set():
+                with contextlib.suppress(OSError, ValueError):  # stderr is closed, or gone
+                    note(text)
+                return
+
+    threading.Thread(target=watch, name="rayq-patience", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _patient.remove(ended)
+
+
+def hush() -> None:
+    """The person knows what is waited for, or it is for the person: `patience` says nothing."""
+    for ended in _patient:
+        ended.set()
+
+
+@contextlib.contextmanager
 def waiting(what: str, *, wanted: bool = True) -> Iterator[None]:
     """Shows on stderr that work is under way which cannot be counted."""
     if not wanted or not sys.stderr.isatty():
@@ -219,6 +253,7 @@ def waiting(what: str, *, wanted: bool = True) -> Iterator[None]:
     from rich.console import Console
     from rich.text import Text
 
+    hush()
     with Console(stderr=True).status(Text(visible(what))):
         yield
 

@@ -8,7 +8,7 @@ import stat
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -122,6 +122,7 @@ def produce(
     )
     with connected(cluster, topics=[topic]) as connection:
         _check(connection, topic, partition)
+        output.hush()
         stdin = sys.stdin.buffer
         total = _size(stdin)
         with (
@@ -262,28 +263,29 @@ def _send_all(
 ) -> tuple[int, Counter[int]]:
     """Returns how many records there were, and how many went to each partition (unknown under
     acks=0)."""
-    answers = Answers(PENDING_MAX)
+    answers = Answers(PENDING_MAX, producer._core.trouble)
     done_bytes = number = 0
     sends_many = source.is_plain and producer.config.large_values is None
-    for lines in records_of(stream.fileno(), delimiter, BATCH_BYTES_MAX):
-        if sends_many:
-            values, keys = source.columns(lines)
-            answers.add(
-                producer.send_many(topic, values, keys=keys, partition=source.partition)
-            )
-            number += len(values)
-            if len(values) < len(lines):
-                raise _at(number + 1, source.no_key_error(lines[len(values)]))
-        else:
-            for line in lines:
-                number += 1
-                _send(producer, topic, source, line, number, answers)
-        done_bytes += sum(map(len, lines)) + len(lines) * len(delimiter)
-        answers.take_those_there()
-        advance(done_bytes)
-    with contextlib.suppress(DeliveryError):  # The answers tell more.
-        producer.flush()
-    return number, answers.all()
+    with output.patience(answers.waits_for):
+        for lines in records_of(stream.fileno(), delimiter, BATCH_BYTES_MAX):
+            if sends_many:
+                values, keys = source.columns(lines)
+                answers.add(
+                    producer.send_many(topic, values, keys=keys, partition=source.partition)
+                )
+                number += len(values)
+                if len(values) < len(lines):
+                    raise _at(number + 1, source.no_key_error(lines[len(values)]))
+            else:
+                for line in lines:
+                    number += 1
+                    _send(producer, topic, source, line, number, answers)
+            done_bytes += sum(map(len, lines)) + len(lines) * len(delimiter)
+            answers.take_those_there()
+            advance(done_bytes)
+        with contextlib.suppress(DeliveryError):  # The answers tell more.
+            producer.flush()
+        return number, answers.all()
 
 
 def _send(
@@ -316,10 +318,15 @@ def _at(number: int, error: RayqError) -> RayqError:
 
 class Answers:
     """The outcomes of the writes, in their order, of which at most `pending_max` may be unknown.
-    The first failure ends the work."""
+    The first failure ends the work. `trouble` says why they are not there yet."""
 
-    def __init__(self, pending_max: int) -> None:
+    def __init__(
+        self, pending_max: int, trouble: Callable[[], RayqError | None] = lambda: None
+    ) -> None:
         self._pending_max = pending_max
+        self._trouble = trouble
+        self._told_at = 0
+        self._taken = 0
         self._pending: deque[Any] = deque()
         self._tally: Counter[int] = Counter()
 
@@ -337,13 +344,29 @@ class Answers:
             self._take()
         return self._tally
 
+    def waits_for(self) -> str | None:
+        """For `output.patience`. None where something came since it was asked last."""
+        has_moved, self._told_at = self._told_at != self._taken, self._taken
+        left = sum(not future.done() for future in list(self._pending))
+        if has_moved or not left:
+            return None
+        trouble = self._trouble()
+        reason = "" if trouble is None else f": {str(trouble).rstrip('.')}"
+        return (
+            f"Waiting for {output.counted(left, 'write')} to be acknowledged{reason}. "
+            "`rayq cluster health` says what is wrong."
+        )
+
     def _take(self) -> None:
+        self._taken += 1
         try:
-            result: RecordMetadata | list[OffsetRange] = self._pending.popleft().result()
+            result: RecordMetadata | list[OffsetRange] = self._pending[0].result()
         except RayqError as error:
             raise type(error)(
                 f"{error} ({sum(self._tally.values()):,} records were acknowledged before.)"
             ) from error
+        finally:
+            self._pending.popleft()
         if isinstance(result, RecordMetadata):
             self._tally[result.partition] += 1
         else:

@@ -70,23 +70,25 @@ def put(
     count = 0
     answers = Answers(PENDING_MAX)
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
-        for lines in records_of(sys.stdin.fileno(), b"\n", BATCH_BYTES_MAX):
-            for line in lines:
-                count += 1
-                try:
-                    future = opened.send(
-                        line,
-                        key=None if key is None else to_bytes(key),
-                        headers=headers or None,
-                        delay_s=delay_s,
-                        deliver_at=deliver_at,
-                    )
-                except RecordTooLargeError as error:
-                    said = f"Record {count}: {error} (Those before it are put.)"
-                    raise InputError(said) from error
-                answers.add(future)
-            answers.take_those_there()
-        answers.all()
+        output.hush()
+        with output.patience(answers.waits_for):
+            for lines in records_of(sys.stdin.fileno(), b"\n", BATCH_BYTES_MAX):
+                for line in lines:
+                    count += 1
+                    try:
+                        future = opened.send(
+                            line,
+                            key=None if key is None else to_bytes(key),
+                            headers=headers or None,
+                            delay_s=delay_s,
+                            deliver_at=deliver_at,
+                        )
+                    except RecordTooLargeError as error:
+                        said = f"Record {count}: {error} (Those before it are put.)"
+                        raise InputError(said) from error
+                    answers.add(future)
+                answers.take_those_there()
+            answers.all()
     if json:
         output.print_json({"queue": queue, "put": count})
     else:
@@ -152,6 +154,7 @@ def take(
         connected(cluster, queues=[queue]) as connection,
         connection.queue(queue, prefetch=prefetch) as opened,
     ):
+        output.hush()
         try:
             while not printer.is_done and (tasks := opened.take(1, wait_s)):
                 kept += tasks
@@ -230,6 +233,7 @@ def work(
             raise CommandError(f"exit code {code}" + (f": {text}" if text else ""))
 
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
+        output.hush()
         opened.work(
             handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
         )

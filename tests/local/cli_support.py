@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from rayq import Cluster
+from rayq.cli import output
 from rayq.cli.main import run
 from rayq.client.admin import health
 
@@ -52,6 +53,8 @@ class Command:
             monkeypatch.setenv(name, value)
         # How full this machine's disk is says nothing about the cluster.
         monkeypatch.setattr(health, "DISK_LOW_BYTES", 0)
+        # Nor does how busy it is.
+        monkeypatch.setattr(output, "PATIENCE_S", 1_000.0)
 
     def _variables(self) -> dict[str, str]:
         return {

@@ -152,6 +152,10 @@ class ProducerCore:
         topics = ", ".join(map(repr, sorted(self.intake.topics))) or "no topic yet"
         return f"to {topics}, {'closed' if self.is_closed else 'open'}"
 
+    def trouble(self) -> RayqError | None:
+        """As `Sender.trouble`."""
+        return self._sender.trouble()
+
     def check_open(self) -> None:
         if self.is_closed:
             raise ClosedError("The producer is closed: make a new one from the cluster.")

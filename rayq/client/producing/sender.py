@@ -122,6 +122,15 @@ class Sender:
         if config.acks == 0:
             client.refusal_listeners[self._refused] = None
 
+    def trouble(self) -> RayqError | None:
+        """Why a partition's batches are not written yet, by its last attempt; None where none has
+        failed. From any thread."""
+        for channel in list(self._channels.values()):
+            flight = channel.flight
+            if flight.last_error is not None and (flight.in_flight or flight.waiting):
+                return flight.last_error
+        return None
+
     def close(self) -> None:
         """Gives up what is still under way. Idempotent."""
         if self._closed:
