@@ -97,8 +97,12 @@ def test_a_broker_is_drained_removed_or_taken_back(
         lambda: not four.admin.describe_cluster().brokers[3].live, "broker 3 counts as down"
     )
     rayq.well("cluster", "remove-broker", "3")
-    brokers = rayq.well("cluster", "info", "--json").json["brokers"]
-    assert [one["broker"] for one in brokers] == [0, 1, 2]
+
+    def told() -> list[int]:
+        brokers = rayq.well("cluster", "info", "--json").json["brokers"]
+        return [one["broker"] for one in brokers]
+
+    eventually(lambda: told() == [0, 1, 2], "every broker knows that broker 3 is gone")
     ran = rayq("cluster", "drain", "2", "-y")
     assert ran.code == 1
     assert ran.err.count("\n") == 1

@@ -42,10 +42,10 @@ def test_it_is_said_once_and_not_to_who_knows(
         while not said:
             said += capfd.readouterr().err
         time.sleep(0.05)
+    monkeypatch.setattr(output, "PATIENCE_S", 0.4)
     with output.patience(lambda: "for them"):
         output.hush()
-        time.sleep(0.05)
+        time.sleep(0.5)
     with output.patience(lambda: "for a moment"):
         pass
-    time.sleep(0.05)
     assert said + capfd.readouterr().err == "for this\n"
