@@ -22,6 +22,7 @@ from rayq.cli.options import ClusterAddress, Json, QueueName
 from rayq.cli.produce import Answers, records_of
 from rayq.cli.streams import write_all
 from rayq.cli.values import WrongUseError, duration_ms, pair, time_ms
+from rayq.client.cluster import Cluster
 from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX
 from rayq.client.queues.task import QueueTask
 from rayq.errors import RayqError, RecordTooLargeError
@@ -166,6 +167,15 @@ def take(
         finally:
             for task in kept:
                 task.nack(0.0)
+        if not printer.is_done:
+            _tell_trouble(connection, queue)
+
+
+def _tell_trouble(cluster: Cluster, queue: str) -> None:
+    """Nothing has come: says so where that is for another reason than that there is nothing."""
+    for partition in cluster.admin.describe_queue(queue).partitions:
+        if partition.trouble is not None:
+            output.note(f"Partition {partition.partition} gave nothing: {partition.trouble}")
 
 
 def _record(task: QueueTask) -> Record:
@@ -237,6 +247,7 @@ def work(
         opened.work(
             handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
         )
+        _tell_trouble(connection, queue)
 
 
 def run_for(task: QueueTask, command: list[str]) -> tuple[int, bytes]:

@@ -68,6 +68,16 @@ def test_a_verb_that_waits_says_for_what(
     assert ran.code == 0 and ran.out == "there\n", ran
     assert "Waiting for a leader of single-0." in ran.err, ran
 
+    rayq.well("queue", "create", "idle", "-r", "1")
+    leader = leader_of(three, "idle")
+    three.kill_broker(leader)
+    ran = rayq("queue", "take", "idle", "--wait", "10ms")
+    assert ran.code == 0 and ran.out == "", ran
+    assert "Partition 0 gave nothing: " in ran.err and "no leader" in ran.err, ran
+    three.start_broker(leader)
+    ran = rayq("queue", "take", "q", "--wait", "10s", "-n", "1")
+    assert ran.code == 0 and ran.out == "one\n" and "nothing" not in ran.err, ran
+
     for broker in (1, 2):
         three.kill_broker(broker)
     with mended(2.0, lambda: [three.start_broker(broker) for broker in (1, 2)]):

@@ -177,7 +177,7 @@ def test_dead_letters_are_looked_at_sent_back_and_dropped(
     assert some.json["moved"] == 3 - len(others)
     for wrong in (queue + ".dead", "__consumer_offsets", "no-such-topic"):
         ran = rayq(*redrive, "-y", "--to", wrong)
-        assert ran.code == (2 if wrong.startswith("__") else 1), ran
+        assert ran.code == 1 or (ran.code == 2 and wrong == "__consumer_offsets"), ran
         assert ran.err.count("\n") == 1, ran
     assert len(rayq.well("dead-letters", "list", queue, "--json").json) == len(others)
     dropped = rayq.well("dead-letters", "discard", queue, "-y", "--json").json
