@@ -389,7 +389,8 @@ class ClusterConfig:
     """How often each partition's leader looks for objects that a crash left behind."""
 
     bind_host: str | None = None
-    """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
+    """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked. Where it
+    is not given, and rayq starts the Ray as well, which then plays all hosts: 127.0.0.1."""
 
     broker_resource: str | None = None
     """Only nodes that offer this Ray resource (`ray start --resources '{"rayq_broker": 1}'`) get a
@@ -428,7 +429,8 @@ class ClusterConfig:
         tls = (self.tls_certificate, self.tls_key, self.tls_ca)
         _require(
             all(tls) or not any(tls),
-            "TLS needs all three of tls_certificate, tls_key and tls_ca.",
+            "TLS needs all three of tls_certificate, tls_key and tls_ca; without TLS all three are "
+            "None.",
         )
         if self.remote_storage_url is not None:
             _check_remote_storage_url(self.remote_storage_url)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from rayq.client.addresses import DEFAULT_PORT
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, given_values, only_known, parse
+from rayq.config import ClusterConfig, only_known, parse
 from rayq.config_keywords import ClusterKeywords
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
+from rayq.runtime.kept_settings import DEFAULT_NAME, LOOPBACK, given_config, settings_for
+from rayq.runtime.layout import kept_here
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.ray_token import has_ray_token
 from rayq.runtime.start_checks import check_start
 from rayq.wire.authentication import client_key, key_of_token
 
-DEFAULT_NAME = "default"
+logger = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 60.0
 """Default of how long `connect` waits for a controller's process that is being started again."""
 RAY_TOKEN_HINT = (
@@ -88,8 +91,8 @@ def start(
     *,
     brokers: int | None = None,
     nodes: int | None = None,
-    name: str = "default",
-    port: int = DEFAULT_PORT,
+    name: str | None = None,
+    port: int | None = None,
     exist_ok: bool = False,
     **config: Unpack[ClusterKeywords],
 ) -> Cluster:
@@ -98,8 +101,14 @@ def start(
     `path` is a directory on each node; broker `i` keeps its data in `path/broker-<i>`. `brokers`:
     how many, spread over the nodes; None means those found in `path`, else one for each live node.
     A path that holds more than asked for starts all of them. `nodes`: waits until Ray has so many
-    nodes (that may have brokers: see `broker_resource`), at most 10 minutes. Each broker listens on
-    the first free port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
+    nodes (that may have brokers: see `broker_resource`), at most 10 minutes. `name`: the cluster's,
+    "default" by default. Each broker listens on the first free port from `port`, 9392 by default.
+    `config` are fields of `rayq.config.ClusterConfig`.
+
+    `name`, `port` and `config` are kept with the data: a later start of the same `path` goes on
+    with those that it is not given, TLS for example, and logs a warning of each that it changes.
+    None as a value takes one back. A Ray that this process has started itself plays all hosts on
+    one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says otherwise.
 
     `exist_ok`: where a cluster of that name runs in this Ray already, connects to it. One of
     another path, with fewer brokers or another value of a given config field is an error.
@@ -114,31 +123,67 @@ def start(
     already, or directories or nodes are missing; ControllerUnavailableError where no majority of
     the voters' directories is there. On one machine most of these come before anything is started.
     """
-    options = parse(ClusterConfig, config)
+    started, changes = start_or_find(
+        path,
+        brokers=brokers,
+        nodes=nodes,
+        name=name,
+        port=port,
+        exist_ok=exist_ok,
+        config=config,
+    )
+    for change in changes:
+        logger.warning("Not as at the last start of %s: %s", started.root, change)
+    return cluster_of_spec(started)
+
+
+def start_or_find(
+    path: str,
+    *,
+    brokers: int | None,
+    nodes: int | None,
+    name: str | None,
+    port: int | None,
+    exist_ok: bool,
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[ClusterSpec, list[str]]:
+    """What `start` does; and what is not as it was at the last start, for people. `defaults` are
+    the configs of a cluster for which nothing is given or kept; None: by who started this Ray."""
+    given = given_config(config)
     root = os.path.abspath(os.path.expanduser(path))
     if not _has_ray():
-        check_start(root, brokers, options)
+        settings = settings_for(kept_here(root), name=name, port=port, given=given)
+        check_start(root, brokers, settings.parsed())
     _join_ray(may_start=True)
-    from rayq.runtime import ray_cluster, ray_lookup
+    from rayq.runtime import ray_cluster, ray_lookup, ray_nodes
 
-    running = ray_lookup.find_cluster(name)
+    kept = None
+    if name is None:
+        kept = ray_cluster.kept_settings(root, given.get("broker_resource"))
+    wanted = name or (DEFAULT_NAME if kept is None else kept.cluster_name)
+    running = ray_lookup.find_cluster(wanted)
     if running is not None:
         if not exist_ok:
             raise RayqError(
-                f"A cluster named {name!r} runs in this Ray already: use exist_ok=True or "
-                f"rayq.connect(name={name!r}), stop that one first, or give this one another name."
+                f"A cluster named {wanted!r} runs in this Ray already: use exist_ok=True or "
+                f"rayq.connect(name={wanted!r}), stop that one first, or give this one another "
+                "name."
             )
-        _check_as_asked(running, root, brokers, given_values(ClusterConfig, config))
-        return _cluster_of(running)
-    started = ray_cluster.start_cluster(
+        settings_for(running.settings, name=None, port=None, given=given)  # Checks the values.
+        _check_as_asked(running, root, brokers, given)
+        return running, []
+    if defaults is None:
+        defaults = {"bind_host": LOOPBACK} if ray_nodes.is_rays_only_machine() else {}
+    return ray_cluster.start_cluster(
         root,
         brokers=brokers,
         nodes_min=nodes,
         cluster_name=name,
         port=port,
-        config=options,
+        given=given,
+        defaults=defaults,
     )
-    return _cluster_of(started)
 
 
 @takes_timeout
@@ -191,7 +236,7 @@ def connect(
             f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "
             "rayq.start(path), or give the address of a broker."
         )
-    return _cluster_of(spec)
+    return cluster_of_spec(spec)
 
 
 def _check_as_asked(
@@ -216,7 +261,8 @@ def _check_as_asked(
         )
 
 
-def _cluster_of(spec: ClusterSpec) -> Cluster:
+def cluster_of_spec(spec: ClusterSpec) -> Cluster:
+    """A cluster on the Ray of this process, which becomes the current one."""
     cluster = Cluster(
         [f"{host}:{port}" for host, port in spec.brokers],
         key=client_key(spec.secret),

@@ -23,7 +23,6 @@ from ray.exceptions import RayError
 from proving.chaos.processes import with_descendants
 from proving.chaos.stalls import Stall, stalls_of
 from rayq.client.cluster import Cluster
-from rayq.config import ClusterConfig
 from rayq.errors import RayqError
 from rayq.records import PartitionInfo
 from rayq.runtime import ray_cluster, ray_lookup
@@ -83,12 +82,12 @@ class ChaosCluster:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-        info = ray_cluster.start_cluster(
+        info, _ = ray_cluster.start_cluster(
             str(self._root),
             brokers=self._brokers,
             cluster_name=NAME,
             port=PORT,
-            config=ClusterConfig(),
+            given={},
         )
         self._cluster = Cluster(
             [f"{host}:{port}" for host, port in info.brokers],

@@ -38,7 +38,6 @@ from proving.chaos.load import LoadSpec, read_all, run_producers
 from proving.chaos.members import Member, MemberReport
 from proving.chaos.processes import MARK
 from rayq.client.cluster import Cluster
-from rayq.config import ClusterConfig
 from rayq.errors import RayqError, UnknownGroupError
 from rayq.runtime import ray_cluster
 from rayq.testing.checker import Recorder, Verdict, check, read_history
@@ -142,12 +141,12 @@ def _run(
         logging_level=logging.ERROR,
     )
     try:
-        info = ray_cluster.start_cluster(
+        info, _ = ray_cluster.start_cluster(
             str(directory / "data"),
             brokers=3,
             cluster_name=NAME,
             port=PORT,
-            config=ClusterConfig(),
+            given={},
         )
         addresses = [f"{host}:{port}" for host, port in info.brokers]
         with Cluster(addresses, key=client_key(info.secret)) as cluster:

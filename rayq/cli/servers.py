@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-import rayq
 from rayq.cli import output
 from rayq.cli.current import (
     TLS_FIELDS,
@@ -32,7 +31,8 @@ from rayq.client.admin.health import (
     min_insync_of,
     partition_state,
 )
-from rayq.config import ClusterConfig, parse
+from rayq.config import ClusterConfig
+from rayq.entry import cluster_of_spec, start_or_find
 from rayq.errors import NoClusterError, RayqError
 from rayq.records import TopicInfo
 from rayq.runtime.current_cluster import (
@@ -43,6 +43,8 @@ from rayq.runtime.current_cluster import (
     remove_current,
     write_current,
 )
+from rayq.runtime.kept_settings import LOOPBACK, KeptSettings, given_config, said, settings_for
+from rayq.runtime.layout import kept_here
 from rayq.runtime.start_checks import check_start
 
 RayAddress = Annotated[
@@ -93,20 +95,28 @@ def start(
             "--nodes", min=1, help="Wait until Ray has so many nodes.", show_default=False
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "default",
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The cluster's name. Kept.", show_default="default"),
+    ] = None,
     port: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--port", min=1, max=65535, help="Brokers listen on the first free port from here."
+            "--port",
+            min=1,
+            max=65535,
+            help="Brokers listen on the first free port from here. Kept.",
+            show_default="9392",
         ),
-    ] = 9392,
+    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
             "-c",
             "--config",
             metavar="KEY=VALUE",
-            help="A config of the cluster, such as session_timeout_ms=5s; may be repeated.",
+            help="A config of the cluster, such as session_timeout_ms=5s; may be repeated. Kept; "
+            "KEY=none takes it back.",
         ),
     ] = None,
     ray_address: RayAddress = None,
@@ -114,9 +124,8 @@ def start(
         str | None,
         typer.Option(
             "--node-ip-address",
-            help="Which address of this machine Ray and the brokers bind to. For brokers that only "
-            "this machine reaches: -c bind_host=127.0.0.1.",
-            show_default="as Ray finds it",
+            help="The address of this machine for Ray and, as bind_host, for the brokers.",
+            show_default="for Ray as it finds it; 127.0.0.1 for brokers",
         ),
     ] = None,
     num_cpus: Annotated[
@@ -141,20 +150,25 @@ def start(
     """Start a cluster: new in an empty DIR, or what DIR holds. Returns when it is ready.
 
     Ray and the brokers run on in the background until `rayq stop`. From then on every verb means
-    this cluster.
+    this cluster. Name, port and configs are kept in DIR: the next start goes on with those that it
+    is not given, and says what it changes. Brokers listen on 127.0.0.1, in a Ray that runs already
+    (--ray-address) on the address of their node; -c bind_host=ADDRESS says otherwise, and
+    bind_host=none is the address of the node in any case.
     """
     if num_cpus is not None and ray_address is not None:
         raise typer.BadParameter(
             "--num-cpus is for a Ray that is started here; --ray-address names one that runs"
         )
+    values = given_config(config_values(ClusterConfig, config or ()))
     if node_ip is not None:
         _check_node_ip(node_ip, ray_address)
-    values = config_values(ClusterConfig, config or ())
+        values.setdefault("bind_host", node_ip)
     path = os.path.abspath(os.path.expanduser(directory))
     with start_lock():
         _check_nothing_runs(path, ray_address)
         if ray_address is None:
-            check_start(path, brokers, parse(ClusterConfig, values))
+            settings = settings_for(kept_here(path), name=name, port=port, given=values)
+            check_start(path, brokers, settings.parsed())
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
             session = None
             if ray_address is None:
@@ -162,7 +176,7 @@ def start(
                 undo.callback(stop_ray, session, address)
             else:
                 address = ray_address
-            current = _start_cluster(
+            current, settings, changes = _start_cluster(
                 path, address, session, brokers, nodes, name, port, values
             )
             write_current(current)
@@ -170,9 +184,9 @@ def start(
     if json:
         shown = msgspec.to_builtins(current)
         del shown["token"]
-        output.print_json(shown)
+        output.print_json({**shown, "kept": settings.config, "changes": changes})
     else:
-        _say_how_to_go_on(current)
+        _say_how_to_go_on(current, settings, changes)
     if block:
         _stay(current)
 
@@ -194,18 +208,27 @@ def _check_node_ip(node_ip: str, ray_address: str | None) -> None:
         )
 
 
-def _say_how_to_go_on(current: Current) -> None:
+def _say_how_to_go_on(current: Current, settings: KeptSettings, changes: list[str]) -> None:
     output.say(
         f"Cluster {current.name!r} is up: {output.counted(len(current.brokers), 'broker')} at "
         f"{', '.join(current.brokers)}, data in {current.path}."
     )
+    for change in changes:
+        output.say(f"Not as at the last start: {change}")
+    output.say(f"Kept for every later start: {said(settings.config) or 'no configs'}.")
     output.say("Next: rayq topic create TOPIC -p 6; rayq status; rayq stop.")
     variable = f" where RAYQ_HOME={home()}" if os.environ.get("RAYQ_HOME") else ""
     output.say(f"From Python on this machine{variable}: import rayq; cluster = rayq.connect()")
-    output.say(
-        f'Elsewhere: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN set to what `rayq token` '
-        "prints here."
-    )
+    if settings.config.get("bind_host") == LOOPBACK:
+        output.say(
+            f"Other machines do not reach {LOOPBACK}: for them start it with -c bind_host=ADDRESS, "
+            "or bind_host=none for the address that this machine has then."
+        )
+    else:
+        output.say(
+            f'Elsewhere: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN set to what `rayq '
+            "token` prints here."
+        )
 
 
 def _stay(current: Current) -> None:
@@ -269,26 +292,37 @@ def _start_cluster(
     session: str | None,
     brokers: int | None,
     nodes: int | None,
-    name: str,
-    port: int,
+    name: str | None,
+    port: int | None,
     config: dict[str, Any],
-) -> Current:
+) -> tuple[Current, KeptSettings, list[str]]:
+    """The cluster, what its data keeps, and what is not as it was at the last start."""
     with connected_to_ray(address):
         import ray
 
-        with rayq.start(
-            path, brokers=brokers, nodes=nodes, name=name, port=port, **config
-        ) as cluster:
-            return Current(
+        spec, changes = start_or_find(
+            path,
+            brokers=brokers,
+            nodes=nodes,
+            name=name,
+            port=port,
+            exist_ok=False,
+            config=config,
+            defaults={} if session is None else {"bind_host": LOOPBACK},
+        )
+        assert spec.settings is not None
+        with cluster_of_spec(spec) as cluster:
+            current = Current(
                 ray_address=str(ray.get_runtime_context().gcs_address),
-                name=name,
+                name=cluster.name,
                 brokers=cluster.addresses,
                 path=path,
                 started_ray=session is not None,
                 token=cluster.token,
                 ray_session=session,
-                config={key: config[key] for key in TLS_FIELDS if key in config},
+                config={key: getattr(spec.config, key) for key in TLS_FIELDS},
             )
+        return current, spec.settings, changes
 
 
 # --- stop -----------------------------------------------------------------------------------------

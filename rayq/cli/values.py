@@ -240,7 +240,8 @@ def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any
         if key.strip() in values:
             raise ConfigError(f"{key.strip()} is given twice: say it once.")
         values[key.strip()] = _config_value(name, text.strip(), hints[name]) if known else text
-    parse(kind, values)  # type: ignore[type-var]
+    if kind is not ClusterConfig:  # A start checks it together with what its data keeps.
+        parse(kind, values)  # type: ignore[type-var]
     return {key.replace(".", "_"): value for key, value in values.items()}
 
 

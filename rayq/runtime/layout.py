@@ -9,15 +9,24 @@ start, or blank directories, and the next start formats these anew.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
+from rayq.client.environment import system_environment
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
 from rayq.environment import Disk, Environment
 from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
-from rayq.storage.checked_file import TEMPORARY_SUFFIX
+from rayq.runtime.kept_settings import (
+    SETTINGS,
+    KeptSettings,
+    newest,
+    read_settings,
+    write_settings,
+)
+from rayq.storage.checked_file import TEMPORARY_SUFFIX, make_directory
 from rayq.storage.data_directory import META, SECRET, find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
@@ -52,7 +61,7 @@ def is_blank(disk: Disk, path: str) -> bool:
     UnsupportedFormatError, StorageError."""
     try:
         names = {name.removesuffix(TEMPORARY_SUFFIX) for name in disk.list(path)}
-        if not names <= {META, SECRET, METADATA, LOST_AND_FOUND}:
+        if not names <= {META, SECRET, SETTINGS, METADATA, LOST_AND_FOUND}:
             return False
         log = MetadataLog.inspect(disk, metadata_path(path))
     except OSError as error:
@@ -70,6 +79,33 @@ def find_directories(environment: Environment, root: str) -> list[Directory]:
         is_empty = is_blank(environment.disk, path)
         found.append(Directory(broker, path, meta.cluster_id, meta.directory_id, is_empty))
     return found
+
+
+def find_kept(
+    environment: Environment, root: str
+) -> list[tuple[Directory, KeptSettings | None]]:
+    """As `find_directories`, with what each directory keeps of earlier starts."""
+    return [
+        (one, read_settings(environment.disk, one.path))
+        for one in find_directories(environment, root)
+    ]
+
+
+def kept_of(
+    found: Sequence[tuple[Directory, KeptSettings | None]],
+) -> KeptSettings | None:
+    """The settings of the cluster that these directories hold; where a first start died, those of
+    that start."""
+    held = [settings for one, settings in found if not one.is_blank]
+    return newest(held or [settings for _, settings in found])
+
+
+def kept_here(root: str) -> KeptSettings | None:
+    """What the directories below `root` on this machine keep of earlier starts. Raises as
+    `find_kept`."""
+    if not os.path.isdir(root):
+        return None
+    return kept_of(find_kept(system_environment(None), root))
 
 
 def directories_to_serve(
@@ -160,15 +196,27 @@ def voter_count(brokers: int) -> int:
 
 
 def format_cluster(
-    environment: Environment, root: str, brokers: int, run: Callable[..., Any]
+    environment: Environment,
+    root: str,
+    brokers: int,
+    run: Callable[..., Any],
+    settings: KeptSettings | None = None,
 ) -> list[Directory]:
-    """A new cluster of `brokers` blank directories, each below `root` on the node of its broker.
-    `run(broker, job, *args, **kwargs)` runs `job(environment, *args, **kwargs)` on that node, and
-    returns its result. Raises as `format_broker`."""
+    """A new cluster of `brokers` blank directories, each below `root` on the node of its broker,
+    that keep these settings. `run(broker, job, *args, **kwargs)` runs `job(environment, *args,
+    **kwargs)` on that node, and returns its result. Raises as `format_broker`."""
     check_broker_count(brokers)
     cluster_id, secret = environment.new_id(), environment.token_bytes(32)
     made: list[Directory] = [
-        run(broker, format_broker, root, broker, cluster_id=cluster_id, secret=secret)
+        run(
+            broker,
+            format_broker,
+            root,
+            broker,
+            cluster_id=cluster_id,
+            secret=secret,
+            settings=settings,
+        )
         for broker in range(brokers)
     ]
     voters = tuple(Voter(one.broker, one.directory_id) for one in made[: voter_count(brokers)])
@@ -178,7 +226,13 @@ def format_cluster(
 
 
 def format_broker(
-    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
+    environment: Environment,
+    root: str,
+    broker: int,
+    *,
+    cluster_id: str,
+    secret: bytes,
+    settings: KeptSettings | None = None,
 ) -> Directory:
     """Makes the directory of one broker of the cluster; also of one whose own is lost: what that
     held is copied from the other replicas when the broker starts. Raises InvalidRequestError where
@@ -191,6 +245,12 @@ def format_broker(
             f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
             "given up, move it away first."
         )
+    if settings is not None:  # Before the directory counts as formatted.
+        try:
+            make_directory(environment.disk, path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be made a data directory: {error}") from error
+        write_settings(environment.disk, path, settings)
     meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
     return Directory(broker, path, cluster_id, meta.directory_id, is_blank=True)
 

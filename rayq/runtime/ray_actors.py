@@ -17,6 +17,7 @@ watches them by pidfd: Ray must not restart them, or two processes could serve o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -41,8 +42,15 @@ from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment, ThreadPool
-from rayq.errors import ControllerUnavailableError, DirectoryInUseError, RayqError, to_wire
+from rayq.errors import (
+    ControllerUnavailableError,
+    DirectoryInUseError,
+    RayqError,
+    StorageError,
+    to_wire,
+)
 from rayq.runtime.cleaner_process import run_cleaner_process
+from rayq.runtime.kept_settings import KeptSettings, read_settings, write_settings
 from rayq.runtime.layout import (
     Directory,
     directories_to_serve,
@@ -293,8 +301,23 @@ class BrokerActor:
                     raise
                 await asyncio.sleep(LOCK_RETRY_S)
             else:
+                try:
+                    self._keep(spec.settings)
+                except RayqError:
+                    await broker.stop()
+                    raise
                 self._broker = broker
                 return endpoint
+
+    def _keep(self, settings: KeptSettings | None) -> None:
+        """The directory, which is locked now, keeps what this broker was started with. Raises
+        StorageError."""
+        path, disk = directory_path(self._spec.root, self._spec.broker), self._environment.disk
+        kept = None
+        with contextlib.suppress(StorageError):  # A damaged file is written again.
+            kept = read_settings(disk, path)
+        if settings is not None and settings != kept:
+            write_settings(disk, path, settings)
 
     async def endpoint(self) -> tuple[str, int | str, str]:
         """Where it listens, or why it does not: see `checked_endpoint`. An error is returned as a
@@ -452,6 +475,7 @@ class ControllerActor:
                 broker,
                 cluster_id=spec.cluster_id,
                 secret=spec.secret,
+                settings=spec.settings,
             )
             ours = [made]
         for directory in ours:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,14 +16,15 @@ import ray
 from ray.exceptions import RayError
 
 from rayq.client.environment import system_environment
-from rayq.config import ClusterConfig
 from rayq.environment import Environment
-from rayq.errors import ControllerUnavailableError, NoClusterError, RayqError
+from rayq.errors import ConfigError, ControllerUnavailableError, NoClusterError, RayqError
+from rayq.runtime.kept_settings import KeptSettings, changes, settings_for
 from rayq.runtime.layout import (
     Directory,
     check_all_found,
-    find_directories,
+    find_kept,
     format_cluster,
+    kept_of,
     of_one_cluster,
 )
 from rayq.runtime.ray_actors import (
@@ -38,7 +40,7 @@ from rayq.runtime.ray_lookup import (
     checked_endpoint,
     controller_actor,
 )
-from rayq.runtime.ray_nodes import on_node, on_nodes, own_node, wait_for_nodes
+from rayq.runtime.ray_nodes import live_nodes, on_node, on_nodes, own_node, wait_for_nodes
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.recover_quorum import lost_voters, survivors
 from rayq.runtime.start_checks import check_start, tell_recovering
@@ -50,32 +52,53 @@ RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
 
 
+def kept_settings(root: str, broker_resource: str | None = None) -> KeptSettings | None:
+    """What the directories below `root` on the nodes that are live now keep of earlier starts."""
+    return kept_of(_flat(on_nodes(live_nodes(broker_resource), find_kept, root)))
+
+
 def start_cluster(
     root: str,
     *,
     brokers: int | None,
-    cluster_name: str,
-    port: int,
-    config: ClusterConfig,
+    cluster_name: str | None,
+    port: int | None,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any] = {},
     nodes_min: int | None = None,
-) -> ClusterSpec:
+) -> tuple[ClusterSpec, list[str]]:
     """Formats or reopens the directories and starts the actors; returns when every broker has
-    registered. Raises the errors that `rayq.start` documents."""
-    nodes = wait_for_nodes(nodes_min, config.broker_resource)
+    registered. Name, port and configs that are not given are those of the last start (see
+    `kept_settings`); returned besides: what differs from it, for people. Raises the errors that
+    `rayq.start` documents."""
+    kept = kept_settings(root, given.get("broker_resource"))
+    while True:
+        settings = settings_for(
+            kept, name=cluster_name, port=port, given=given, defaults=defaults
+        )
+        config = settings.parsed()
+        nodes = wait_for_nodes(nodes_min, config.broker_resource)
+        found_kept = on_nodes(nodes, find_kept, root)
+        known = kept_of(_flat(found_kept))
+        if known is None or (kept is not None and known.revision <= kept.revision):
+            break
+        kept = known  # A node that came meanwhile knows of a later start.
     if list(nodes) == [own_node()]:
         check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
-    found = on_nodes(nodes, find_directories, root)
-    placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
+    found = {node: [one for one, _ in some] for node, some in found_kept.items()}
+    placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers, settings)
+    _check_reachable(config.bind_host, {nodes[node] for node in placed.values()})
     spec = ClusterSpec(
-        cluster_name=cluster_name,
+        cluster_name=settings.cluster_name,
         cluster_id=cluster_id,
         secret=secret,
         brokers=(),
         config=config,
         root=root,
-        port=port,
+        port=settings.port,
         placed=placed,
         nodes=tuple(nodes),
+        settings=settings,
     )
     actors: list[Any] = []
     try:
@@ -93,7 +116,7 @@ def start_cluster(
         _started(controller.spec.remote(), "the controller")
         _wait_registered(actors[:-1], root, found)
         _wait_recovered(actors[0])
-        return spec
+        return spec, changes(kept, settings)
     except BaseException:
         for actor in actors:
             ray.kill(actor)
@@ -124,11 +147,32 @@ def stop_cluster(cluster_name: str) -> None:
         ray.kill(actor)
 
 
+def _flat(
+    found: Mapping[str, Sequence[tuple[Directory, KeptSettings | None]]],
+) -> list[tuple[Directory, KeptSettings | None]]:
+    return [one for some in found.values() for one in some]
+
+
+def _check_reachable(bind_host: str | None, addresses: set[str]) -> None:
+    """Raises ConfigError where brokers of several machines would be unable to reach each other."""
+    try:
+        is_loopback = bind_host == "localhost" or ipaddress.ip_address(bind_host or "").is_loopback
+    except ValueError:
+        return
+    if is_loopback and len(addresses) > 1:
+        raise ConfigError(
+            f"bind_host is {bind_host}, which only its own machine reaches, and the brokers are on "
+            f"{', '.join(sorted(addresses))}: give bind_host=None (of the command: -c "
+            "bind_host=none), and each listens on the address of its node."
+        )
+
+
 def _open_or_format(
     nodes: dict[str, str],
     found: dict[str, list[Directory]],
     root: str,
     brokers: int | None,
+    settings: KeptSettings | None = None,
 ) -> tuple[dict[int, str], str, bytes]:
     """`(broker -> node, cluster id, secret)`."""
     placed: dict[int, str] = {}
@@ -152,6 +196,7 @@ def _open_or_format(
             lambda broker, job, *args, **kwargs: on_node(
                 names[broker % len(names)], job, *args, **kwargs
             ),
+            settings,
         )
         placed = {one.broker: names[one.broker % len(names)] for one in directories}
     first = min(directories)

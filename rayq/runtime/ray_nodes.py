@@ -66,6 +66,13 @@ def own_node() -> str | None:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def is_rays_only_machine() -> bool:
+    """Whether this process has started its Ray itself, which then plays all hosts on one machine
+    and ends with this process."""
+    node = worker.global_worker.node
+    return node is not None and bool(node.is_head())
+
+
 def on_nodes(
     nodes: Iterable[str],
     job: Callable[Concatenate[Environment, P], Result],

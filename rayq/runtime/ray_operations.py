@@ -104,6 +104,7 @@ def replace_disk(
         broker,
         cluster_id=spec.cluster_id,
         secret=spec.secret,
+        settings=spec.settings,
     )
     try:
         result_of(making, START_TIMEOUT_S)

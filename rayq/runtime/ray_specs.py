@@ -6,6 +6,7 @@ import msgspec
 
 from rayq.config import ClusterConfig
 from rayq.environment import Address
+from rayq.runtime.kept_settings import KeptSettings
 from rayq.wire.authentication import HasSecret
 
 
@@ -20,6 +21,8 @@ class BrokerSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: ClusterConfig
     brokers_on_node: int
     peers: tuple[Address, ...]
+    settings: KeptSettings | None = None
+    """What the broker keeps in its directory; None in a spec of an older version."""
 
 
 class ClusterSpec(HasSecret, frozen=True, kw_only=True):
@@ -38,6 +41,8 @@ class ClusterSpec(HasSecret, frozen=True, kw_only=True):
     """The node id of each broker at the start."""
     nodes: tuple[str, ...]
     """The nodes there were at the start; nodes that join later get a broker."""
+    settings: KeptSettings | None = None
+    """What the cluster was started with, for every broker to keep; `config` is made of it."""
 
     def broker_spec(self, broker: int, node_id: str, brokers_on_node: int) -> BrokerSpec:
         return BrokerSpec(
@@ -49,4 +54,5 @@ class ClusterSpec(HasSecret, frozen=True, kw_only=True):
             config=self.config,
             brokers_on_node=brokers_on_node,
             peers=self.brokers,
+            settings=self.settings,
         )

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from rayq.cli.local_ray import processes_of, raylets_of, stop_ray
 from rayq.cli.main import run
+from tests.local.test_tls import certificates
 
 OTHERS = ("RAY_ADDRESS", "RAYQ_CLUSTER", "RAYQ_TOKEN")
 """The environment variables that could name another cluster."""
@@ -141,9 +143,12 @@ def rayq(tmp_path: Path) -> Iterator[Rayq]:
 @pytest.mark.slow
 def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
-    # The cluster listens where only this machine reaches it.
-    start = ("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
-    said = rayq.well(*start, "--brokers", "3", "--num-cpus", "3")
+    # The cluster listens where only this machine reaches it, unless it is told otherwise.
+    tls = certificates(tmp_path / "tls", trustme.CA())
+    start = ("start", data, "--port", "23392")
+    options = [part for key, path in tls.items() for part in ("-c", f"{key}={path}")]
+    said = rayq.well(*start, "--brokers", "3", "--num-cpus", "3", *options)
+    assert "Other machines do not reach 127.0.0.1" in said
     # The brokers start at the same time: any of them may have the first port.
     assert "3 brokers at " in said and "127.0.0.1:23392, " in said
     first = rayq.current
@@ -175,7 +180,12 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert not (rayq.home / "current.json").exists()
     assert "0 damaged" in rayq.here("log", "verify", data)
 
-    rayq.well("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
+    # What it was started with is kept, and a change is said.
+    said = rayq.well("start", data, "-c", "session_timeout_ms=4s")
+    assert "127.0.0.1:23392" in said and tls["tls_key"] in said
+    assert said.count("Not as at the last start: ") == 1
+    assert "session_timeout_ms is 4000; it was 3000." in said
+    assert tls.items() <= rayq.current["config"].items()
     assert sorted(rayq.well("topic", "consume", "flights", "-e").split()) == [
         *("one", "three", "two")
     ]

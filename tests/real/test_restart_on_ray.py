@@ -76,7 +76,8 @@ def test_stop_ends_every_actor_and_start_brings_everything_back(
     with pytest.raises(rayq.errors.NoClusterError, match="twice"):
         rayq.connect(name="twice")
 
-    cluster = rayq.start(path, name="twice", port=19592)
+    cluster = rayq.start(path)  # The name and the port are kept with the data.
+    assert (cluster.name, "127.0.0.1:19592" in cluster.addresses) == ("twice", True)
     assert cluster.admin.list_topics() == ["t"]
     assert values(read_all(cluster, "t")) == [b"%d" % number for number in range(1000)]
     after = partition_of(cluster, "t")
