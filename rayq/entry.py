@@ -1,89 +1,25 @@
-"""`rayq.start` and `rayq.connect`: the ways to a cluster on Ray."""
+"""`rayq.start`, beside `rayq.connect`: the ways to a cluster on Ray."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
 from rayq.client.cluster import Cluster
-from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
-from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, only_known, parse
 from rayq.config_keywords import ClusterKeywords
-from rayq.errors import NoClusterError, RayqError
+from rayq.errors import DirectoryInUseError, RayqError
 from rayq.runtime import current_cluster
+from rayq.runtime.connecting import cluster_of_spec, connect, has_ray, join_ray
 from rayq.runtime.kept_settings import DEFAULT_NAME, LOOPBACK, given_config, settings_for
 from rayq.runtime.layout import kept_here
 from rayq.runtime.ray_specs import ClusterSpec
-from rayq.runtime.ray_token import has_ray_token
 from rayq.runtime.start_checks import check_start
-from rayq.wire.authentication import client_key, key_of_token
+
+__all__ = ["connect", "start"]
 
 logger = logging.getLogger(__name__)
-
-CONNECT_TIMEOUT_S = 60.0
-"""Default of how long `connect` waits for a controller's process that is being started again."""
-RAY_TOKEN_HINT = (
-    " A Ray that asks for a token (as the one of `rayq start` does) needs RAY_AUTH_MODE=token in "
-    "the environment before ray is imported."
-)
-
-
-class RayLifecycle:
-    """Stops a cluster on Ray, restarts its brokers, and runs pools beside it, from any process that
-    is connected to that Ray."""
-
-    def __init__(self, cluster_name: str, ray_address: str | None = None) -> None:
-        """`ray_address`: of the Ray that runs the cluster, where this process may not be connected
-        to it yet."""
-        self._cluster_name = cluster_name
-        self._ray_address = ray_address
-
-    def stop(self) -> None:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_cluster, ray_pool
-
-        ray_pool.stop_pools(self._cluster_name)
-        ray_cluster.stop_cluster(self._cluster_name)
-
-    def restart_broker(self, broker: int) -> None:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_operations
-
-        ray_operations.restart_broker(self._cluster_name, broker)
-
-    def restart_controller(self) -> None:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_operations
-
-        ray_operations.restart_controller(self._cluster_name)
-
-    def stop_broker(self, broker: int) -> None:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_operations
-
-        ray_operations.stop_broker(self._cluster_name, broker)
-
-    def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_operations
-
-        ray_operations.replace_disk(self._cluster_name, broker, node, host)
-
-    def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_pool
-
-        return ray_pool.start_pool(cluster, spec, handler)
-
-    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
-        _join_ray(self._ray_address)
-        from rayq.runtime import ray_pool
-
-        return ray_pool.pools(cluster.name)
 
 
 def start(
@@ -110,7 +46,8 @@ def start(
     None as a value takes one back. A Ray that this process has started itself plays all hosts on
     one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says otherwise.
 
-    `exist_ok`: where a cluster of that name runs in this Ray already, connects to it. One of
+    `exist_ok`: where a cluster of that name runs in this Ray already, or `rayq start` has started
+    it on that path of this machine, connects to it. One of
     another path, with fewer brokers or another value of a given config field is an error.
 
     Ray: the one that is connected, else that of RAY_ADDRESS, else a local one of its own, which
@@ -152,10 +89,16 @@ def start_or_find(
     the configs of a cluster for which nothing is given or kept; None: by who started this Ray."""
     given = given_config(config)
     root = os.path.abspath(os.path.expanduser(path))
-    if not _has_ray():
+    if not has_ray():
         settings = settings_for(kept_here(root), name=name, port=port, given=given)
-        check_start(root, brokers, settings.parsed())
-    _join_ray(may_start=True)
+        try:
+            check_start(root, brokers, settings.parsed())
+        except DirectoryInUseError:
+            there = current_cluster.read_current() if exist_ok else None
+            if there is None or there.path != root:
+                raise
+            join_ray(there.ray_address)  # That of `rayq start`.
+    join_ray(may_start=True)
     from rayq.runtime import ray_cluster, ray_lookup, ray_nodes
 
     kept = None
@@ -186,59 +129,6 @@ def start_or_find(
     )
 
 
-@takes_timeout
-def connect(
-    address: str | None = None,
-    *,
-    name: str | None = None,
-    token: str | None = None,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    **config: Unpack[ClusterKeywords],
-) -> Cluster:
-    """A cluster that runs.
-
-    Without `address`: the `rayq.testing.LocalCluster` that this process has running (the last one
-    started; of a `name`, where one is given); else the one called `name` ("default") in the Ray
-    that this process is connected to (any driver, task or actor) or that RAY_ADDRESS names; else
-    the one that `rayq start` has started on this machine. With `address`, "host:port" of any of
-    its brokers, several with commas: from outside Ray, with `token`, else RAYQ_TOKEN, else that of
-    the cluster that `rayq start` has started here, else the file ~/.rayq/token. `config` are the
-    TLS fields of `rayq.config.ClusterConfig`.
-
-    While Ray starts the controller's process again, this waits, for `timeout_s` at most.
-
-    Raises NoClusterError, ConfigError, AuthenticationError (no token), TimeoutError.
-    """
-    options = parse(ClusterConfig, config)
-    if address is not None:
-        if token is None:
-            token, known = current_cluster.saved_access(address)
-            options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
-        key = key_of_token(token.strip())
-        return Cluster(
-            address, key=key, name=name or DEFAULT_NAME, config=options
-        ).make_current()
-    local = Cluster.running_here(name)
-    if local is not None:
-        return local.connection().make_current()
-    if not _has_ray():
-        current = current_cluster.read_current()
-        if current is None or name not in (None, current.name):
-            raise _no_cluster_error(name)
-        lifecycle = RayLifecycle(current.name, current.ray_address)
-        return current_cluster.cluster_of(current, lifecycle).make_current()
-    _join_ray()
-    from rayq.runtime import ray_lookup
-
-    spec = ray_lookup.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
-    if spec is None:
-        raise NoClusterError(
-            f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "
-            "rayq.start(path), or give the address of a broker."
-        )
-    return cluster_of_spec(spec)
-
-
 def _check_as_asked(
     running: ClusterSpec, root: str, brokers: int | None, config: Mapping[str, Any]
 ) -> None:
@@ -259,63 +149,3 @@ def _check_as_asked(
             f"was asked for. It has {'; '.join(differences)}. Ask for what it has, stop it first, "
             "or give this one another name."
         )
-
-
-def cluster_of_spec(spec: ClusterSpec) -> Cluster:
-    """A cluster on the Ray of this process, which becomes the current one."""
-    cluster = Cluster(
-        [f"{host}:{port}" for host, port in spec.brokers],
-        key=client_key(spec.secret),
-        cluster_id=spec.cluster_id,
-        name=spec.cluster_name,
-        config=spec.config,
-        lifecycle=RayLifecycle(spec.cluster_name),
-    )
-    return cluster.make_current()
-
-
-def _has_ray() -> bool:
-    """Whether this process is connected to a Ray, or told of one."""
-    ray = sys.modules.get("ray")
-    return "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
-
-
-def _no_cluster_error(name: str | None) -> NoClusterError:
-    which = "No cluster" if name is None else f"No cluster named {name!r}"
-    return NoClusterError(
-        f"{which} was started by `rayq start` on this machine, and this process is not connected "
-        "to Ray: give the address of a broker, call ray.init(address=...), set RAY_ADDRESS, or "
-        "start a cluster with rayq.start(path)."
-    )
-
-
-def _join_ray(known: str | None = None, *, may_start: bool = False) -> None:
-    """Connects this process to Ray: see `start`. Never to one that merely happens to run here.
-    `known` is the address of the Ray that is wanted. Raises NoClusterError."""
-    address = known or os.environ.get("RAY_ADDRESS")
-    if "ray" not in sys.modules and address and has_ray_token():
-        # As Ray does for a Ray of its own where nothing is said.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    import ray
-
-    from rayq.runtime.ray_noise import leave_out_noise, without_token_warning
-
-    leave_out_noise()
-    if ray.is_initialized():
-        joined = ray.get_runtime_context().gcs_address
-        if known is not None and joined != known:
-            raise NoClusterError(
-                f"The cluster runs in the Ray at {known}, and this process is connected to the one "
-                f"at {joined}: call this in a process that is not."
-            )
-        return
-    if address is None and not may_start:
-        raise _no_cluster_error(None)
-    try:
-        with without_token_warning():
-            ray.init(
-                address=address or "local", include_dashboard=False if address is None else None
-            )
-    except ConnectionError as error:
-        hint = "" if "RAY_AUTH_MODE" in os.environ else RAY_TOKEN_HINT
-        raise NoClusterError(f"No Ray can be reached at {address}: {error}.{hint}") from error

@@ -66,6 +66,11 @@ class File(Protocol):
         lasts until `close` or the end of the process."""
         ...
 
+    def is_at(self, path: str) -> bool:
+        """Whether this file is the one that `path` names now. It is not where the file, or a
+        directory above it, was removed or replaced, or its disk was unmounted. Raises OSError."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -439,6 +439,9 @@ class ProcessFile:
         self._check_open()
         self._disk.sync(self._file, self._path)
 
+    def is_at(self, path: str) -> bool:
+        return self._disk.look().find(path) is self._file
+
     def try_lock(self) -> bool:
         self._check_open()
         self._disk.look()

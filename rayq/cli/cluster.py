@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,8 @@ from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
-from rayq.cli.survey import problems_of, survey
+from rayq.cli.serve_metrics import MetricsServer
+from rayq.cli.survey import problems_of, survey, troubles_of
 from rayq.cli.values import partition_numbers
 from rayq.cli.verbs import Verbs
 from rayq.client.admin.health import Problem, is_healthy
@@ -26,8 +28,9 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
     """Show the brokers, the controller and the voters."""
     with connected(cluster) as connection:
         found = connection.admin.describe_cluster()
+        troubles = troubles_of(connection, found)
     if json:
-        output.print_json(msgspec.to_builtins(found))
+        output.print_json({**msgspec.to_builtins(found), "troubles": troubles})
         return
     output.say(f"Cluster {found.cluster_id}")
     output.say(f"Controller {found.controller or 'none'}, epoch {found.controller_epoch}")
@@ -47,6 +50,9 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
         styles=["ok" if one.live else "warning" for one in found.brokers],
         optional=("node",),
     )
+    for broker, trouble in sorted(troubles.items()):
+        output.verdict(f"Broker {broker} cannot use its disk: {trouble}.", "warning")
+        output.say(f"Where it is lost: rayq cluster replace-disk {broker}")
 
 
 @app.command()
@@ -134,11 +140,27 @@ def metrics(
         list[str] | None,
         typer.Argument(metavar="NAME", help="Only names that contain one of these."),
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="[HOST:]PORT",
+            help="Stay, and serve them to Prometheus at http://HOST:PORT/metrics; HOST is "
+            "127.0.0.1 where it is left out.",
+        ),
+    ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Print the figures of every process of the cluster; docs/metrics.md says what they mean."""
+    if serve is not None and (names or json):
+        raise typer.BadParameter("--serve serves all figures, in Prometheus's format")
     with connected(cluster) as connection:
+        if serve is not None:
+            with MetricsServer(connection, serve) as server:
+                output.say(f"Serving {server.url} until Ctrl+C.")
+                sys.stdout.flush()
+                server.serve_forever()
         found = [
             sample
             for sample in connection.metrics()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rayq.errors import NoClusterError, RayqError
-from rayq.runtime.ray_token import ensure_ray_token, has_ray_token
+from rayq.runtime.ray_token import ensure_ray_token, use_ray_token
 
 START_TIMEOUT_S = 120.0
 ATTEMPTS_MAX = 3
@@ -136,8 +136,7 @@ def _ray_environment() -> dict[str, str]:
 def connected_to_ray(address: str) -> Iterator[None]:
     """Makes this process a driver of the Ray at `address` for the `with` block. Raises
     NoClusterError, and RayqError for what Ray raises within the block."""
-    if "RAY_AUTH_MODE" not in os.environ and has_ray_token():
-        os.environ["RAY_AUTH_MODE"] = "token"
+    use_ray_token()
     import ray
     from ray._private import worker
     from ray.exceptions import RayError

@@ -32,9 +32,10 @@ from rayq.client.admin.health import (
     partition_state,
 )
 from rayq.config import ClusterConfig
-from rayq.entry import cluster_of_spec, start_or_find
+from rayq.entry import start_or_find
 from rayq.errors import NoClusterError, RayqError
 from rayq.records import TopicInfo
+from rayq.runtime.connecting import cluster_of_spec
 from rayq.runtime.current_cluster import (
     Current,
     cluster_of,
@@ -418,7 +419,8 @@ def status(
         )
         return
     info = found.cluster
-    live = sum(broker.live and broker.broker not in found.silent for broker in info.brokers)
+    unwell = found.silent | found.troubles.keys()
+    live = sum(broker.live and broker.broker not in unwell for broker in info.brokers)
     output.heading(
         f"Cluster {name} ({info.cluster_id[:12]}): {live} of {len(info.brokers)} brokers live"
     )
@@ -472,7 +474,15 @@ def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]
             "broker": one.broker,
             "address": f"{one.host}:{one.port}",
             "state": (
-                ("silent" if one.broker in found.silent else "live" if one.live else "down")
+                (
+                    "no disk"
+                    if one.broker in found.troubles
+                    else "silent"
+                    if one.broker in found.silent
+                    else "live"
+                    if one.live
+                    else "down"
+                )
                 + (", cordoned" if one.cordoned else "")
             ),
             "leads": leads[one.broker],

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rayq.client.admin.admin import INTERNAL_PREFIX, AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
+from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
@@ -28,7 +29,7 @@ from rayq.records import (
     TopicInfo,
     TransactionListing,
 )
-from rayq.wire.messages import Metadata
+from rayq.wire.messages import Metadata, MetadataResponse
 
 COORDINATORS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
@@ -51,6 +52,8 @@ class Survey(NamedTuple):
     store: ObjectStoreInfo | None
     remote: list[RemotePartitionInfo]
     queues: list[QueueInfo]
+    troubles: dict[int, str]
+    """Why brokers have given up their sessions, of those that can say so."""
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -154,22 +157,9 @@ def survey(cluster: Cluster) -> Survey:
                 raise
             return []
 
-    async def is_silent(broker: BrokerInfo) -> bool:
-        try:
-            await client.ask(
-                (broker.host, broker.port), Metadata(topics=[]), timeout_s=ANSWER_TIMEOUT_S
-            )
-        except (DisconnectedError, TimeoutError):
-            return True
-        return False
-
     async def look() -> Survey:
         info = await admin.describe_cluster()
-        live = [broker for broker in info.brokers if broker.live]
-        answers = await asyncio.gather(*map(is_silent, live))
-        silent = frozenset(
-            broker.broker for broker, no_answer in zip(live, answers, strict=True) if no_answer
-        )
+        silent, troubles = await _asked(client, info)
         topics = await _topics(admin, internal=True)
         # Without a controller nothing moves, and no process knows of moves.
         moves = [] if info.controller is None else await admin.list_reassignments()
@@ -185,6 +175,38 @@ def survey(cluster: Cluster) -> Survey:
             store=store,
             remote=partitions,
             queues=await queues(),
+            troubles=troubles,
         )
 
     return background.run(look())
+
+
+async def _asked(client: Client, info: ClusterInfo) -> tuple[frozenset[int], dict[int, str]]:
+    """The brokers that count as live and do not answer, and the troubles of those that answer,
+    live or not."""
+
+    async def ask(broker: BrokerInfo) -> MetadataResponse | None:
+        try:
+            answer, _ = await client.ask(
+                (broker.host, broker.port), Metadata(topics=[]), timeout_s=ANSWER_TIMEOUT_S
+            )
+        except (DisconnectedError, TimeoutError):
+            return None
+        return answer
+
+    answers = dict(
+        zip(info.brokers, await asyncio.gather(*map(ask, info.brokers)), strict=True)
+    )
+    silent = frozenset(one.broker for one, answer in answers.items() if one.live and answer is None)
+    return silent, {
+        one.broker: answer.trouble
+        for one, answer in answers.items()
+        if answer is not None and answer.trouble is not None
+    }
+
+
+def troubles_of(cluster: Cluster, info: ClusterInfo) -> dict[int, str]:
+    """Why brokers have given up their sessions, of those that can say so."""
+    client, background = cluster.shared_client()
+    _, troubles = background.run(_asked(client, info))
+    return troubles

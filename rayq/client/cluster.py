@@ -132,6 +132,7 @@ class Cluster:
 
     _current: ClassVar[Cluster | None] = None
     _running_here: ClassVar[list[Cluster]] = []
+    _find_other: ClassVar[Callable[[], Cluster] | None] = None
     """The clusters whose servers are in this process, the last started last."""
 
     def __init__(
@@ -158,8 +159,11 @@ class Cluster:
     @classmethod
     def current(cls) -> Cluster:
         """The last cluster of this process that was started or connected to, and is not closed;
-        else the last one whose servers are in this process. Raises NoClusterError."""
+        else the last one whose servers are in this process; else what `rayq.connect()` finds.
+        Raises NoClusterError."""
         found = cls._current or cls.running_here()
+        if found is None and cls._find_other is not None:
+            found = cls._find_other()
         if found is None:
             raise NoClusterError(
                 "This process has no cluster yet: call rayq.start(path) or rayq.connect() first, "
@@ -173,6 +177,17 @@ class Cluster:
         runs: a `rayq.testing.LocalCluster`."""
         running = reversed(cls._running_here)
         return next((one for one in running if name in (None, one.name)), None)
+
+    @classmethod
+    def find_others_by(cls, find: Callable[[], Cluster]) -> None:
+        """`current` calls this where the process has no cluster yet: `rayq.connect`, which knows
+        Ray and is not known here. Raises NoClusterError."""
+        Cluster._find_other = find
+
+    @property
+    def lifecycle(self) -> Lifecycle | None:
+        """What starts and stops the servers; None where this is connected from outside."""
+        return self._lifecycle
 
     def make_current(self) -> Self:
         """Makes this the cluster that `Cluster.current()` returns."""

@@ -24,6 +24,7 @@ from rayq.client.cluster import Cluster
 from rayq.config import MIB, ConsumerConfig, OnCorrupt
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import TopicPartition
+from rayq.runtime.connecting import ray_for
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,9 @@ def read_topic(
     Partitions are read in parallel, and cut by offsets where that helps: there is a read task for
     about 32 MiB, or for each CPU, and there are at least `min_partitions`. Fewer `columns` are
     faster to read. `ray_remote_args` are options of the read tasks; other keywords are the bounds
-    of `snapshot`. `cluster`: None means the process's current cluster.
+    of `snapshot`. `cluster`: None means the process's current cluster, else what `rayq.connect()`
+    finds. Ray is the one that this process is connected to, else that of RAY_ADDRESS, else the
+    cluster's, else a local one.
 
     A read is exact, or it fails. While a leader cannot be reached, the task tries again; without
     any progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError.
@@ -116,6 +119,7 @@ def read_topic(
     credentials of the nodes. Raises what `snapshot` raises.
     """
     found = cluster or Cluster.current()
+    ray_for(found)
     if isinstance(topics, Snapshot):
         if bounds or pattern is not None:
             raise InvalidRequestError(

@@ -32,6 +32,14 @@ def broker_name(cluster_name: str, broker: int) -> str:
     return f"rayq:{cluster_name}:broker-{broker}"
 
 
+def likely_name(default: str) -> str:
+    """The name of the only cluster in the connected Ray; where there are others too, or none, the
+    default one."""
+    prefix, suffix = controller_name("|").split("|")
+    found = [name for name in names_with(prefix) if name.endswith(suffix)]
+    return found[0].removeprefix(prefix).removesuffix(suffix) if len(found) == 1 else default
+
+
 def find_cluster(
     cluster_name: str, *, timeout_s: float = START_TIMEOUT_S
 ) -> ClusterSpec | None:

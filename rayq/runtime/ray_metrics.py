@@ -12,38 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from ray.util.metrics import Gauge
 
 from rayq.client.admin.metrics import GroupLag
+from rayq.client.admin.prometheus import series
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError
-from rayq.metrics import CATALOGUE, SECONDS_BOUNDS, Metric, Sample
+from rayq.metrics import CATALOGUE, Sample
 from rayq.wire.authentication import Identity, client_key
 
 logger = logging.getLogger(__name__)
-
-RAY_PREFIX = "ray_"
-BUCKET_LABEL = "le"
-INFINITY = "+Inf"
-
-
-def exported_labels(metric: Metric) -> dict[str, tuple[str, ...]]:
-    """The names under which Ray's endpoint shows a metric, and the labels of each. (Ray adds labels
-    of its own: the node's address, the process, the session.)"""
-    name = RAY_PREFIX + metric.name
-    if metric.kind != "histogram":
-        return {name: metric.labels}
-    return {
-        f"{name}_bucket": (*metric.labels, BUCKET_LABEL),
-        f"{name}_sum": metric.labels,
-        f"{name}_count": metric.labels,
-    }
-
 
 class RayExporter:
     """Gives Ray the samples of one process, each time all of them."""
@@ -54,7 +37,7 @@ class RayExporter:
     def export(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             metric = CATALOGUE[sample.name]
-            for name, labels, value in _series(metric, sample):
+            for name, labels, value in series(metric, sample):
                 self._set(name, labels, metric.help, value)
 
     def _set(self, name: str, labels: dict[str, str], text: str, value: float) -> None:
@@ -62,19 +45,6 @@ class RayExporter:
         if gauge is None:
             gauge = self._gauges[name] = Gauge(name, text, tuple(labels))
         gauge.set(value, labels)
-
-
-def _series(metric: Metric, sample: Sample) -> Iterator[tuple[str, dict[str, str], float]]:
-    labels = sample.labels
-    if metric.kind != "histogram":
-        yield metric.name, labels, sample.value
-        return
-    assert sample.buckets is not None and sample.count is not None
-    for bound, count in zip(SECONDS_BOUNDS, sample.buckets, strict=True):
-        yield f"{metric.name}_bucket", {**labels, BUCKET_LABEL: f"{bound:g}"}, count
-    yield f"{metric.name}_bucket", {**labels, BUCKET_LABEL: INFINITY}, sample.count
-    yield f"{metric.name}_sum", labels, sample.value
-    yield f"{metric.name}_count", labels, sample.count
 
 
 async def export_for_ever(environment: Environment, config: ClusterConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 
@@ -14,6 +15,20 @@ def token_path() -> Path:
 
 def has_ray_token() -> bool:
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or token_path().exists()
+
+
+def use_ray_token() -> None:
+    """Has this process prove itself with its token, where it has one and nobody said otherwise: as
+    Ray does for a Ray of its own. Ray reads the setting when it is imported, so it is told where
+    that has happened already."""
+    if "RAY_AUTH_MODE" in os.environ or not has_ray_token():
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def ensure_ray_token() -> None:

@@ -31,7 +31,7 @@ from rayq.errors import (
     NotEnoughResourcesError,
     SparkSessionError,
 )
-from rayq.runtime.ray_noise import leave_out_noise, without_token_warning
+from rayq.runtime.connecting import ray_for
 from rayq.spark.driver_stderr import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
@@ -94,9 +94,10 @@ def session(
 
     There are `executors` processes, each with `cores` tasks at once and a JVM with `memory` (such
     as "512m" or "2g"; Spark takes no less than 450 MiB). They are spread over the nodes of the Ray
-    that this process is connected to, else of RAY_ADDRESS, else of a local Ray, and reserve that
-    many of its CPUs. `conf` are further Spark settings, with `_` for each `.`
-    (`spark_sql_shuffle_partitions=8`) or, as they are, `**{"spark.memory.fraction": 0.5}`.
+    that this process is connected to, else of RAY_ADDRESS, else of that of the cluster that
+    `rayq.connect()` finds, else of a local Ray, and reserve that many of its CPUs. `conf` are
+    further Spark settings, with `_` for each `.` (`spark_sql_shuffle_partitions=8`) or, as they
+    are, `**{"spark.memory.fraction": 0.5}`.
 
     Every node needs Java 17 and the same Python environment at the same path. A process may have
     one session at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of
@@ -107,7 +108,7 @@ def session(
     settings = _settings(conf)
     _check_no_other()
     check_java()
-    _join_ray()
+    ray_for(None)
     group = _reserve(executors, cores, memory, memory_bytes)
     try:
         _check_nodes(group)
@@ -207,16 +208,6 @@ def _major_version(java: str) -> int:
 
 
 # --- Ray ------------------------------------------------------------------------------------------
-
-
-def _join_ray() -> None:
-    """Connects this process to Ray, as `rayq.start` does: never to a Ray that merely runs here."""
-    leave_out_noise()
-    if ray.is_initialized():
-        return
-    address = os.environ.get("RAY_ADDRESS")
-    with without_token_warning():
-        ray.init(address=address or "local", include_dashboard=False if address is None else None)
 
 
 def _check_nodes(group: PlacementGroup) -> None:

@@ -19,6 +19,7 @@ partition.json is written once; a crash may leave a part of it, and no checkpoin
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from typing import TypeVar
@@ -299,6 +300,21 @@ class DataDirectory:
             raise StorageError(f"{path} cannot be opened: {error}") from error
         return DataDirectory(environment, path, meta, secret, lock)
 
+    @property
+    def trouble(self) -> str | None:
+        """Why what this process writes here is as good as lost: the directory at `path` is not the
+        one that it holds any more."""
+        try:
+            is_here = self._lock.is_at(f"{self.path}/{BROKER_LOCK}")
+        except OSError as error:
+            return f"{self.path} cannot be looked at: {error}"
+        if is_here:
+            return None
+        return (
+            f"the data directory {self.path} was removed, emptied or replaced, or its disk is no "
+            "longer mounted"
+        )
+
     def renew_directory_id(self) -> None:
         """Takes a new directory id, durably, since this directory is an old copy."""
         self.meta = msgspec.structs.replace(self.meta, directory_id=self._environment.new_id())
@@ -474,6 +490,16 @@ class PartitionDirectory:
         except OSError as error:
             raise open_failed(path, error) from error
         return PartitionDirectory(path, wanted, lock, is_new=is_new)
+
+    def check_here(self, disk: Disk) -> None:
+        """Raises StorageError where the directory was removed or replaced although that of its
+        broker is there: what is written here is as good as lost. Where all is gone the broker
+        notices (`DataDirectory.trouble`), and it may be back in a moment."""
+        broker_path = os.path.dirname(self.path)
+        if not self._lock.is_at(f"{self.path}/{PARTITION_LOCK}") and disk.exists(
+            f"{broker_path}/{META}"
+        ):
+            raise StorageError(f"{self.path} was removed, emptied or replaced.")
 
     def sync(self, disk: Disk) -> None:
         """In a thread: what `open` has made is durable once the directory is synced. Raises

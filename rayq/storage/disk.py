@@ -68,6 +68,12 @@ class LocalFile:
             return False
         return True
 
+    def is_at(self, path: str) -> bool:
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self.descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rayq.cli.survey import problems_of, survey, troubles_of
+from rayq.client.admin.health import Problem
 from rayq.errors import DeliveryError, DiskFullError, RayqError
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
@@ -176,3 +179,74 @@ def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
     faulty.start_broker(follower)
     wait_in_sync(faulty, "t")
     assert values(read_all(faulty, "t")) == [b"new"] * 5
+
+
+@pytest.fixture
+def losing(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(3, data_dir=tmp_path / "data", **FAST) as cluster:
+        cluster.create_topic("t")
+        with cluster.producer() as producer:
+            producer.send_many("t", [b"%d" % number for number in range(50)]).result(60)
+        yield cluster
+
+
+@pytest.mark.parametrize("loss", ["removed", "emptied", "replaced by a copy"])
+def test_a_broker_whose_directory_is_lost_gives_up_and_says_what_to_do(
+    losing: LocalCluster, tmp_path: Path, loss: str
+) -> None:
+    leader = leader_of(losing, "t")
+    path, aside = tmp_path / f"data/broker-{leader}", tmp_path / "aside"
+    if loss == "emptied":
+        aside.mkdir()
+        for held in path.iterdir():
+            held.rename(aside / held.name)
+    else:
+        path.rename(aside)
+        if loss == "replaced by a copy":
+            shutil.copytree(aside, path)
+    eventually(lambda: leader_of(losing, "t") not in (None, leader), "another leads")
+    with losing.producer() as producer:
+        producer.send("t", b"50").result(60)
+    assert values(read_all(losing, "t")) == [b"%d" % number for number in range(51)]
+
+    def told() -> Problem | None:
+        found = problems_of(survey(losing))
+        return next((one for one in found if one.what == f"Broker {leader} cannot use its disk"), None)
+
+    eventually(lambda: told() is not None, "it is told")
+    problem = told()
+    assert problem is not None and str(path) in problem.why
+    assert f"rayq cluster replace-disk {leader}" in problem.next_command
+    assert str(path) in troubles_of(losing, losing.admin.describe_cluster())[leader]
+
+    if loss == "removed":  # A disk that is mounted again heals.
+        aside.rename(path)
+        wait_in_sync(losing, "t")
+        eventually(lambda: told() is None, "all is well")
+
+
+def test_a_broker_without_its_directory_counts_for_no_majority(
+    losing: LocalCluster, tmp_path: Path
+) -> None:
+    """What it writes would be lost with its process."""
+    paths = [tmp_path / f"data/broker-{broker}" for broker in (0, 1)]
+    for path in paths:
+        path.rename(path.with_name(f"{path.name}-aside"))
+    with pytest.raises(RayqError):
+        losing.create_topic("lost", timeout_s=3)
+    for path in paths:
+        path.with_name(f"{path.name}-aside").rename(path)
+    losing.create_topic("kept", timeout_s=60)
+
+
+def test_a_replica_whose_directory_is_lost_ends_and_another_leads(
+    losing: LocalCluster, tmp_path: Path
+) -> None:
+    leader = leader_of(losing, "t")
+    shutil.rmtree(tmp_path / f"data/broker-{leader}/t-0")
+    eventually(lambda: leader_of(losing, "t") not in (None, leader), "another leads")
+    with losing.producer() as producer:
+        producer.send("t", b"50").result(60)
+    assert values(read_all(losing, "t")) == [b"%d" % number for number in range(51)]
+    assert len(losing.admin.describe_cluster().brokers) == 3
+    assert all(one.live for one in losing.admin.describe_cluster().brokers)

@@ -276,7 +276,7 @@ def test_a_broker_keeps_what_it_was_started_with(tmp_path: Path) -> None:
 def test_a_start_uses_what_is_kept_before_it_asks_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayq.entry._has_ray", lambda: False)
+    monkeypatch.setattr("rayq.entry.has_ray", lambda: False)
     files = certificates(tmp_path / "tls", trustme.CA())
     format_broker(
         ENVIRONMENT,

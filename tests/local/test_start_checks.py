@@ -29,8 +29,8 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("Ray was asked for")
 
-    monkeypatch.setattr("rayq.entry._join_ray", refuse)
-    monkeypatch.setattr("rayq.entry._has_ray", lambda: False)
+    monkeypatch.setattr("rayq.entry.join_ray", refuse)
+    monkeypatch.setattr("rayq.entry.has_ray", lambda: False)
 
 
 def start(path: Path, **options: Any) -> RayqError:

@@ -68,6 +68,13 @@ def test_a_cluster_that_is_well_has_no_problems() -> None:
     assert find_problems(cluster(), [topic(partition([0, 1, 2]))]) == []
 
 
+def test_a_broker_that_says_why_it_gave_up_is_named_with_its_reason() -> None:
+    found = find_problems(cluster(down=(1,)), [], troubles={1: "the data directory /d was removed"})
+    problem = only([p for p in found if "Broker" in p.what])
+    assert problem.what == "Broker 1 cannot use its disk" and "/d was removed" in problem.why
+    assert "rayq cluster replace-disk 1" in problem.next_command
+
+
 def test_a_broker_that_is_down_is_named_with_what_to_do() -> None:
     problem = only([p for p in find_problems(cluster(down=(1,)), []) if "Broker" in p.what])
     assert problem.severity == "warning"

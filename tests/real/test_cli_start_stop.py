@@ -35,7 +35,7 @@ class Rayq:
     def __init__(self, home: Path, temporary: str) -> None:
         self.home = home
         rest = {name: value for name, value in os.environ.items() if name not in OTHERS}
-        self._environment = {
+        self.environment = {
             **rest,
             "RAYQ_HOME": str(home),
             "PYTHONPATH": str(ROOT),
@@ -49,7 +49,7 @@ class Rayq:
     ) -> subprocess.CompletedProcess[str]:
         ran = subprocess.run(
             [sys.executable, "-m", "rayq.cli", *arguments],
-            env={**self._environment, **variables},
+            env={**self.environment, **variables},
             input=stdin,
             capture_output=True,
             timeout=170,
@@ -63,7 +63,7 @@ class Rayq:
         program = f"{line}; print(cluster.admin.list_topics())"
         ran = subprocess.run(
             [sys.executable, "-c", program],
-            env={**self._environment, **variables},
+            env={**self.environment, **variables},
             capture_output=True,
             timeout=60,
             text=True,
@@ -91,7 +91,7 @@ class Rayq:
     def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "rayq.cli", *arguments],
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -102,7 +102,7 @@ class Rayq:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if f"{self._environment['RAY_TMPDIR']}/" in command:
+                if f"{self.environment['RAY_TMPDIR']}/" in command:
                     found.append(command)
         return found
 

@@ -21,9 +21,9 @@ from ray._private import worker
 
 import rayq
 from rayq import Cluster
+from rayq.client.admin.prometheus import exported_labels
 from rayq.errors import TopicExistsError
 from rayq.metrics import CATALOGUE
-from rayq.runtime.ray_metrics import exported_labels
 from tests.local.support import eventually, partition_of, wait_in_sync
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

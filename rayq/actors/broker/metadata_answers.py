@@ -92,6 +92,7 @@ class MetadataAnswers:
             ],
             topics=topics,
             next_after=after if left else None,
+            trouble=metadata.trouble,
         )
 
     async def queues(

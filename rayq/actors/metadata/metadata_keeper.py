@@ -92,7 +92,7 @@ class MetadataKeeper:
             writing_s = self._environment.clock.monotonic() - since_s
             if writing_s > WRITE_PATIENCE_S:
                 return f"a write to {self._directory.path} has not ended for {writing_s:.1f} s"
-        return self._failure
+        return self._directory.trouble or self._failure
 
     def note_heard(self) -> None:
         """Takes note that the controller answered."""
@@ -239,6 +239,9 @@ class MetadataKeeper:
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
         """Changes the log. A log that a failed write has ended is opened anew first: then what the
         disk holds counts, whatever became of that write. Raises StorageError."""
+        # A write to files that were removed would succeed, and count for the majority.
+        if (trouble := self._directory.trouble) is not None:
+            raise StorageError(trouble)
         now_s = self._environment.clock.monotonic()
         if self._log.failure is not None and now_s < self._reopen_from_s:
             raise StorageError(self._log.failure)

@@ -458,6 +458,7 @@ class Replica:
         if now_s < self._look_s or not self._replica_log.is_open:
             return
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
+        self._replica_log.check_directory()
         self._clock_watch.look()
         self._delay_clock.look()
         self._compactor.tick(now_s)

@@ -233,6 +233,11 @@ class ReplicaLog:
         self._flushed.notify()
         self._on_failure()
 
+    def check_directory(self) -> None:
+        """Raises StorageError, OSError where the log's files are not at their path any more."""
+        if self._directory is not None:
+            self._directory.check_here(self.environment.disk)
+
     async def guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a background task of the replica: whatever ends it ends the replica, so that
         another leads instead of one that does half its work. (A function: a coroutine that was

@@ -74,14 +74,15 @@ def find_problems(
     store: ObjectStoreInfo | None = None,
     remote: Iterable[RemotePartitionInfo] = (),
     queues: Iterable[QueueInfo] = (),
+    troubles: Mapping[int, str] = {},
 ) -> list[Problem]:
     """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
-    count as live and do not answer."""
+    count as live and do not answer; `troubles` say why brokers have given up their sessions."""
     # rayq's own topics stand last: an operator should hear of the users' topics first.
     listed = sorted(topics, key=lambda topic: topic.name.startswith("__"))
     problems = [
         *_controller_problems(cluster, silent),
-        *_broker_problems(cluster),
+        *_broker_problems(cluster, troubles),
         *_silence_problems(cluster, listed, silent),
         *_partition_problems(listed),
         *_disk_problems(listed),
@@ -150,9 +151,18 @@ def _controller_problems(cluster: ClusterInfo, silent: Collection[int]) -> Itera
         )
 
 
-def _broker_problems(cluster: ClusterInfo) -> Iterable[Problem]:
+def _broker_problems(cluster: ClusterInfo, troubles: Mapping[int, str]) -> Iterable[Problem]:
     for broker in cluster.brokers:
-        if not broker.live:
+        trouble = troubles.get(broker.broker)
+        if trouble is not None:
+            yield Problem(
+                "warning",
+                f"Broker {broker.broker} cannot use its disk",
+                f"{trouble}; it has given up its session, so that others lead",
+                f"where that is mended it goes on by itself, see its node ({_node(broker)}); where "
+                f"the disk or the directory is lost: rayq cluster replace-disk {broker.broker}",
+            )
+        elif not broker.live:
             yield Problem(
                 "warning",
                 f"Broker {broker.broker} is down",

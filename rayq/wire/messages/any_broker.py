@@ -83,6 +83,8 @@ class MetadataResponse(Response, frozen=True):
     """Sorted by name."""
     next_after: str | None = None
     """Not None where one answer does not hold all topics: ask again with this as `after`."""
+    trouble: str | None = None
+    """Why the broker that answers has given up its session; None where it has not."""
 
 
 METADATA_TOPICS_MAX = 10_000
