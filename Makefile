@@ -28,13 +28,17 @@ setup: $(FOR_THE_TESTS) ## Make the environment in .venv, with all that develope
 
 # uv resolves and unpacks in seconds what pip needs minutes for. Packages that come as sources are
 # built in environments of their own, so that nothing depends on what happens to be in .venv.
-$(FOR_THE_DEMO): pyproject.toml requirements.lock
+define ENVIRONMENT
 	@test -n "$(PYTHON)" || { echo "rayq needs Python 3.11, 3.12 or 3.13 with its venv module" \
 		"(on Debian: apt-get install python3-venv)." >&2; exit 1; }
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version); the first time this takes a minute."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet \
 		--constraint requirements.lock uv
+endef
+
+$(FOR_THE_DEMO): pyproject.toml requirements.lock
+	$(ENVIRONMENT)
 	@$(INSTALL) --editable '.[spark,cli,demo]'
 	@$(MAKE) --no-print-directory java
 	@touch $@
@@ -43,7 +47,8 @@ $(FOR_THE_TESTS): $(FOR_THE_DEMO)
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
-$(FOR_THE_DOCS): $(FOR_THE_TESTS)
+$(FOR_THE_DOCS): pyproject.toml requirements.lock
+	$(ENVIRONMENT)
 	@$(INSTALL) --editable '.[docs]'
 	@touch $@
 

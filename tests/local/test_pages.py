@@ -6,7 +6,7 @@ Fences of `python`, `py` and `bash` are run, those of a page in one namespace an
 - a file name: the fence is that file, which a later fence runs or imports;
 - `Output`, of a `text`: what the fence before it prints, where `...` stands for anything;
 - `Output, in any order`: these lines;
-- `On Ray`, `On Ray, with Spark`: tests/real/test_pages_on_ray.py runs it against `rayq start`;
+- `On Ray`, `On Ray, with ...`: tests/real/test_pages_on_ray.py runs it against `rayq start`;
 - `Not run: why`: it cannot be run here.
 """
 

@@ -16,7 +16,7 @@ import pytest
 from tests.local.test_pages import PAGES, ROOT, Fence, fences
 from tests.real.test_cli_start_stop import Rayq, rayq  # noqa: F401 - a fixture
 
-ON_RAY, WITH_SPARK = "On Ray", "On Ray, with Spark"
+ON_RAY, WITH_SPARK, WITH_RESTART = "On Ray", "On Ray, with Spark", "On Ray, with a restart"
 TIMEOUT_S = 500.0  # Spark alone takes a minute and a half where others keep the cores busy.
 README = ROOT / "README.md"
 FLIGHTS = b'N1\t{"carrier": "UA", "dest": "SFO", "month": 1, "dep_delay": 2.5}\nN2\tno JSON\n'
@@ -89,6 +89,17 @@ def test_what_the_pages_say_of_ray_data_runs_after_rayq_start(reader: Reader) ->
         assert serving.wait(timeout=60) == 143
     finally:
         serving.kill()
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_what_the_pages_say_of_restarts_runs_after_rayq_start(reader: Reader) -> None:
+    (fence,) = (fence for page in PAGES for fence in titled(page, WITH_RESTART))
+    lines = reader.types(fence).splitlines()
+    assert lines[0].startswith("rayq-") and lines[-1].startswith("rayq-") and lines[0] != lines[-1]
+    assert "SFO" in reader.command.well("topic", "consume", "flights", "-o", "beginning", "-e")
+    old = reader.command("topic", "list", RAYQ_CLUSTER="127.0.0.1:9392", RAYQ_TOKEN=lines[0])
+    assert old.returncode == 1 and "token" in old.stderr
 
 
 @pytest.mark.thorough
