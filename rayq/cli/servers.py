@@ -160,6 +160,11 @@ def start(
         raise typer.BadParameter(
             "--num-cpus is for a Ray that is started here; --ray-address names one that runs"
         )
+    if node_ip is not None and ray_address is not None:
+        raise typer.BadParameter(
+            "--node-ip-address is for a Ray that is started here; with --ray-address say -c "
+            "bind_host=ADDRESS, or nothing: each broker listens on the address of its node"
+        )
     values = given_config(config_values(ClusterConfig, config or ()))
     if node_ip is not None:
         _check_node_ip(node_ip, ray_address)

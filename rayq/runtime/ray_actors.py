@@ -43,6 +43,7 @@ from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment, ThreadPool
 from rayq.errors import (
+    ConfigError,
     ControllerUnavailableError,
     DirectoryInUseError,
     RayqError,
@@ -326,6 +327,12 @@ class BrokerActor:
             host, port = await asyncio.shield(self._started)
         except RayqError as error:
             return ("error", *to_wire(error))
+        except OSError as error:
+            told = ConfigError(
+                f"Broker {self._spec.broker} cannot listen on {bind_host(self._spec.config)} of "
+                f"its node: {error}. bind_host says where it is to listen."
+            )
+            return ("error", *to_wire(told))
         return ("ok", port, host)
 
     async def is_registered(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.errors import DirectoryInUseError, InvalidRequestError
+from rayq.errors import ConfigError, DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import (
     check_all_found,
     check_broker_count,
@@ -38,10 +39,12 @@ def check_start(
     """Checks the start of a cluster all of whose brokers are, or are to be, on this machine, below
     `root`. `patience_s`: for how long processes that are ending may hold a directory.
 
-    Raises ConfigError (TLS files that cannot be used), InvalidRequestError, WrongClusterError,
+    Raises ConfigError (TLS files that cannot be used, a bind_host of another machine),
+    InvalidRequestError, WrongClusterError,
     UnsupportedFormatError, StorageError, DirectoryInUseError, RayqError (directories are missing).
     """
     environment = system_environment(config)
+    _check_bind_host(config.bind_host)
     if os.path.exists(root) and not os.path.isdir(root):
         raise InvalidRequestError(f"{root} is a file: name a directory for the data.")
     found = of_one_cluster(find_directories(environment, root), root)
@@ -59,6 +62,22 @@ def check_start(
                     "it. Stop that cluster first, or use another directory."
                 )
             time.sleep(LOCK_RETRY_S)
+
+
+def _check_bind_host(host: str | None) -> None:
+    """Raises ConfigError where nothing can listen on that address of this machine."""
+    if host is None:
+        return
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as tried:
+                tried.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"Nothing can listen on bind_host={host} here: {error}. Give an address that this "
+            "machine has, or None for the one that Ray has for it (of the command: -c "
+            "bind_host=none)."
+        ) from error
 
 
 def _is_ending(pid: int) -> bool:

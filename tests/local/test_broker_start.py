@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq.client.environment import system_environment
@@ -121,3 +122,19 @@ def test_a_slow_start_may_take_longer_than_one_broker_does(monkeypatch: pytest.M
     assert 60 <= now_s < 61
     with pytest.raises(ControllerUnavailableError, match="1 of 2 brokers are registered"):
         ray_cluster._wait_registered([broker(0), broker(100)], "/data", {})
+
+
+def test_a_broker_that_cannot_listen_says_where(tmp_path: Path) -> None:
+    async def script() -> tuple[str, int | str, str]:
+        path = f"{tmp_path}/broker-0"
+        format_directory(system_environment(), path, cluster_id="c1", broker=0, secret=b"s" * 32)
+        spec = msgspec.structs.replace(
+            _spec(tmp_path), config=ClusterConfig(bind_host="198.51.100.7")
+        )
+        actor = BrokerActor(spec)
+        answer = await actor.endpoint()
+        actor._starting.cancel()
+        return answer
+
+    kind, error, text = asyncio.run(script())
+    assert (kind, error) == ("error", "ConfigError") and "198.51.100.7" in text

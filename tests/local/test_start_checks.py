@@ -107,3 +107,11 @@ def test_a_start_names_the_first_partitions_that_wait_and_counts_the_others(
     tell_recovering({f"t-{number}": "waits for broker 2" for number in range(300)})
     assert caplog.messages[0] == "t-0 waits for broker 2"
     assert len(caplog.messages) == 11 and caplog.messages[-1].startswith("290 more partitions")
+
+
+@pytest.mark.parametrize("host", ["198.51.100.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, host: str) -> None:
+    """It may have been kept from the time when this machine had it."""
+    refused = start(tmp_path, brokers=1, bind_host=host)
+    assert isinstance(refused, ConfigError)
+    assert f"bind_host={host}" in str(refused) and "bind_host=none" in str(refused)
