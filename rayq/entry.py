@@ -43,7 +43,7 @@ def start(
 
     `name`, `port` and `config` are kept with the data: a later start of the same `path` goes on
     with those that it is not given, TLS for example, and logs a warning of each that it changes.
-    None as a value takes one back. A Ray that this process has started itself plays all hosts on
+    None takes one back: the default counts again. A Ray that this process has started itself plays all hosts on
     one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says otherwise.
 
     `exist_ok`: where a cluster of that name runs in this Ray already, or `rayq start` has started
@@ -113,8 +113,9 @@ def start_or_find(
                 f"rayq.connect(name={wanted!r}), stop that one first, or give this one another "
                 "name."
             )
-        settings_for(running.settings, name=None, port=None, given=given)  # Checks the values.
-        _check_as_asked(running, root, brokers, given)
+        wanted_config = settings_for(running.settings, name=None, port=None, given=given).parsed()
+        asked = {key: getattr(wanted_config, key) for key in given}
+        _check_as_asked(running, root, brokers, asked)
         return running, []
     if defaults is None:
         defaults = {"bind_host": LOOPBACK} if ray_nodes.is_rays_only_machine() else {}

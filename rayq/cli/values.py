@@ -239,6 +239,9 @@ def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any
         known = name in hints
         if key.strip() in values:
             raise ConfigError(f"{key.strip()} is given twice: say it once.")
+        if known and kind is ClusterConfig and text.strip().lower() in _NOTHING:
+            values[key.strip()] = None  # A start takes back what is kept.
+            continue
         values[key.strip()] = _config_value(name, text.strip(), hints[name]) if known else text
     if kind is not ClusterConfig:  # A start checks it together with what its data keeps.
         parse(kind, values)  # type: ignore[type-var]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -104,16 +104,21 @@ def settings_for(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any] = {},
 ) -> KeptSettings:
-    """The settings of a start that is given these, and that go on what was `kept`. `defaults` are
-    configs for which nothing was given or kept. Raises ConfigError."""
+    """The settings of a start that is given these, and that go on what was `kept`. None as a given
+    config takes back what was kept: the default counts again. `defaults` are configs for which
+    nothing was given or kept. Raises ConfigError."""
     before = kept or KeptSettings(
         revision=0, cluster_name=DEFAULT_NAME, port=DEFAULT_PORT, config={}
     )
+    config = {**defaults, **before.config, **given}
+    for key in [key for key, value in given.items() if value is None]:
+        if type(None) not in get_args(types_of(ClusterConfig)[key]):
+            del config[key]
     after = msgspec.structs.replace(
         before,
         cluster_name=before.cluster_name if name is None else name,
         port=before.port if port is None else port,
-        config={**defaults, **before.config, **given},
+        config=config,
     )
     try:
         after.parsed()

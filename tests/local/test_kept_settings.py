@@ -13,6 +13,7 @@ import trustme
 
 import rayq
 from proving.simulation import ProcessDied, World
+from rayq.cli.values import config_values
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, types_of
 from rayq.errors import ConfigError, StorageError
@@ -114,6 +115,22 @@ def test_tls_goes_off_where_that_is_asked_for_in_full_and_never_by_half() -> Non
     assert changes(off, later(off, **TLS))[0] == "TLS is on; it was off."
     # One file of three may be another one.
     assert later(kept, tls_ca="/new/ca.pem").parsed().tls_key == TLS["tls_key"]
+
+
+def test_what_was_kept_is_taken_back_by_none() -> None:
+    kept = first(session_timeout_ms=7000, tls_check_hostname=False, bind_host="10.0.0.7")
+    given = config_values(
+        ClusterConfig, ["session_timeout_ms=none", "tls.check.hostname=none", "bind_host=None"]
+    )
+    after = later(kept, **given)
+    assert after.parsed() == ClusterConfig()
+    assert after.config == {"bind_host": None}, "None is a value where the default may be another"
+    assert changes(kept, after) == [
+        "bind_host is None; it was '10.0.0.7'.",
+        "session_timeout_ms is 3000; it was 7000.",
+        "tls_check_hostname is True; it was False.",
+    ]
+    assert later(None, session_timeout_ms=None).parsed() == ClusterConfig()
 
 
 def test_defaults_count_only_where_nothing_was_given_or_kept() -> None:
