@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import rayq
 from rayq import Cluster, Record
 from rayq.errors import AuthenticationError, NoClusterError, TimeoutError
+from rayq.runtime import connecting
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.testing import LocalCluster
 
@@ -214,3 +216,70 @@ def test_a_stop_waits_while_ray_starts_the_controller_again(
     monkeypatch.setattr(ray_lookup.ray, "kill", killed.append)
     ray_cluster.stop_cluster("flights")
     assert (actor.failures, killed) == (-1, [actor])
+
+
+def test_connect_finds_the_only_cluster_of_a_ray_whatever_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rayq.runtime import ray_lookup
+
+    names = ["rayq:shop:broker-0", "rayq:shop:controller", "rayq:shop:pool-controller"]
+    monkeypatch.setattr(ray_lookup, "names_with", lambda _prefix: names)
+    assert ray_lookup.likely_name("default") == "shop"
+    names.append("rayq:other:controller")
+    assert ray_lookup.likely_name("default") == "default"
+    names.clear()
+    assert ray_lookup.likely_name("default") == "default"
+
+
+# --- a process that has no cluster yet ------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(started: Current, monkeypatch: pytest.MonkeyPatch) -> Current:
+    """What `rayq start` has left behind, in a process that has neither a cluster nor a Ray."""
+    monkeypatch.setattr(Cluster, "_current", None)
+    monkeypatch.setattr(connecting, "has_ray", lambda: False)
+    return started
+
+
+def test_the_current_cluster_is_the_one_that_rayq_start_has_started(
+    fresh: Current, topic: str
+) -> None:
+    found = Cluster.current()
+    assert found.addresses == fresh.brokers
+    assert topic in found.admin.list_topics()
+    found.close()
+    assert Cluster.current().addresses == fresh.brokers
+
+
+def test_a_job_joins_the_ray_of_its_cluster_unless_it_has_another(
+    fresh: Current, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[tuple[str | None, bool]] = []
+    monkeypatch.setattr(
+        connecting, "join_ray", lambda known, may_start: joined.append((known, may_start))
+    )
+    connecting.ray_for(None)
+    connecting.ray_for(Cluster.current())
+    with rayq.connect(fresh.brokers[0], token=fresh.token) as outside:
+        connecting.ray_for(outside)
+    monkeypatch.setattr(connecting, "has_ray", lambda: True)
+    connecting.ray_for(None)
+    assert joined == [(RAY_ADDRESS, True)] * 2 + [(None, True)] * 2
+
+
+def test_a_process_proves_itself_to_ray_also_where_ray_was_imported_first() -> None:
+    program = (
+        "import ray; from ray._raylet import AuthenticationMode, get_authentication_mode\n"
+        "from rayq.runtime.ray_token import use_ray_token\n"
+        "assert get_authentication_mode() != AuthenticationMode.TOKEN\n"
+        "use_ray_token(); assert get_authentication_mode() == AuthenticationMode.TOKEN"
+    )
+    rest = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**rest, "RAY_AUTH_TOKEN": "0" * 64},
+        check=True,
+        timeout=120,
+    )
