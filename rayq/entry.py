@@ -43,8 +43,9 @@ def start(
 
     `name`, `port` and `config` are kept with the data: a later start of the same `path` goes on
     with those that it is not given, TLS for example, and logs a warning of each that it changes.
-    None takes one back: the default counts again. A Ray that this process has started itself plays all hosts on
-    one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says otherwise.
+    None takes one back: the default counts again. A Ray that this process has started itself plays
+    all hosts on one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says
+    otherwise.
 
     `exist_ok`: where a cluster of that name runs in this Ray already, or `rayq start` has started
     it on that path of this machine, connects to it. One of
