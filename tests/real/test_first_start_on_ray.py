@@ -8,7 +8,8 @@ import pytest
 
 import rayq
 from rayq.client.environment import system_environment
-from rayq.errors import InvalidRequestError
+from rayq.errors import ConfigError, InvalidRequestError
+from rayq.runtime.kept_settings import settings_for
 from rayq.runtime.layout import format_broker
 from tests.local.support import read_all, values
 
@@ -40,3 +41,22 @@ def test_a_directory_that_holds_data_without_its_meta_is_refused(
     told = str(refused.value)
     assert told.startswith(f"{held.parent} is not empty (t-0)") and "move it away first" in told
     assert [*tmp_path.rglob("*")] == [held.parent, held]
+
+
+def test_a_start_goes_on_with_what_the_directories_on_the_nodes_keep(
+    ray_here: None, tmp_path: Path
+) -> None:
+    """TLS here: files that are gone since are an error, and no reason to serve without."""
+    tls = {key: str(tmp_path / key) for key in ("tls_certificate", "tls_key", "tls_ca")}
+    kept = settings_for(None, name="kept", port=19592, given=tls)
+    for broker in (0, 1):
+        format_broker(
+            system_environment(None),
+            str(tmp_path),
+            broker,
+            cluster_id="c",
+            secret=b"s",
+            settings=None if broker == 0 else kept,
+        )
+    with pytest.raises(ConfigError, match=r"tls_\w+.*PEM"):
+        rayq.start(str(tmp_path))
