@@ -37,8 +37,8 @@ from rayq.batch import range_reader
 from rayq.batch.offset_ranges import snapshot
 from rayq.environment import ObjectStore
 from rayq.records import RemotePartitionInfo
+from rayq.remote_names import ObjectKind, parse_name
 from rayq.runtime.object_store import open_store
-from rayq.storage.remote.names import ObjectKind, parse_name
 
 NAME = "tiered"
 TOPIC = "cold"

@@ -522,6 +522,12 @@ class RemoteDeniedError(RemoteStorageError):
     """The object store refuses the credentials of this node, or what they may do (403)."""
 
 
+class RemoteListError(RemoteStorageError):
+    """The object store listed names that cannot follow what it was asked for: outside the prefix,
+    not in order, twice, or not behind where the list was to go on. By such a list nothing is
+    deleted, restored or adopted. The message names the store and the name that it gave."""
+
+
 class RemoteSlowError(RemoteStorageError):
     """The object store did not answer in time. The read goes on behind it: ask again."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayq.environment import Environment
+from rayq.remote_names import ObjectKind, new_name, partition_prefix
 from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.remote.data_object import DataObject, describe_batches
 from rayq.storage.remote.manifest import RemoteObject
-from rayq.storage.remote.names import ObjectKind, new_name, partition_prefix
 
 PREFIX = partition_prefix("0" * 32, "1" * 32, 0)
 
@@ -53,7 +53,7 @@ def object_of(
     row = RemoteObject(
         start=start,
         end=end,
-        name=new_name(environment, PREFIX, ObjectKind.DATA, start, 3),
+        name=new_name(environment.random, PREFIX, ObjectKind.DATA, start, 3),
         object_bytes=made.object_bytes,
         data_bytes=len(data),
         crc32c=made.crc32c,

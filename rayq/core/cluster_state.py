@@ -428,6 +428,8 @@ class ClusterState:
                 assert topic.config.remote_storage, where
                 assert topic.topic_id not in self.garbage, where
                 assert partition.remote.start <= partition.remote.end, f"{where} {partition.remote}"
+                for garbage in self.garbage.values():
+                    assert not partition.remote.manifest.startswith(garbage.prefixes), where
         for pin in self.pins.values():
             assert pin.topic_id in self.topics, pin
         for name, queue_id in self.queue_ids.items():

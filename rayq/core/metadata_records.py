@@ -222,6 +222,9 @@ class RemoteGarbage(MetadataRecord, frozen=True):
     prefixes: tuple[str, ...]
     """What the names of its objects begin with. A topic that was restored has the objects of the
     topic that it was restored from."""
+    is_removing: bool = False
+    """A broker has begun to delete them: nobody restores them from then on. Until it says so no
+    object is deleted."""
 
 
 class RemoteGarbageRemoved(MetadataRecord, frozen=True):

@@ -34,7 +34,8 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_pointer import RemotePointer
+from rayq.remote_names import partition_prefix, topic_prefix
+from rayq.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer, what_is_wrong
 
 PINS_MAX = 1000
 RESTORED_PIN_MS = DAY_MS
@@ -102,9 +103,11 @@ def move_remote(
             f"Version {pointer.version} of the remote pointer of {where} does not follow the "
             f"committed version, which is {committed}."
         )
-    problem = _what_is_wrong(pointer)
+    problem = what_is_wrong(pointer)
     if problem is None and pointer.leader_epoch != leader_epoch:
         problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
+    if problem is None:
+        problem = _is_elsewhere(state, known.remote, pointer, topic_id, partition)
     before = None if is_adopted else known.remote
     if (
         problem is None
@@ -115,6 +118,28 @@ def move_remote(
     if problem is not None:
         raise InvalidRequestError(f"The remote pointer of {where} is refused: {problem}.")
     return [RemoteMoved(topic_id, partition, pointer)]
+
+
+def _is_elsewhere(
+    state: ClusterState,
+    committed: RemotePointer | None,
+    pointer: RemotePointer,
+    topic_id: str,
+    partition: int,
+) -> str | None:
+    """What is wrong where a leader's new manifest is not its own, or not in the partition's folder:
+    that of the committed manifest, for a restored topic goes on where the old one was."""
+    assert state.cluster_id is not None, "with a controller it is known"
+    folder = partition_prefix(state.cluster_id, topic_id, partition)
+    if committed is not None and committed.name is not None:
+        folder = committed.name.prefix
+    name = pointer.name
+    assert name is not None, pointer
+    if name.prefix != folder:
+        return f"its manifest is in {name.prefix}, and the partition's objects are in {folder}"
+    if name.leader_epoch != pointer.leader_epoch:
+        return f"its manifest is of leader epoch {name.leader_epoch}"
+    return None
 
 
 def doubt_everything(state: ClusterState) -> list[MetadataRecord]:
@@ -199,16 +224,54 @@ def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[Metad
     objects that no pointer tells of: uploads under way."""
     if not may_have_objects(topic):
         return []
-    own = f"{state.cluster_id}/{topic.topic_id}/"
-    pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]
-    of_pointers = {_prefix(pointer) for pointer in pointers}
-    restored = sorted(prefix for prefix in of_pointers if not prefix.startswith(own))
+    assert state.cluster_id is not None, "with a controller it is known"
+    own = topic_prefix(state.cluster_id, topic.topic_id)
+    restored = sorted(one for one in _folders(topic) if not one.startswith(own))
     return [RemoteGarbage(topic.topic_id, topic.name, now_ms, (own, *restored))]
 
 
-def remove_garbage(state: ClusterState, topic_id: str) -> list[MetadataRecord]:
-    """A broker has removed it all."""
-    return [RemoteGarbageRemoved(topic_id)] if topic_id in state.garbage else []
+def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[MetadataRecord]:
+    """A broker has listed objects of this garbage, and asks before it deletes them. Once that is
+    committed nobody restores them any more; whoever has restored them before is served.
+
+    Raises InvalidRequestError where they are no garbage, or a pointer or a pin has a use for them.
+    """
+    garbage = state.garbage.get(topic_id)
+    if garbage is None or garbage.deleted_ms != deleted_ms:
+        raise InvalidRequestError(
+            f"What the topic {topic_id} had in the object store is no garbage (any more): it was "
+            "restored, or is removed already."
+        )
+    for topic in state.topics.values():
+        for folder in _folders(topic):
+            if any(folder.startswith(one) or one.startswith(folder) for one in garbage.prefixes):
+                raise InvalidRequestError(
+                    f"What {garbage.name!r} left in the object store stays: topic {topic.name!r} "
+                    f"has its objects in {folder}."
+                )
+    pins = [pin.pin_id for pin in state.pins.values() if pin.topic_id == topic_id]
+    if pins:
+        raise InvalidRequestError(
+            f"What {garbage.name!r} left in the object store stays while it is pinned: {pins}. "
+            "Pins end by themselves, or by `rayq storage unpin`."
+        )
+    if garbage.is_removing:
+        return []
+    return [msgspec.structs.replace(garbage, is_removing=True)]
+
+
+def remove_garbage(
+    state: ClusterState, topic_id: str, deleted_ms: int | None
+) -> list[MetadataRecord]:
+    """A broker has removed it all. Raises InvalidRequestError where nobody has begun to."""
+    garbage = state.garbage.get(topic_id)
+    if garbage is None or deleted_ms not in (None, garbage.deleted_ms):
+        return []  # It is of another time, which is over.
+    if not garbage.is_removing:
+        raise InvalidRequestError(
+            f"What {garbage.name!r} left in the object store is not being removed yet."
+        )
+    return [RemoteGarbageRemoved(topic_id)]
 
 
 # --- topics whose records are in the object store already ----------------------------------------
@@ -230,22 +293,45 @@ def check_restored(
             f"{len(restored)} partitions are to be restored, and the topic gets {partitions}."
         )
     used = {
-        _prefix(one.remote): f"{topic.name}-{number}"
+        one.remote.name.prefix: f"{topic.name}-{number}"
         for topic, number, one in state.all_partitions()
-        if one.remote is not None
+        if one.remote is not None and one.remote.name is not None
     }
     for number, pointer in enumerate(restored):
         if pointer is None:
             continue
-        problem = _what_is_wrong(pointer)
-        if problem is None and _prefix(pointer) in used:
-            problem = (
-                f"its objects are those of {used[_prefix(pointer)]}, which would delete them: "
-                "restore a copy of them"
-            )
+        problem = _is_not_to_restore(state, pointer, used)
         if problem is not None:
             raise InvalidRequestError(f"Partition {number} cannot be restored: {problem}.")
-        used[_prefix(pointer)] = f"partition {number}"
+        assert pointer.name is not None, pointer
+        used[pointer.name.prefix] = f"partition {number}"
+
+
+def _is_not_to_restore(
+    state: ClusterState, pointer: RemotePointer, used: Mapping[str, str]
+) -> str | None:
+    """Why a topic must not be created with this pointer. `used` says whose each folder is."""
+    problem = what_is_wrong(pointer)
+    name = pointer.name
+    if problem is not None or name is None:
+        return problem
+    if max(pointer.leader_epoch, pointer.end_epoch or 0) > RESTORED_EPOCH_MAX:
+        return f"leader epochs of a restored topic begin at {RESTORED_EPOCH_MAX} at most"
+    user = used.get(name.prefix)
+    if user is None and name.cluster_id == state.cluster_id and name.topic_id in state.topics:
+        # It may have objects that no pointer tells of yet, or store there later.
+        user = state.topics[name.topic_id].name
+    if user is not None:
+        return (
+            f"its objects are those of {user}, which would delete them: restore a copy of them"
+        )
+    for garbage in state.garbage.values():
+        if garbage.is_removing and name.prefix.startswith(garbage.prefixes):
+            return (
+                f"its objects are being removed, since {garbage.name!r} was deleted longer ago "
+                "than remote_delete_delay_ms"
+            )
+    return None
 
 
 def restore(
@@ -317,18 +403,7 @@ def unknown_marks(state: ClusterState, marks: Collection[tuple[int, str]]) -> li
     )
 
 
-def _what_is_wrong(pointer: RemotePointer) -> str | None:
-    """Why no pointer can be like this."""
-    if not (pointer.version >= 1 and 0 <= pointer.start <= pointer.end and pointer.data_bytes >= 0):
-        return f"{pointer} is of no range"
-    if (pointer.end_epoch is None) != (pointer.end == 0):
-        return f"the epoch of the record before {pointer.end} is {pointer.end_epoch}"
-    if len(pointer.manifest.split("/")) < 3:
-        return f"{pointer.manifest!r} is no name of a manifest"
-    return None
-
-
-def _prefix(pointer: RemotePointer) -> str:
-    """What the names of all objects of the partition begin with: manifest and data objects are in
-    folders of one place."""
-    return pointer.manifest.rsplit("/", 2)[0] + "/"
+def _folders(topic: Topic) -> set[str]:
+    """What the names of the objects begin with that the topic's pointers name."""
+    pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]
+    return {one.name.prefix for one in pointers if one.name is not None}

@@ -32,24 +32,26 @@ from rayq.errors import (
     InvalidTopicError,
     RayqError,
     RemoteDamagedError,
+    RemoteListError,
     RemoteMissingError,
     ReplicaLimitError,
     TopicExistsError,
 )
+from rayq.remote_names import (
+    ObjectKind,
+    new_name,
+    parse_name,
+    partition_prefix,
+    takeover_mark,
+    topic_prefix,
+)
 from rayq.remote_pointer import RemotePointer
+from rayq.storage.remote.listing import LISTED_MAX, check_page, pages
 from rayq.storage.remote.manifest import (
     Manifest,
     RemoteObjects,
     decode_manifest,
     page_names,
-)
-from rayq.storage.remote.names import (
-    ObjectKind,
-    new_name,
-    owners_prefix,
-    parse_name,
-    partition_prefix,
-    topic_prefix,
 )
 from rayq.wire.messages import (
     DescribeObjectStore,
@@ -61,8 +63,7 @@ from rayq.wire.messages import (
 EPOCH_LEAP = 1000
 """The leader epochs of the new topic begin so far above those of the manifest: the old cluster may
 still elect leaders, who do not know yet that they lost it."""
-MARK_EPOCH = 2**31 - 1
-"""The controller epoch of the mark: above any of the old cluster."""
+STORE = "The object store"
 CREATE_TIMEOUT_S = 60.0
 REFUSALS = (
     ConfigError,
@@ -75,6 +76,7 @@ REFUSALS = (
 )
 """What the controller answers where it makes no topic."""
 DELETED_AT_ONCE = 1000
+MARK = b"A topic was restored from here by another cluster."
 OnProgress = Callable[[int], None]
 """Called with how many objects are copied."""
 
@@ -171,8 +173,9 @@ async def restore_topic(
     objects are copied to first; None: `store` is the cluster's own, and they stay.
 
     Raises what `create_topic` raises, InvalidRequestError where a topic of the cluster has these
-    objects, RemoteStorageError, RemoteDamagedError. What was stored for a topic that is refused is
-    deleted again.
+    objects or they are being removed, RemoteStorageError, RemoteDamagedError. What was stored for a
+    topic that is refused is deleted again. RemoteMissingError: the topic is there, and an object
+    was deleted after `check_topic` had found it.
     """
     cluster = await client.fetch_all(timeout_s=CREATE_TIMEOUT_S)
     if any(one.name == name for one in cluster.topics):
@@ -194,22 +197,51 @@ async def restore_topic(
             manifests = await _copied(store, manifests, copy_to, prefix, stored, on_progress)
         else:
             _check_unused(topic, cluster)
+        takes_over = copy_to is None and topic.cluster_id != cluster.cluster_id
+        mark = takeover_mark(topic.cluster_id, cluster.cluster_id)
+        if takes_over:
+            if not await _exists(store, mark):  # Else another topic was restored from there.
+                stored.append(mark)
+            await store.put(mark, MARK)
         for number, manifest in manifests.items():
             request.pointers[number] = await _store_without_producers(
                 target, client.environment, manifest, name, stored
             )
-        if copy_to is None and topic.cluster_id != cluster.cluster_id:
-            mark = f"{owners_prefix(topic.cluster_id)}{MARK_EPOCH:020d}-{cluster.cluster_id}"
-            stored.append(mark)
-            await store.put(mark, b"A topic was restored from here by another cluster.")
         is_asked = True
         await client.change(request, timeout_s=CREATE_TIMEOUT_S)
+        if takes_over:  # Another restore, which was refused, may have deleted it.
+            await store.put(mark, MARK)
     except RayqError as error:
         if not is_asked or isinstance(error, REFUSALS):  # Else the topic may be there.
             for first in range(0, len(stored), DELETED_AT_ONCE):
                 await target.delete(stored[first : first + DELETED_AT_ONCE])
         raise
+    await _check_still_there(target, manifests, name)
     await until_ready(client, name, topic.partitions, timeout_s=CREATE_TIMEOUT_S)
+
+
+async def _exists(store: ObjectStore, name: str) -> bool:
+    try:
+        await store.head(name)
+    except RemoteMissingError:
+        return False
+    return True
+
+
+async def _check_still_there(
+    store: ObjectStore, manifests: Mapping[int, Manifest], name: str
+) -> None:
+    """Whoever had these objects may have deleted some after they were looked at. From the creation
+    of the topic on nobody does, so that what is there now stays. Raises RemoteMissingError."""
+    for number, manifest in manifests.items():
+        try:
+            await _check_objects(store, manifest)
+        except RemoteMissingError as error:
+            raise RemoteMissingError(
+                f"Topic {name!r} was restored, and its partition {number} is not whole: while that "
+                f"was done an object was deleted. ({error}) `rayq storage verify-remote {name}` "
+                "names all that is gone; delete the topic where that is too much."
+            ) from error
 
 
 async def used_prefixes(client: Client) -> dict[str, str]:
@@ -257,8 +289,12 @@ async def cluster_store_url(client: Client) -> str:
 async def _prefixes(store: ObjectStore) -> list[str]:
     """Those of all partitions, in order. The data objects, which are most, are not listed."""
     found: dict[str, None] = {}
-    after = ""
+    after, count = "", 0
     while page := await store.list("", after):
+        check_page(page, "", after, STORE)
+        count += len(page)
+        if count > LISTED_MAX:
+            raise RemoteListError(f"{STORE} has listed {count} names, and goes on.")
         after = page[-1].name
         for one in page:
             name = parse_name(one.name)
@@ -281,7 +317,7 @@ async def _manifest_names(store: ObjectStore, prefix: str) -> list[str]:
 
 async def _list_all(store: ObjectStore, folder: str) -> list[ObjectMeta]:
     found: list[ObjectMeta] = []
-    while page := await store.list(folder, found[-1].name if found else ""):
+    async for page in pages(lambda after: store.list(folder, after), folder, STORE):
         found += page
     return found
 
@@ -339,7 +375,7 @@ async def _store_without_producers(
     """Stores the manifest with which the new topic begins; adds to `stored` what is stored."""
 
     def named(kind: ObjectKind, number: int) -> str:
-        return new_name(environment, manifest.prefix, kind, number, manifest.leader_epoch)
+        return new_name(environment.random, manifest.prefix, kind, number, manifest.leader_epoch)
 
     changed, pages = msgspec.structs.replace(
         manifest, topic=topic, producer_snapshot=b"", written_ms=environment.clock.wall_ms()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rayq.actors.broker import remote_garbage, store_ownership
-from rayq.errors import ConfigError, TimeoutError
+from rayq.errors import ConfigError, InvalidRequestError, TimeoutError
 from rayq.records import SnapshotPin
+from rayq.remote_names import ObjectKind, RemoteName, partition_prefix
+from rayq.remote_pointer import RemotePointer
 from rayq.testing import LocalCluster
-from rayq.wire.messages import PinSnapshot
+from rayq.wire.messages import PinSnapshot, RestoreTopic
 from tests.local.support import FAST, eventually
 
 TIERED = {"remote_storage": True, "segment_bytes": 1024, "remote_max_lag_ms": 1}
@@ -118,6 +121,56 @@ def test_a_mark_of_another_cluster_stops_stores_and_deletes_and_no_reads(
     clone.unlink()
     eventually(lambda: not troubles(tiered), "it goes on")
     eventually(lambda: not tiered.admin.describe_object_store().garbage, "and removes what it left")
+
+
+def test_a_pointer_of_the_wire_names_nothing_but_folders_that_nobody_uses(
+    tiered: LocalCluster, store: Path
+) -> None:
+    """Whoever may make topics may ask for a restore; what it names is deleted with the topic."""
+    tiered.create_topic("t", 2, **TIERED)
+    write_until_stored(tiered, store, "t")
+    topic_id = tiered.admin.describe_topic("t").topic_id
+    client, background = tiered.shared_client()
+
+    def restore(name: str, manifest: str, **changes: int) -> None:
+        pointer = RemotePointer(1, 1, manifest, 0, 5, 1, 10)
+        request = RestoreTopic(
+            name=name, partitions=1, replication_factor=1, config={"remote_storage": True},
+            pointers=[msgspec.structs.replace(pointer, **changes)],
+        )
+        background.run(client.change(request, timeout_s=60))
+
+    other = partition_prefix("a" * 32, "b" * 32, 0)
+    victim = store / str(RemoteName(other, ObjectKind.DATA, 0, 1, 1))
+    victim.parent.mkdir(parents=True)
+    victim.write_bytes(b"of another cluster")
+    mine = partition_prefix(tiered.cluster_id, topic_id, 1)
+    sound = str(RemoteName(other, ObjectKind.MANIFEST, 1, 1, 1))
+    for number, wrong in enumerate(
+        (f"{tiered.cluster_id}/x/y", "a/b/c", f"{'a' * 32}/x/y", "../x/y/z",
+         str(RemoteName(mine, ObjectKind.MANIFEST, 1, 1, 1)))
+    ):
+        with pytest.raises(InvalidRequestError, match="cannot be restored"):
+            restore(f"wrong-{number}", wrong)
+    for number, numbers in enumerate(
+        ({"leader_epoch": 2**64 - 1}, {"end_epoch": 2**63}, {"end": 2**62}, {"version": 2**63})
+    ):
+        with pytest.raises(InvalidRequestError, match="cannot be restored"):
+            restore(f"beyond-{number}", sound, **numbers)
+    tiered.create_topic("next")  # It gets a leader.
+    with tiered.producer() as producer:
+        producer.send("next", b"1").result(60)
+
+    # A folder of a cluster that was not taken over may be named; nothing there is changed.
+    restore("theirs", sound)
+    tiered.admin.delete_topic("theirs")
+    tiered.admin.delete_topic("t")
+    eventually(lambda: not objects(store, tiered), "this cluster's own are removed")
+    eventually(
+        lambda: {one.name for one in tiered.admin.describe_object_store().garbage} == {"theirs"},
+        "and nothing else",
+    )
+    assert victim.read_bytes() == b"of another cluster"
 
 
 def test_a_pin_lasts_until_its_time_is_over_or_a_job_ends_it(tiered: LocalCluster) -> None:

@@ -23,6 +23,7 @@ from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
+    EpochStarted,
     MetadataRecord,
     ReplicaGone,
     RequestDone,
@@ -51,6 +52,7 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
+from rayq.remote_names import ObjectKind, RemoteName, partition_prefix
 from rayq.remote_pointer import RemotePointer
 
 EVERYONE = {0, 1, 2, 3, 4}
@@ -528,6 +530,7 @@ class Metadata(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state = ClusterState()
+        self.state.replay(EpochStarted(1, "h", 1, "c" * 32))
         self.starts: dict[int, int] = {}
         self.serial = 0
 
@@ -562,7 +565,7 @@ class Metadata(RuleBasedStateMachine):
     def create(self, name: str, factor: int, options: dict[str, Any]) -> None:
         self.serial += 1
         self.do(lambda: topic_changes.create_topic(
-            self.state, topic_id=f"{name}{self.serial}", name=name, partitions=2,
+            self.state, topic_id=f"{name}{self.serial:031d}", name=name, partitions=2,
             replication_factor=factor, options=options, store=STORE))
 
     @rule(name=st.sampled_from("ab"), changes=st.sampled_from(
@@ -590,14 +593,37 @@ class Metadata(RuleBasedStateMachine):
 
     @rule()
     def remove_garbage(self) -> None:
-        for topic_id in list(self.state.garbage):
-            self.do(lambda one=topic_id: remote_changes.remove_garbage(self.state, one))
+        for one in list(self.state.garbage.values()):
+            self.do(lambda one=one: remote_changes.remove_garbage(
+                self.state, one.topic_id, one.deleted_ms))
+
+    @rule()
+    def begin_removal(self) -> None:
+        for one in list(self.state.garbage.values()):
+            self.do(lambda one=one: remote_changes.begin_removal(
+                self.state, one.topic_id, one.deleted_ms))
+
+    @rule(name=st.sampled_from("ab"), again=st.booleans())
+    def restore(self, name: str, again: bool) -> None:
+        """One that is deleted, or lives."""
+        self.serial += 1
+        for topic_id in [*(self.state.topics if again else ()), *self.state.garbage]:
+            pointer = RemotePointer(1, 9, self.manifest(topic_id, 0, 1, 9), 0, 5, 1, 1)
+            self.do(lambda pointer=pointer: topic_changes.create_topic(
+                self.state, topic_id=f"{name}{self.serial:031d}", name=name, partitions=1,
+                replication_factor=1, options={"remote_storage": True}, store=STORE,
+                restored=[pointer]))
+
+    @staticmethod
+    def manifest(topic_id: str, number: int, version: int, epoch: int) -> str:
+        prefix = partition_prefix("c" * 32, topic_id, number)
+        return str(RemoteName(prefix, ObjectKind.MANIFEST, version, epoch, 0))
 
     @rule(end=st.integers(0, 9))
     def store_remotely(self, end: int) -> None:
         for topic, number, one in self.state.all_partitions():
             value, version = one.value, 1 + (0 if one.remote is None else one.remote.version)
-            name = f"c/{topic.topic_id}/{number}/manifest/{version}"
+            name = self.manifest(topic.topic_id, number, version, value.leader_epoch)
             pointer = RemotePointer(
                 version, value.leader_epoch, name, 0, end, value.leader_epoch if end else None, 1)
             if value.leader is not None and value.leader_incarnation is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from rayq.config import ClusterConfig, TopicConfig
 from rayq.core import broker_changes, remote_changes, topic_changes
+from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import MARKS_REMEMBERED_MAX, ClusterState, Partition
 from rayq.core.metadata_records import (
     EpochStarted,
@@ -32,16 +33,43 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_pointer import RemotePointer
-from tests.pure.test_cluster_state import EVERYONE, apply, cluster, report, run_replicas
+from rayq.remote_names import (
+    ObjectKind,
+    RemoteName,
+    parse_folder,
+    partition_prefix,
+    topic_prefix,
+)
+from rayq.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer
+from tests.pure.test_cluster_state import EVERYONE, apply, cluster
 
+CLUSTER, OTHER = "c" * 32, "a" * 32
 WORKS = ObjectStoreFacts("s3://bucket", dict.fromkeys(range(3)))
+
+
+def id_of(name: str) -> str:
+    """The id of the topic of that name."""
+    return name.encode().hex().zfill(32)
+
+
+def folder(partition: int = 0, topic: str = "t", cluster_id: str = CLUSTER) -> str:
+    return partition_prefix(cluster_id, id_of(topic), partition)
+
+
+def manifest(version: int, prefix: str = folder(), epoch: int = 1) -> str:
+    return str(RemoteName(prefix, ObjectKind.MANIFEST, version, epoch, 7))
+
+
+def run_replicas(state: ClusterState, *brokers: int, topic: str = "t") -> None:
+    for broker in brokers:
+        one = ReplicaReport(id_of(topic), 0, f"{broker}a", "h", 1, None, 0)
+        apply(state, broker_changes.register_replicas(state, broker, [one], EVERYONE))
 
 
 def tiered(name: str = "t", **arguments: Any) -> ClusterState:
     """A cluster with a topic that is stored remotely, and led."""
     state = cluster()
-    apply(state, [EpochStarted(1, "h", 1, "cluster")])
+    apply(state, [EpochStarted(1, "h", 1, CLUSTER)])
     create(state, name, **arguments)
     run_replicas(state, 0, 1, 2)
     return state
@@ -51,17 +79,17 @@ def create(
     state: ClusterState, name: str = "t", *, partitions: int = 1, stored: Any = True, **changes: Any
 ) -> None:
     apply(state, topic_changes.create_topic(
-        state, topic_id=f"id-{name}", name=name, partitions=partitions, replication_factor=3,
+        state, topic_id=id_of(name), name=name, partitions=partitions, replication_factor=3,
         options={"remote_storage": stored}, **{"store": WORKS, **changes}))
 
 
 def partition(state: ClusterState, name: str = "t") -> Partition:
-    return state.topics[f"id-{name}"].partitions[0]
+    return state.topics[id_of(name)].partitions[0]
 
 
 def pointer(version: int = 1, end: int = 10, start: int = 0, **changes: Any) -> RemotePointer:
     values: dict[str, Any] = {
-        "version": version, "leader_epoch": 1, "manifest": f"cluster/id-t/0/manifest/{version}",
+        "version": version, "leader_epoch": 1, "manifest": manifest(version, epoch=changes.get("leader_epoch", 1)),
         "start": start, "end": end, "end_epoch": 1 if end else None, "data_bytes": 100 * end,
     }
     return RemotePointer(**{**values, **changes})
@@ -70,7 +98,7 @@ def pointer(version: int = 1, end: int = 10, start: int = 0, **changes: Any) -> 
 def move(state: ClusterState, asked: RemotePointer, **changes: Any) -> Any:
     now = partition(state).value
     values: dict[str, Any] = {
-        "topic_id": "id-t", "partition": 0, "broker": now.leader,
+        "topic_id": id_of("t"), "partition": 0, "broker": now.leader,
         "incarnation": now.leader_incarnation, "leader_epoch": now.leader_epoch, "pointer": asked,
     }
     records = remote_changes.move_remote(state, **{**values, **changes})
@@ -127,6 +155,7 @@ def test_only_the_leader_of_this_epoch_moves_the_pointer() -> None:
         pointer(2, 20, leader_epoch=2),
         pointer(2, 20, end_epoch=None),
         pointer(2, 20, manifest="m"),
+        pointer(2, 20, manifest=manifest(2, folder(1))),
         pointer(2, 20, data_bytes=-1),
     ],
 )
@@ -144,7 +173,7 @@ def test_the_range_goes_back_only_where_another_manifest_is_adopted() -> None:
     create(state, "plain", stored=False)
     move(state, pointer(1, 10))
     doubts = remote_changes.doubt_everything(state)
-    assert doubts == [RemoteDoubted("id-t", 0)]
+    assert doubts == [RemoteDoubted(id_of("t"), 0)]
     apply(state, doubts)
     check_snapshot(state)
     with pytest.raises(StalePartitionError):
@@ -158,7 +187,7 @@ def test_the_range_goes_back_only_where_another_manifest_is_adopted() -> None:
 def test_where_older_metadata_do_not_know_of_remote_storage_its_leader_looks_once_it_is_on() -> None:
     state = tiered(stored=False)
     assert remote_changes.doubt_everything(state) == []  # The cluster has no object store.
-    apply(state, [EpochStarted(2, "h", 1, "cluster", "mark")])
+    apply(state, [EpochStarted(2, "h", 1, CLUSTER, "mark")])
     apply(state, remote_changes.doubt_everything(state))
     assert partition(state).is_remote_doubted
     before = partition(state).value
@@ -169,17 +198,17 @@ def test_where_older_metadata_do_not_know_of_remote_storage_its_leader_looks_onc
 
 def test_who_does_not_want_to_know_what_was_in_the_store_gives_it_up() -> None:
     state = tiered(stored=False)
-    apply(state, [EpochStarted(2, "h", 1, "cluster", "mark")])
+    apply(state, [EpochStarted(2, "h", 1, CLUSTER, "mark")])
     apply(state, remote_changes.doubt_everything(state))
     apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
-    assert not partition(state).is_remote_doubted and "id-t" in state.garbage
+    assert not partition(state).is_remote_doubted and id_of("t") in state.garbage
 
 
 # --- pins ----------------------------------------------------------------------------------------
 
 
 def pin(state: ClusterState, pin_id: str, start: int = 0, **changes: Any) -> None:
-    values: dict[str, Any] = {"topic_id": "id-t", "starts": {0: start}, "ttl_ms": 1000}
+    values: dict[str, Any] = {"topic_id": id_of("t"), "starts": {0: start}, "ttl_ms": 1000}
     apply(state, remote_changes.pin_snapshot(state, pin_id=pin_id, **{**values, **changes}))
 
 
@@ -188,10 +217,10 @@ def test_the_lowest_pin_of_a_partition_holds_until_the_last_is_gone() -> None:
     pin(state, "a", 7)
     pin(state, "b", 5)
     pin(state, "b", 6)  # Renewed.
-    assert (state.pinned_offset("id-t", 0), state.pinned_offset("id-t", 1)) == (6, None)
+    assert (state.pinned_offset(id_of("t"), 0), state.pinned_offset(id_of("t"), 1)) == (6, None)
     check_snapshot(state)
     apply(state, remote_changes.unpin_snapshots(state, {"b", "never"}))
-    assert state.pinned_offset("id-t", 0) == 7
+    assert state.pinned_offset(id_of("t"), 0) == 7
     apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
     assert not state.pins
 
@@ -199,7 +228,7 @@ def test_the_lowest_pin_of_a_partition_holds_until_the_last_is_gone() -> None:
 def test_a_pin_that_keeps_nothing_is_refused() -> None:
     state = tiered()
     create(state, "plain", stored=False)
-    for changes in ({"starts": {}}, {"starts": {1: 0}}, {"starts": {0: -1}}, {"topic_id": "id-plain"}):
+    for changes in ({"starts": {}}, {"starts": {1: 0}}, {"starts": {0: -1}}, {"topic_id": id_of("plain")}):
         with pytest.raises(InvalidRequestError):
             pin(state, "a", **changes)
     with pytest.raises(UnknownTopicError):
@@ -210,16 +239,16 @@ def test_a_pin_is_what_was_asked_for_and_only_those_that_are_named_end() -> None
     state = tiered(partitions=2)
     create(state, "u")
     assert remote_changes.pin_snapshot(
-        state, pin_id="a", topic_id="id-t", starts={0: 0, 1: 9}, ttl_ms=5
-    ) == [SnapshotPinned("a", "id-t", {0: 0, 1: 9}, 5)]
+        state, pin_id="a", topic_id=id_of("t"), starts={0: 0, 1: 9}, ttl_ms=5
+    ) == [SnapshotPinned("a", id_of("t"), {0: 0, 1: 9}, 5)]
     for starts in ({0: 1, 2: 0}, {0: -1, 1: 0}, {-1: 0}):
         with pytest.raises(InvalidRequestError, match="pin of 't' names offsets"):
             pin(state, "a", starts=starts)
     pin(state, "a")
-    pin(state, "b", topic_id="id-u")
+    pin(state, "b", topic_id=id_of("u"))
     pin(state, "c")
     assert remote_changes.unpin_snapshots(state, ["b", "never", "a"]) == [
-        SnapshotUnpinned("a", "id-t"), SnapshotUnpinned("b", "id-u"),
+        SnapshotUnpinned("a", id_of("t")), SnapshotUnpinned("b", id_of("u")),
     ]
     assert remote_changes.unpin_snapshots(state, []) == []
     assert remote_changes.unpin_snapshots(state, ["never"]) == []
@@ -235,7 +264,7 @@ def test_there_is_a_limit_of_pins_and_those_there_are_can_be_renewed() -> None:
     pin(state, "0", 3)
     with pytest.raises(InvalidRequestError, match="another topic"):
         create(state, "u")
-        pin(state, "0", topic_id="id-u")
+        pin(state, "0", topic_id=id_of("u"))
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -248,11 +277,17 @@ def test_a_deleted_topic_leaves_garbage_until_a_broker_has_removed_it() -> None:
     apply(state, topic_changes.delete_topic(state, "plain", now_ms=5))
     assert not state.garbage
     apply(state, topic_changes.delete_topic(state, "t", now_ms=5))
-    left = state.garbage["id-t"]
-    assert (left.name, left.deleted_ms, left.prefixes) == ("t", 5, ("cluster/id-t/",))
+    left = state.garbage[id_of("t")]
+    assert (left.name, left.deleted_ms, left.prefixes) == ("t", 5, (topic_prefix(CLUSTER, id_of("t")),))
     check_snapshot(state)
-    apply(state, remote_changes.remove_garbage(state, "id-t"))
-    assert not state.garbage and remote_changes.remove_garbage(state, "id-t") == []
+    with pytest.raises(InvalidRequestError, match="not being removed yet"):
+        remote_changes.remove_garbage(state, id_of("t"), 5)
+    apply(state, remote_changes.begin_removal(state, id_of("t"), 5))
+    check_snapshot(state)
+    assert remote_changes.begin_removal(state, id_of("t"), 5) == []  # For each page that is listed.
+    assert remote_changes.remove_garbage(state, id_of("t"), 4) == []  # Of an earlier time.
+    apply(state, remote_changes.remove_garbage(state, id_of("t"), 5))
+    assert not state.garbage and remote_changes.remove_garbage(state, id_of("t"), None) == []
 
 
 @pytest.mark.parametrize(
@@ -266,21 +301,26 @@ def test_objects_may_be_left_of_a_topic_that_is_stored_or_in_doubt(
     stored: Any, doubted: list[int], may: bool
 ) -> None:
     state = tiered(stored=stored, partitions=2)
-    apply(state, [RemoteDoubted("id-t", number) for number in doubted])
-    topic = state.topics["id-t"]
+    apply(state, [RemoteDoubted(id_of("t"), number) for number in doubted])
+    topic = state.topics[id_of("t")]
     found = remote_changes.may_have_objects(topic)
     assert found is may
-    garbage = [RemoteGarbage("id-t", "t", 7, ("cluster/id-t/",))]
+    garbage = [RemoteGarbage(id_of("t"), "t", 7, (topic_prefix(CLUSTER, id_of("t")),))]
     assert remote_changes.give_up_remote(state, topic, 7) == (garbage if may else [])
 
 
 def test_a_restored_topic_gives_up_the_objects_that_it_came_with_too() -> None:
     state = tiered("other")
-    manifests = ["z/old/1/manifest/3", "cluster/id-other/0/manifest/3", "cluster/id-t/2/manifest/3"]
+    manifests = [
+        manifest(3, place)
+        for place in (folder(1, "old", OTHER), folder(0, "gone"), folder(2, "gone"))
+    ]
     restored = [pointer(3, manifest=one) for one in manifests]
     create(state, partitions=5, restored=[None, *restored])
-    assert remote_changes.give_up_remote(state, state.topics["id-t"], 9) == [
-        RemoteGarbage("id-t", "t", 9, ("cluster/id-t/", "cluster/id-other/0/", "z/old/1/"))
+    assert remote_changes.give_up_remote(state, state.topics[id_of("t")], 9) == [
+        RemoteGarbage(id_of("t"), "t", 9, (
+            topic_prefix(CLUSTER, id_of("t")), folder(1, "old", OTHER), folder(0, "gone"),
+            folder(2, "gone")))
     ]
 
 
@@ -292,7 +332,7 @@ def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -
     apply(state, topic_changes.alter_topic_config(state, "t", {"remote_storage": "read"}))
     move(state, pointer(2, start=5))  # Retention goes on.
     apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
-    assert partition(state).remote is None and "id-t" in state.garbage
+    assert partition(state).remote is None and id_of("t") in state.garbage
     assert topic_changes.end_remote_storage(state, "t", now_ms=6) == []
     check_snapshot(state)
     with pytest.raises(StalePartitionError, match="any more"):
@@ -300,7 +340,7 @@ def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -
     back = {"remote_storage": True}
     with pytest.raises(ConfigError, match="still being removed"):
         topic_changes.alter_topic_config(state, "t", back, store=WORKS)
-    apply(state, remote_changes.remove_garbage(state, "id-t"))
+    remove(state)
     apply(state, topic_changes.alter_topic_config(state, "t", back, store=WORKS))
 
 
@@ -310,19 +350,18 @@ def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -
 def test_a_restored_topic_has_its_pointers_pinned_and_leads_in_later_epochs() -> None:
     state = tiered()
     old = pointer(4, 90, start=30, leader_epoch=1007, end_epoch=7,
-                  manifest="other/topic/0/manifest/4")
+                  manifest=manifest(4, folder(0, "topic", OTHER)))
     create(state, "back", partitions=2, restored=[old])
-    apply(state, broker_changes.register_replicas(
-        state, 0, [report(0, topic="back")], EVERYONE))
-    found = broker_changes.found_partition(state, state.topics["id-back"], 0, EVERYONE)
+    run_replicas(state, 0, topic="back")
+    found = broker_changes.found_partition(state, state.topics[id_of("back")], 0, EVERYONE)
     apply(state, found)
     back = partition(state, "back")
     assert back.remote == old and back.value.leader_epoch == 1008
-    assert state.topics["id-back"].partitions[1].remote is None
-    assert state.pinned_offset("id-back", 0) == 30
+    assert state.topics[id_of("back")].partitions[1].remote is None
+    assert state.pinned_offset(id_of("back"), 0) == 30
     check_snapshot(state)
     apply(state, topic_changes.delete_topic(state, "back", now_ms=1))
-    assert state.garbage["id-back"].prefixes == ("cluster/id-back/", "other/topic/0/")
+    assert state.garbage[id_of("back")].prefixes == (topic_prefix(CLUSTER, id_of("back")), folder(0, "topic", OTHER))
 
 
 def test_what_is_deleted_by_mistake_is_garbage_no_more_once_it_is_restored() -> None:
@@ -343,22 +382,23 @@ def test_only_the_garbage_that_a_restored_topic_needs_is_kept() -> None:
     move(state, pointer())
     for name in ("t", "t2", "u"):
         apply(state, topic_changes.delete_topic(state, name, now_ms=1))
-    back = [None, pointer(5, 10, start=4, manifest="cluster/id-u/0/manifest/5"),
-            pointer(3, 8, start=2, manifest="cluster/id-t/3/manifest/3")]
-    assert remote_changes.restore(state, "id-back", back) == [
-        RemoteGarbageRemoved("id-t"),
-        RemoteGarbageRemoved("id-u"),
-        RemoteMoved("id-back", 1, back[1]),
-        RemoteMoved("id-back", 2, back[2]),
-        SnapshotPinned("restore-id-back", "id-back", {1: 4, 2: 2}, RESTORED_PIN_MS),
+    back = [None, pointer(5, 10, start=4, manifest=manifest(5, folder(0, "u"))),
+            pointer(3, 8, start=2, manifest=manifest(3, folder(3, "t")))]
+    assert remote_changes.restore(state, id_of("back"), back) == [
+        RemoteGarbageRemoved(id_of("t")),
+        RemoteGarbageRemoved(id_of("u")),
+        RemoteMoved(id_of("back"), 1, back[1]),
+        RemoteMoved(id_of("back"), 2, back[2]),
+        SnapshotPinned(f"restore-{id_of('back')}", id_of("back"), {1: 4, 2: 2}, RESTORED_PIN_MS),
     ]
-    assert remote_changes.restore(state, "id-back", [None]) == []
-    assert remote_changes.restore(state, "id-back", []) == []
-    assert remote_changes.remove_garbage(state, "id-t") == [RemoteGarbageRemoved("id-t")]
+    assert remote_changes.restore(state, id_of("back"), [None]) == []
+    assert remote_changes.restore(state, id_of("back"), []) == []
+    apply(state, remote_changes.begin_removal(state, id_of("t"), 1))
+    assert remote_changes.remove_garbage(state, id_of("t"), None) == [RemoteGarbageRemoved(id_of("t"))]
 
 
 def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
-    return pointer(version, manifest=f"c/other/{number}/manifest/{version}", **changes)
+    return pointer(version, manifest=manifest(version, folder(number, "other", OTHER)), **changes)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +407,7 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [elsewhere(0), elsewhere(1)], None),
         ("read", [elsewhere(0)], None),
         (True, [None, elsewhere(0)], None),
-        (True, [pointer(manifest="cluster/id-t/1/manifest/1")], None),
+        (True, [elsewhere(0, leader_epoch=RESTORED_EPOCH_MAX, end_epoch=5)], None),
         (True, [elsewhere(0, end=0)], None),
         (True, [elsewhere(0, start=10, data_bytes=0)], None),
         (False, [], None),
@@ -382,12 +422,24 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [pointer(manifest="a/b")], "no name of a manifest"),
         (True, [None, pointer(9)], "Partition 1 cannot .* its objects are those of t-0, which"),
         (True, [elsewhere(4), elsewhere(4, 2)], "Partition 1 cannot .* those of partition 0,"),
+        # A partition without a pointer yet, and one that the topic does not have.
+        (True, [pointer(manifest=manifest(1, folder(1)))], "its objects are those of t, which"),
+        (True, [pointer(manifest=manifest(1, folder(7)))], "its objects are those of t, which"),
+        (True, [pointer(manifest=manifest(1, folder(0, "plain")))], "are those of plain, which"),
+        (True, [elsewhere(0, leader_epoch=RESTORED_EPOCH_MAX + 1)], "of a restored topic begin"),
+        (True, [elsewhere(0, end_epoch=RESTORED_EPOCH_MAX + 1)], "of a restored topic begin"),
+        (True, [elsewhere(0, leader_epoch=2**64 - 1)], "leader epochs 18446744073709551615 and 1"),
+        (True, [elsewhere(0, end=2**62, start=2**62)], "is of no range"),
+        (True, [elsewhere(0, data_bytes=2**63)], "is of no range"),
+        (True, [pointer(2, manifest=manifest(1, folder(0, "other", OTHER)))], "is version 1 of"),
+        (True, [elsewhere(0, leader_epoch=0)], "is version 1 of epoch 1, not 1 of 0"),
     ],
 )
 def test_two_partitions_never_share_objects_and_what_is_restored_can_be_true(
     stored: Any, restored: list[RemotePointer | None], why: str | None
 ) -> None:
     state = tiered(partitions=2)
+    create(state, "plain", stored=False)
     move(state, pointer())
     config = TopicConfig(remote_storage=stored)
     if why is None:
@@ -408,6 +460,114 @@ def test_two_partitions_never_share_objects_and_what_is_restored_can_be_true(
 def test_a_topic_that_cannot_be_restored_is_refused(stored: bool, restored: Any, why: str) -> None:
     with pytest.raises(InvalidRequestError, match=why):
         create(cluster(), stored=stored, restored=restored)
+
+
+HEX = "0" * 32
+NOT_OF_RAYQ = [
+    "", "/", "//", "a/b/c", f"{HEX}/", f"{HEX}/{HEX}/", f"{HEX}/{HEX}/0/", "../../x", "..",
+    f"/{manifest(1)}", f"{manifest(1)}/", f"{manifest(1)}\n", f" {manifest(1)}",
+    f"{manifest(1)}\0", manifest(1).replace("/0/", "/00/"), manifest(1).replace("/0/", "/-1/"),
+    manifest(1).replace("/0/", "/1000000/"), manifest(1).replace("/0/", "/../"),
+    manifest(1).replace("/0/", "//"), manifest(1).replace("/", "\\"),
+    manifest(1).replace("/", "\N{FRACTION SLASH}"), manifest(1).replace("/", "\N{FULLWIDTH SOLIDUS}"),
+    manifest(1).replace("/0/", "/\N{ARABIC-INDIC DIGIT ZERO}/"),
+    manifest(1).replace("manifest", "data"), manifest(1).replace("manifest", "page"),
+    manifest(1).replace("manifest", "m\N{CYRILLIC SMALL LETTER A}nifest"),
+    manifest(1).upper(), manifest(1).replace(CLUSTER, "C" * 32), manifest(1).replace(CLUSTER, ""),
+    manifest(1).replace(f"{id_of('t')}/", ""), manifest(1).replace(id_of("t"), "owners"),
+    manifest(1).replace("0000000001-", "9999999999-"), manifest(1)[:-1], f"{manifest(1)}0",
+    f"{CLUSTER}/{manifest(1)}", manifest(10**19), f"{CLUSTER}/owners/0/manifest/1-2-3",
+]
+
+
+@pytest.mark.parametrize("text", NOT_OF_RAYQ)
+def test_a_manifest_whose_name_is_not_one_that_rayq_writes_becomes_nobodys_pointer(
+    text: str
+) -> None:
+    """Retention, sweeps and the end of a topic delete below the manifest's folder."""
+    state = tiered(partitions=1)
+    with pytest.raises(InvalidRequestError, match="no name of a manifest"):
+        move(state, pointer(manifest=text))
+    with pytest.raises(InvalidRequestError, match="no name of a manifest"):
+        create(state, "r", restored=[pointer(manifest=text)])
+    assert parse_folder(text) is None or text in (f"{HEX}/{HEX}/", f"{HEX}/{HEX}/0/")
+
+
+def test_a_leader_moves_to_a_manifest_of_its_own_in_its_own_folder_only() -> None:
+    state = tiered()
+    for elsewhere_ in (folder(1), folder(0, "u"), folder(0, "t", OTHER)):
+        for is_adopted in (False, True):
+            with pytest.raises(InvalidRequestError, match="the partition's objects are in c"):
+                move(state, pointer(manifest=manifest(1, elsewhere_)), is_adopted=is_adopted)
+    with pytest.raises(InvalidRequestError, match="its manifest is of leader epoch 0"):
+        move(state, pointer(manifest=manifest(1, epoch=0)))
+    old = pointer(4, leader_epoch=1000, manifest=manifest(4, folder(0, "old", OTHER)))
+    create(state, "back", restored=[old])
+    run_replicas(state, 0, 1, 2, topic="back")
+    apply(state, broker_changes.found_partition(state, state.topics[id_of("back")], 0, EVERYONE))
+    led = partition(state, "back").value
+    asked: dict[str, Any] = {
+        "topic_id": id_of("back"), "broker": led.leader, "incarnation": led.leader_incarnation,
+        "leader_epoch": 1001,
+    }
+    with pytest.raises(InvalidRequestError, match="the partition's objects are in a"):
+        next_one = manifest(5, folder(0, "back"), 1001)
+        move(state, pointer(5, leader_epoch=1001, manifest=next_one), **asked)
+    next_one = manifest(5, folder(0, "old", OTHER), 1001)
+    move(state, pointer(5, leader_epoch=1001, manifest=next_one), **asked)
+
+
+# --- garbage that is being removed ----------------------------------------------------------------
+
+
+def remove(state: ClusterState, name: str = "t") -> None:
+    """A broker removes what the topic left."""
+    deleted_ms = state.garbage[id_of(name)].deleted_ms
+    apply(state, remote_changes.begin_removal(state, id_of(name), deleted_ms))
+    apply(state, remote_changes.remove_garbage(state, id_of(name), deleted_ms))
+
+
+def test_what_is_being_removed_is_not_restored_and_what_was_restored_is_not_removed() -> None:
+    """A sweep may be slow, and know old metadata: each page of it asks."""
+    state = tiered()
+    move(state, pointer())
+    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    with pytest.raises(InvalidRequestError, match="no garbage"):
+        remote_changes.begin_removal(state, id_of("t"), 2)  # Of another time.
+    create(state, "t2", restored=[pointer(2)])
+    with pytest.raises(InvalidRequestError, match="it was restored"):
+        remote_changes.begin_removal(state, id_of("t"), 1)
+    apply(state, topic_changes.delete_topic(state, "t2", now_ms=3))
+    apply(state, remote_changes.begin_removal(state, id_of("t2"), 3))
+    with pytest.raises(InvalidRequestError, match="are being removed, since 't2' was deleted"):
+        create(state, "t3", restored=[pointer(3)])
+    remove(state, "t2")
+    with pytest.raises(InvalidRequestError, match="is removed already"):
+        remote_changes.begin_removal(state, id_of("t2"), 3)
+
+
+def test_nothing_is_removed_that_a_pointer_or_a_pin_has_a_use_for() -> None:
+    state = tiered()
+    create(state, "u")
+    run_replicas(state, 0, 1, 2, topic="u")
+    led = partition(state, "u").value
+    move(state, pointer(manifest=manifest(1, folder(0, "u"))), topic_id=id_of("u"),
+         broker=led.leader, incarnation=led.leader_incarnation)
+    for prefixes in (
+        (f"{CLUSTER}/",), ("",), (topic_prefix(CLUSTER, id_of("u")),), (folder(0, "u"),),
+        (f"{folder(0, 'u')}manifest/",), ("x/", folder(0, "u")),
+    ):
+        # As metadata of an earlier rayq may have it.
+        state.garbage["g"] = RemoteGarbage("g", "gone", 7, prefixes)
+        with pytest.raises(InvalidRequestError, match="stays: topic 'u' has its objects in c"):
+            remote_changes.begin_removal(state, "g", 7)
+    del state.garbage["g"]
+    pin(state, "job", 3)
+    apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
+    with pytest.raises(InvalidRequestError, match=r"while it is pinned: \['job'\]"):
+        remote_changes.begin_removal(state, id_of("t"), 5)
+    apply(state, remote_changes.unpin_snapshots(state, {"job"}))
+    remove(state)
 
 
 # --- configs -------------------------------------------------------------------------------------
@@ -445,7 +605,7 @@ def test_a_store_is_needed_where_a_topic_begins_to_use_it(
     before: Any, after: Any, needs_a_store: bool
 ) -> None:
     state = tiered(stored=before or False)
-    topic = None if before is None else state.topics["id-t"]
+    topic = None if before is None else state.topics[id_of("t")]
     config = TopicConfig(remote_storage=after)
     none, away = ObjectStoreFacts(None, {}), ObjectStoreFacts("s3://b", {})
     if not needs_a_store:
@@ -478,7 +638,7 @@ def test_a_broker_that_is_away_is_not_waited_for() -> None:
 def test_topics_that_are_or_were_compacted_stay_on_disk() -> None:
     state = cluster()
     apply(state, topic_changes.create_topic(
-        state, topic_id="id-t", name="t", partitions=1, replication_factor=3,
+        state, topic_id=id_of("t"), name="t", partitions=1, replication_factor=3,
         options={"cleanup_policy": "compact"}))
     with pytest.raises(ConfigError, match="not for compacted"):
         topic_changes.alter_topic_config(state, "t", {"remote_storage": True}, store=WORKS)

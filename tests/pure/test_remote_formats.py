@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Sequence
 
 import google_crc32c
@@ -13,6 +14,23 @@ from hypothesis import strategies as st
 
 from rayq.client.environment import system_environment
 from rayq.errors import CorruptBatchError, RemoteDamagedError
+from rayq.remote_names import (
+    NUMBER_MAX,
+    ObjectKind,
+    RemoteName,
+    is_listed,
+    is_owner_mark_of,
+    new_name,
+    owner_mark,
+    owners_prefix,
+    parse_folder,
+    parse_name,
+    parse_owner_mark,
+    partition_prefix,
+    probes_prefix,
+    topic_prefix,
+)
+from rayq.storage import checked_file
 from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.remote import data_object, manifest
 from rayq.storage.remote.data_object import (
@@ -29,13 +47,6 @@ from rayq.storage.remote.manifest import (
     decode_manifest,
     page_names,
 )
-from rayq.storage.remote.names import (
-    ObjectKind,
-    RemoteName,
-    new_name,
-    parse_name,
-    partition_prefix,
-)
 
 CLUSTER, TOPIC = "c" * 32, "d" * 32
 PREFIX = partition_prefix(CLUSTER, TOPIC, 3)
@@ -45,7 +56,7 @@ PREFIX = partition_prefix(CLUSTER, TOPIC, 3)
 
 
 def test_a_name_is_parsed_into_what_it_was_made_of() -> None:
-    name = new_name(system_environment(), PREFIX, ObjectKind.MANIFEST, 12, 7)
+    name = new_name(system_environment().random, PREFIX, ObjectKind.MANIFEST, 12, 7)
     parsed = parse_name(name)
     assert parsed is not None
     assert str(parsed) == name
@@ -62,6 +73,38 @@ def test_names_are_listed_by_their_numbers() -> None:
 @pytest.mark.parametrize("name", ["", "x", f"{CLUSTER}/owners/1-x", f"{PREFIX}data/1-2-3"])
 def test_what_no_leader_wrote_is_no_name_of_an_object(name: str) -> None:
     assert parse_name(name) is None
+
+
+@given(st.text(max_size=150) | st.from_regex(r"[0-9a-f]{32}/([0-9a-f]{32}|owners)/[0-9]+/data/.*"))
+@settings(max_examples=200, deadline=None)
+def test_a_name_has_one_spelling(text: str) -> None:
+    """What parses is what its parts make, so that two spellings never name one folder."""
+    name = parse_name(text)
+    assert name is None or str(name) == text
+    where = parse_folder(text)
+    assert where is None or text == (
+        topic_prefix(*where[:2]) if where.partition is None else partition_prefix(*where)
+    )
+
+
+def test_folders_are_those_of_topics_and_partitions_and_lists_go_no_higher() -> None:
+    topic = topic_prefix(CLUSTER, TOPIC)
+    assert parse_folder(topic) == (CLUSTER, TOPIC, None) and parse_folder(PREFIX)[2] == 3  # type: ignore[index]
+    for listed in (topic, PREFIX, f"{PREFIX}data/", owners_prefix(CLUSTER), probes_prefix(CLUSTER, 7)):
+        assert is_listed(listed)
+    for wrong in ("", "/", f"{CLUSTER}/", f"{CLUSTER}", topic[:-1], f"{PREFIX}x/", f"{topic}03/",
+                  f"{CLUSTER}/../{TOPIC}/", f"{topic}\n", f"{CLUSTER}/owners"):
+        assert not is_listed(wrong) and parse_folder(wrong) is None
+    assert parse_folder(owners_prefix(CLUSTER)) is None
+
+
+def test_a_mark_is_one_of_its_own_cluster_and_what_is_none_counts_as_the_latest() -> None:
+    mark = owner_mark(CLUSTER, 7, "m")
+    assert is_owner_mark_of(CLUSTER, mark) and parse_owner_mark(mark) == (7, "m")
+    for wrong in (owner_mark(TOPIC, 7, "m"), f"{mark}/x", f"{CLUSTER}/owners/7-m", f"{mark}\0"):
+        assert not is_owner_mark_of(CLUSTER, wrong)
+    for strange in ("x", "\N{ARABIC-INDIC DIGIT FOUR}-m", "9" * 5000 + "-m", ""):
+        assert parse_owner_mark(f"{owners_prefix(CLUSTER)}{strange}")[0] == NUMBER_MAX
 
 
 # --- data objects ---------------------------------------------------------------------------------
@@ -209,6 +252,10 @@ def empty_manifest() -> Manifest:
     )
 
 
+def name_of(one: Manifest) -> str:
+    return str(RemoteName(one.prefix, ObjectKind.MANIFEST, one.version, one.leader_epoch, 5))
+
+
 class Stored:
     """The store of manifests that a test keeps."""
 
@@ -220,10 +267,9 @@ class Stored:
         """The manifest as it is read again."""
         paged, pages = one.paged(self._name)
         self.pages.update(pages)
-        root = paged.encode()
-        read = decode_manifest(
-            root, {name: self.pages[name] for name in page_names(root, "it")}, "it"
-        )
+        root, name = paged.encode(), name_of(paged)
+        pages_read = {page: self.pages[page] for page in page_names(root, name)}
+        read = decode_manifest(root, pages_read, name)
         assert read == paged
         return read
 
@@ -306,18 +352,68 @@ def test_a_damaged_manifest_or_page_is_noticed() -> None:
         one = empty_manifest().appended(*(remote_object(at, at + 1) for at in range(5)))
         stored = Stored()
         one, pages = one.paged(lambda start: stored._name(start))
-    root = one.encode()
+    root, name = one.encode(), name_of(one)
     assert len(pages) == 2
     for place in range(0, len(root), 7):
         damaged = bytearray(root)
         damaged[place] ^= 1
         with pytest.raises(RemoteDamagedError):
-            decode_manifest(bytes(damaged), dict(pages), "it")
+            decode_manifest(bytes(damaged), dict(pages), name)
     (first, content), (second, _) = pages
     with pytest.raises(RemoteDamagedError):
-        decode_manifest(root, {first: content, second: content}, "it")
+        decode_manifest(root, {first: content, second: content}, name)
     with pytest.raises(RemoteDamagedError):
-        decode_manifest(root, {first: content[:-1], second: content}, "it")
+        decode_manifest(root, {first: content[:-1], second: content}, name)
+
+
+def changed_root(one: Manifest, **changes: object) -> bytes:
+    """The manifest as an object that says something else, with a CRC that is right."""
+    content = checked_file.decode("remote-manifest", 1, one.encode(), "it")
+    said = {**msgspec.msgpack.decode(content), **changes}
+    return checked_file.encode("remote-manifest", 1, msgspec.msgpack.encode(said))
+
+
+DEEP = msgspec.Raw(b"\x91" * 5000 + b"\x01")
+OTHER = partition_prefix(CLUSTER, TOPIC, 4)
+ROW = struct.Struct("<QQIQIIIqqqI")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix": OTHER}, {"prefix": ""}, {"prefix": f"{CLUSTER}/"}, {"prefix": "../"},
+        {"prefix": PREFIX[:-1]}, {"version": 4}, {"leader_epoch": 8},
+        {"topic": ""}, {"topic": "a/b"}, {"topic": "t\n"}, {"topic": "\x1b[2J"}, {"topic": "x" * 250},
+        {"partition": -1}, {"partitions": 0}, {"partitions": 2**62}, {"replication_factor": 2**31},
+        {"end": 2**62}, {"end": 2**64 - 1}, {"end_epoch": 2**32}, {"end_epoch": -1}, {"start": -1},
+        {"log_start": 2**63}, {"data_bytes": -1}, {"data_bytes": 99}, {"written_ms": 2**63},
+        {"epochs": [(2**32, 0)]}, {"epochs": [(1, -1)]}, {"epochs": [(2, 0), (1, 5)]},
+        {"epochs": [(1, 5), (2, 0)]}, {"epochs": [(1, 0), (1, 5)]},
+        {"pages": [(str(RemoteName(OTHER, ObjectKind.PAGE, 0, 1, 1)), 0, 5)]},
+        {"pages": [(str(RemoteName(PREFIX, ObjectKind.DATA, 0, 1, 1)), 0, 5)]},
+        {"pages": [("x", 0, 5)]},
+        {"pages": [(str(RemoteName(PREFIX, ObjectKind.PAGE, 0, 1, 1)), 5, 0)]},
+        {"removed": b"x" + bytes(28)}, {"removed": b"d" + b"\xff" * 28}, {"removed": b"d"},
+        {"rows": ROW.pack(0, 10, 1, 0, 99, 100, 7, 0, 0, 0, 1)},
+        {"rows": ROW.pack(0, 2**64 - 1, 1, 0, 120, 100, 7, 0, 0, 0, 1)},
+        {"rows": ROW.pack(5, 5, 1, 0, 120, 100, 7, 0, 0, 0, 1)},
+        {"config": 1}, {"config": {"x": DEEP}}, {"topic_id": 3},
+    ],
+    ids=str,
+)
+def test_a_manifest_says_only_what_a_leader_may_have_written(changes: dict[str, object]) -> None:
+    """Somebody else may write into the bucket: what it says names objects, sizes memory, and is
+    computed with."""
+    one = msgspec.structs.replace(
+        empty_manifest().appended(remote_object(0, 10)), version=3, leader_epoch=7, epochs=[(1, 0)]
+    )
+    name = name_of(one)
+    decode_manifest(changed_root(one), {}, name)
+    root = changed_root(one, **changes)
+    with pytest.raises(RemoteDamagedError):
+        decode_manifest(root, dict.fromkeys(["x"], b""), name)
+    with pytest.raises(RemoteDamagedError):
+        decode_manifest(one.encode(), {}, name.replace("manifest", "data"))
 
 
 def test_a_long_list_rewrites_a_short_one() -> None:

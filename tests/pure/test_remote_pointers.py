@@ -22,8 +22,18 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.remote_pointer import RemotePointer
-from tests.pure.test_cluster_state import apply, run_replicas
-from tests.pure.test_remote_changes import WORKS, create, move, partition, pointer, tiered
+from tests.pure.test_cluster_state import apply
+from tests.pure.test_remote_changes import (
+    CLUSTER,
+    WORKS,
+    create,
+    id_of,
+    move,
+    partition,
+    pointer,
+    run_replicas,
+    tiered,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +43,15 @@ from tests.pure.test_remote_changes import WORKS, create, move, partition, point
         pointer(2, 10, start=10),
         pointer(2, 11, start=2),
         pointer(2, 10, start=3),
-        pointer(2, 11, start=3, end_epoch=0, data_bytes=0, manifest="a/b/c"),
+        pointer(2, 11, start=3, end_epoch=0, data_bytes=0),
     ],
 )
 def test_a_pointer_that_does_not_go_back_is_taken_as_it_is(asked: RemotePointer) -> None:
     state = tiered(partitions=2)
     move(state, pointer(1, 10, start=2))
-    assert move(state, asked) == [RemoteMoved("id-t", 0, asked)]
+    assert move(state, asked) == [RemoteMoved(id_of("t"), 0, asked)]
     assert partition(state).remote == asked
-    assert state.topics["id-t"].partitions[1].remote is None
+    assert state.topics[id_of("t")].partitions[1].remote is None
 
 
 @pytest.mark.parametrize(
@@ -67,14 +77,14 @@ def test_a_first_pointer_is_checked_like_every_other(
     with pytest.raises(error, match=why):
         move(state, wrong, is_adopted=is_adopted)
     empty = pointer(1, 0, data_bytes=0)
-    assert move(state, empty, is_adopted=is_adopted) == [RemoteMoved("id-t", 0, empty)]
+    assert move(state, empty, is_adopted=is_adopted) == [RemoteMoved(id_of("t"), 0, empty)]
 
 
 def test_a_move_that_is_refused_says_whose_it_is_and_what_counts() -> None:
     state = tiered()
     create(state, "plain", stored=False)
     now = partition(state).value
-    with pytest.raises(UnknownTopicError, match="partition 1 of a topic with id id-t"):
+    with pytest.raises(UnknownTopicError, match="partition 1 of a topic with id 0+74"):
         move(state, pointer(), partition=1)
     with pytest.raises(UnknownTopicError, match="partition 0 of a topic with id never"):
         move(state, pointer(), topic_id="never")
@@ -94,7 +104,7 @@ def test_a_move_that_is_refused_says_whose_it_is_and_what_counts() -> None:
     run_replicas(state, 0, 1, 2, topic="plain")
     led = partition(state, "plain").value
     with pytest.raises(StalePartitionError, match="^plain keeps nothing in the object store"):
-        move(state, pointer(), topic_id="id-plain", broker=led.leader,
+        move(state, pointer(), topic_id=id_of("plain"), broker=led.leader,
              incarnation=led.leader_incarnation)
 
 
@@ -102,7 +112,7 @@ def test_an_adopted_manifest_may_begin_and_end_anywhere_also_where_nothing_is_in
     state = tiered()
     move(state, pointer(1, 10, start=5))
     for adopted in (pointer(2, 8, start=2), pointer(3, 9, start=4), pointer(4, 3, start=1)):
-        assert move(state, adopted, is_adopted=True) == [RemoteMoved("id-t", 0, adopted)]
+        assert move(state, adopted, is_adopted=True) == [RemoteMoved(id_of("t"), 0, adopted)]
     apply(state, remote_changes.doubt_everything(state))
     for again in (False, True):  # What is committed already may be the wrong one now.
         with pytest.raises(StalePartitionError):
@@ -125,12 +135,12 @@ def test_in_doubt_is_what_may_have_objects_that_nobody_knows_of(
     create(state, "r", stored="read")
     create(state, "plain", stored=False)
     apply(state, topic_changes.create_topic(
-        state, topic_id="id-keys", name="keys", partitions=1, replication_factor=3,
+        state, topic_id=id_of("keys"), name="keys", partitions=1, replication_factor=3,
         options={"cleanup_policy": "compact"}))
-    apply(state, [EpochStarted(2, "h", 1, "cluster", mark)])
+    apply(state, [EpochStarted(2, "h", 1, CLUSTER, mark)])
     found = remote_changes.doubt_everything(state)
     assert found == [
-        RemoteDoubted(f"id-{name}", doubted[:number].count(name))
+        RemoteDoubted(id_of(name), doubted[:number].count(name))
         for number, name in enumerate(doubted)
     ]
 
@@ -140,24 +150,24 @@ def test_only_leaders_in_doubt_begin_anew_when_remote_storage_is_turned_on() -> 
     led = msgspec.structs.replace(
         partition(state).value, replicas=(1,), isr=(Member(1, "d1", "r"),), leader=1,
         leader_incarnation="r", leader_epoch=4, partition_epoch=6)
-    apply(state, [PartitionChanged("id-t", number, led) for number in (1, 2)])
-    apply(state, [PartitionChanged("id-t", 0, msgspec.structs.replace(
+    apply(state, [PartitionChanged(id_of("t"), number, led) for number in (1, 2)])
+    apply(state, [PartitionChanged(id_of("t"), 0, msgspec.structs.replace(
         led, leader=None, leader_incarnation=None))])
-    state.topics["id-t"].partitions[1].processes[1] = ReplicaRegistered(
-        "id-t", 1, 1, "d1", "r", "h", 1, last_epoch=8, flushed=0)
-    apply(state, [RemoteDoubted("id-t", number) for number in (0, 1)])
+    state.topics[id_of("t")].partitions[1].processes[1] = ReplicaRegistered(
+        id_of("t"), 1, 1, "d1", "r", "h", 1, last_epoch=8, flushed=0)
+    apply(state, [RemoteDoubted(id_of("t"), number) for number in (0, 1)])
     other, on = {"segment_ms": 5}, {"remote_storage": True}
     assert topic_changes.alter_topic_config(state, "t", other) == [
-        TopicConfigChanged("id-t", {"remote_storage": False, **other})
+        TopicConfigChanged(id_of("t"), {"remote_storage": False, **other})
     ]
     begun = topic_changes.alter_topic_config(state, "t", on, store=WORKS)
     assert begun == [
-        TopicConfigChanged("id-t", on),
+        TopicConfigChanged(id_of("t"), on),
         # Above every epoch of which a replica holds batches.
         PartitionChanged(
-            "id-t", 1, msgspec.structs.replace(led, leader_epoch=9, partition_epoch=7)),
+            id_of("t"), 1, msgspec.structs.replace(led, leader_epoch=9, partition_epoch=7)),
     ]
     state.replay(begun[0])
     assert topic_changes.alter_topic_config(state, "t", other, store=WORKS) == [
-        TopicConfigChanged("id-t", {**on, **other})
+        TopicConfigChanged(id_of("t"), {**on, **other})
     ]

@@ -44,7 +44,7 @@ from tests.pure.test_cluster_state import (
     run_replicas,
     value,
 )
-from tests.pure.test_remote_changes import pointer
+from tests.pure.test_remote_changes import OTHER, folder, manifest, pointer
 
 OWN = ("__consumer_offsets", "__transaction_state", "__queue_state")
 
@@ -115,7 +115,7 @@ def test_a_new_topic_is_its_options_and_the_placed_replicas_of_each_partition() 
 
 def test_restored_partitions_get_their_pointers_and_begin_above_their_epochs() -> None:
     state = cluster()
-    names = [f"other/topic/{number}/manifest/4" for number in range(4)]
+    names = [manifest(4, folder(number, "old", OTHER)) for number in range(4)]
     restored = [
         pointer(4, 9, start=3, leader_epoch=7, end_epoch=5, manifest=names[0]),
         None,

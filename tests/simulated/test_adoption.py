@@ -16,12 +16,12 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import RemoteMissingError, RemoteStorageError
+from rayq.remote_names import ObjectKind, RemoteName
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.epochs import LEADER_EPOCHS
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest, RemoteObject
-from rayq.storage.remote.names import ObjectKind, RemoteName
 from rayq.wire import messages
 from tests.storage.support import append
 

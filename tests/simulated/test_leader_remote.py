@@ -26,11 +26,11 @@ from rayq.errors import (
     RemoteSlowError,
     RemoteStorageError,
 )
+from rayq.remote_names import ObjectKind, RemoteName, parse_name, partition_prefix
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import Manifest
-from rayq.storage.remote.names import ObjectKind, RemoteName, parse_name, partition_prefix
 from rayq.storage.segment import LOG_SUFFIX, segment_path
 from rayq.wire import messages
 from tests.simulated.remote_store import CLUSTER_ID, TOPIC_ID, PlayedController, PlayedObjects

@@ -12,18 +12,30 @@ import pytest
 from proving.simulation import World
 from rayq.actors.hosting import ObjectServerSpec
 from rayq.actors.objects import object_cache, object_server
-from rayq.actors.objects.object_server import ObjectServer
+from rayq.actors.objects.folder_claims import CLAIM_S
+from rayq.actors.objects.object_server import PROBE_AGAIN_S_MAX, ObjectServer
 from rayq.config import ClusterConfig
+from rayq.environment import ObjectMeta
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
     RemoteDamagedError,
     RemoteDeniedError,
+    RemoteListError,
     RemoteMissingError,
     RemoteSlowError,
     RemoteStorageError,
     StaleBrokerError,
     StorageError,
+)
+from rayq.remote_names import (
+    ObjectKind,
+    RemoteName,
+    new_name,
+    owner_mark,
+    owners_prefix,
+    partition_prefix,
+    takeover_mark,
 )
 from rayq.runtime.local_runtime import wait_until
 from rayq.storage import checked_file
@@ -31,7 +43,6 @@ from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.data_directory import ENDPOINT, format_directory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import read_footer
-from rayq.storage.remote.names import ObjectKind, new_name, partition_prefix
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
@@ -40,6 +51,8 @@ from tests.simulated.memory_store import MemoryStore, flipped, raises, short
 
 CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32
 PREFIX = partition_prefix(CLUSTER_ID, TOPIC_ID, 0)
+OWNERS = owners_prefix(CLUSTER_ID)
+OTHER_ID = "a" * 32
 DATA_PATH = "/data/broker-1"
 SEGMENT = f"{DATA_PATH}/t-0/00000000000000000000.log"
 SECRET = b"s" * 32
@@ -142,7 +155,7 @@ class Node:
 
     def store_request(self, data: bytes, end: int, **changes: Any) -> messages.StoreRecords:
         fields: dict[str, Any] = {
-            "name": new_name(self.client.environment, PREFIX, ObjectKind.DATA, 0, 2),
+            "name": new_name(self.client.environment.random, PREFIX, ObjectKind.DATA, 0, 2),
             "start": 0,
             "end": end,
             "ranges": [messages.LocalRange(SEGMENT, 0, len(data))],
@@ -459,7 +472,7 @@ def test_a_crash_leaves_nothing_of_the_cache_to_the_next_process(node: Node) -> 
 
 def test_a_manifest_is_checked_on_its_way_in_and_out(node: Node) -> None:
     async def script() -> None:
-        name = new_name(node.client.environment, PREFIX, ObjectKind.MANIFEST, 1, 1)
+        name = new_name(node.client.environment.random, PREFIX, ObjectKind.MANIFEST, 1, 1)
         content = checked_file.encode("remote-manifest", 1, b"x" * 50)
         with pytest.raises(InvalidRequestError):
             await node.ask(messages.PutBlob(name), flipped(content))
@@ -477,19 +490,122 @@ def test_a_manifest_is_checked_on_its_way_in_and_out(node: Node) -> None:
 
 def test_objects_are_listed_by_pages_looked_at_and_signed(node: Node) -> None:
     async def script() -> None:
-        for number in range(5):
-            await node.ask(messages.PutBlob(f"a/{number}"), b"x" * number)
+        marks = [owner_mark(CLUSTER_ID, epoch, "m") for epoch in range(5)]
+        for number, name in enumerate(marks):
+            await node.ask(messages.PutBlob(name), b"x" * number)
         found: list[str] = []
         after: str | None = ""
         while after is not None:
-            page = await node.ask(messages.ListObjects("a/", after))
+            page = await node.ask(messages.ListObjects(OWNERS, after))
             found += [name for name, _, _ in page.objects]
             after = page.next_after
-        assert found == [f"a/{number}" for number in range(5)]
-        heads = await node.ask(messages.HeadObjects(["a/4", "a/nothing"]))
+        assert found == marks
+        heads = await node.ask(messages.HeadObjects([marks[4], "a/nothing"]))
         assert heads.objects == [(4, 1000), None]
-        signed = await node.ask(messages.SignObjects(["a/4"], expires_ms=9000))
-        assert signed.urls == ["https://store/a/4?for=9"]
+        signed = await node.ask(messages.SignObjects([marks[4]], expires_ms=9000))
+        assert signed.urls == [f"https://store/{marks[4]}?for=9"]
+
+    node.run(script())
+
+
+async def change(node: Node, name: str) -> None:
+    """Each request that writes or deletes an object of this name."""
+    content = checked_file.encode("remote-manifest", 1, b"")
+    await node.ask(messages.PutBlob(name), content)
+    await node.ask(messages.DeleteObjects([name]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/4", f"{CLUSTER_ID}/", f"{PREFIX}../x", "../x", "/etc/x", "a\0", f"{PREFIX}x",
+     f"{CLUSTER_ID}/probes/1/x", f"{CLUSTER_ID}/owners/x", owner_mark(OTHER_ID, 1, "m"),
+     f"{CLUSTER_ID}/owners/../{TOPIC_ID}/0/data/x"],
+)
+def test_only_objects_that_rayq_names_are_written_deleted_and_listed(node: Node, name: str) -> None:
+    async def script() -> None:
+        node.store.objects[name] = b"somebody's"
+        requests = [
+            (messages.PutBlob(name), b"other"),
+            (messages.DeleteObjects([f"{PREFIX}data/{0:020d}-{0:010d}-{0:016x}", name]), b""),
+            (messages.ListObjects(name), b""),
+        ]
+        for request, payload in requests:
+            with pytest.raises(InvalidRequestError, match=r"is no (name|folder)"):
+                await node.ask(request, payload)
+        assert node.store.objects[name] == b"somebody's"
+
+    node.run(script())
+
+
+def test_the_folder_of_another_cluster_is_changed_only_once_it_is_taken_over(node: Node) -> None:
+    """What a pointer names may be in any folder of the bucket."""
+
+    async def script() -> None:
+        prefix = partition_prefix(OTHER_ID, TOPIC_ID, 0)
+        name = str(RemoteName(prefix, ObjectKind.MANIFEST, 1, 1, 1))
+        node.store.objects[name] = b"theirs"
+        marks = node.store.objects
+        marks[owner_mark(OTHER_ID, 7, "theirs")] = b""
+        with pytest.raises(RemoteStorageError, match="of another cluster"):
+            await change(node, name)
+        marks[takeover_mark(OTHER_ID, "b" * 32)] = b""  # A third one.
+        marks[takeover_mark(OTHER_ID, CLUSTER_ID)] = b""
+        with pytest.raises(RemoteStorageError, match="of another cluster"):
+            await change(node, name)
+        segment = messages.StoreRecords(
+            str(RemoteName(prefix, ObjectKind.DATA, 0, 1, 1)), 0, 1,
+            [messages.LocalRange(SEGMENT, 0, 9)], [])
+        with pytest.raises(RemoteStorageError, match="of another cluster"):
+            await node.ask(segment)
+        assert node.store.objects[name] == b"theirs"
+        del marks[takeover_mark(OTHER_ID, "b" * 32)]
+        await change(node, name)
+        assert name not in node.store.objects
+        # They took theirs back: that is seen within a minute.
+        node.store.objects[name] = b"theirs"
+        del marks[takeover_mark(OTHER_ID, CLUSTER_ID)]
+        await asyncio.sleep(CLAIM_S)
+        with pytest.raises(RemoteStorageError, match="of another cluster"):
+            await node.ask(messages.DeleteObjects([name]))
+
+    node.run(script())
+
+
+@pytest.mark.parametrize("fault", ["begins again", "goes back", "twice", "elsewhere"])
+def test_a_store_whose_lists_cannot_be_is_told_of_and_counted(node: Node, fault: str) -> None:
+    async def script() -> None:
+        store, asked = node.store, list[str]()
+        sound = store.list
+
+        async def wrong(prefix: str, after: str = "") -> list[ObjectMeta]:
+            asked.append(prefix)
+            page = await sound(prefix, "" if fault == "begins again" else after)
+            if fault == "goes back":
+                return page[::-1]
+            elsewhere = [ObjectMeta(f"{PREFIX}data/x", 1, 1)] if fault == "elsewhere" else []
+            return [one for one in page for _ in range(1 + (fault == "twice"))] + elsewhere
+
+        for epoch in range(3):
+            store.objects[owner_mark(CLUSTER_ID, epoch, "m")] = b""
+        store.list = wrong  # type: ignore[method-assign]
+        with pytest.raises(RemoteListError, match="s3://simulated was asked .* and listed 'c"):
+            for after in ("", owner_mark(CLUSTER_ID, 1, "m")):
+                await node.ask(messages.ListObjects(OWNERS, after))
+        samples = {
+            (sample.name, sample.labels.get("error")): sample.value
+            for sample in node.process.environment.metrics.collect()
+        }
+        assert samples["rayq_remote_errors_total", "RemoteListError"] > 0
+        if fault in ("begins again", "elsewhere"):
+            # Also where nobody lists anything: the probe does.
+            await node.until_attached(works=False)
+            assert "s3://simulated was asked" in (node.attached[-1].trouble or "")
+            before = len(asked)
+            await asyncio.sleep(1200)
+            assert len(asked) - before < 3 * 1200 / PROBE_AGAIN_S_MAX + 30
+            store.list = sound  # type: ignore[method-assign]
+            await node.until_attached()
+            assert not any("probe" in name for name in store.objects)
 
     node.run(script())
 
@@ -514,7 +630,7 @@ def test_the_broker_is_told_whether_the_store_works(node: Node) -> None:
             "probe": [raises(RemoteStorageError("away"))] * 6,
         }
         with pytest.raises(RemoteStorageError):
-            await node.ask(messages.ListObjects("a/"))
+            await node.ask(messages.ListObjects(OWNERS))
         await node.until_attached(works=False)
         await node.until_attached()
 

@@ -3,6 +3,12 @@
 One broker does it: the lowest that lives. It removes everything after `remote_delete_delay_ms`, so
 that a topic that was deleted by mistake can be restored until then, and once more a day later: a
 leader that did not know of the deletion yet may have stored something meanwhile.
+
+A page of objects is listed, then the controller says that they are garbage, then they are deleted.
+Its first word is committed: from then on nobody restores them. A topic that was restored before is
+garbage no more, whatever the metadata here say. And what is stored there later, for a topic that
+came back to the object store, was not on a list from before it. So it does not matter how late a
+sweep is, nor how many there are.
 """
 
 from __future__ import annotations
@@ -12,12 +18,13 @@ import logging
 
 from rayq.actors.broker.store_ownership import StoreOwnership
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.remote.object_link import ObjectLink, list_objects
 from rayq.config import DAY_MS, ClusterConfig
 from rayq.core.metadata_records import RemoteGarbage
 from rayq.environment import Environment
-from rayq.errors import RayqError
+from rayq.errors import RayqError, RemoteStorageError
 from rayq.logs import log_event
+from rayq.remote_names import parse_folder, parse_name
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -71,30 +78,44 @@ class RemoteGarbageSweep:
         is_first = age_ms >= self._delay_ms and garbage.topic_id not in self._swept_once
         if not is_first and not is_last:
             return
-        await self._ownership.look()
-        if self._ownership.halt is not None:
-            return
+        await self._look_for_others()
+        await self._ask_controller(messages.BeginRemoval(garbage.topic_id, garbage.deleted_ms))
         removed = 0
         for prefix in garbage.prefixes:
-            removed += await self._remove(garbage, prefix)
+            if parse_folder(prefix) is None:
+                logger.error("%r is no folder of rayq's, and stays in the object store", prefix)
+            else:
+                removed += await self._remove(garbage, prefix)
         self._swept_once.add(garbage.topic_id)
         log_event(
             logger, logging.INFO, "remote_garbage_removed", topic=garbage.name, objects=removed
         )
         if is_last:
-            await self._ask_controller(messages.RemoveGarbage(garbage.topic_id))
+            await self._ask_controller(
+                messages.RemoveGarbage(garbage.topic_id, garbage.deleted_ms)
+            )
+
+    async def _look_for_others(self) -> None:
+        """Raises RemoteStorageError where another cluster uses this one's folder."""
+        await self._ownership.look()
+        if self._ownership.halt is not None:
+            raise RemoteStorageError(self._ownership.halt)
 
     async def _remove(self, garbage: RemoteGarbage, prefix: str) -> int:
         """Deletes the objects whose names begin with `prefix`. Returns how many there were."""
-        removed = 0
-        after: str | None = ""
-        while after is not None:
-            answer, _ = await self._objects.ask(messages.ListObjects(prefix, after))
-            after = answer.next_after
-            if self._metadata.state.garbage.get(garbage.topic_id) != garbage:
-                return removed  # It was restored meanwhile.
-            found = [name for name, _, _ in answer.objects]
-            if found:
-                await self._objects.ask(messages.DeleteObjects(found))
-                removed += len(found)
+        removed, passed = 0, 0
+        async for page in list_objects(self._objects, prefix):
+            names = [name for name, _, _ in page if parse_name(name) is not None]
+            passed += len(page) - len(names)
+            if not names:
+                continue
+            await self._ask_controller(
+                messages.BeginRemoval(garbage.topic_id, garbage.deleted_ms)
+            )
+            # The cluster that they were taken over from may have been told to go on.
+            await self._look_for_others()
+            await self._objects.ask(messages.DeleteObjects(names))
+            removed += len(names)
+        if passed:
+            logger.warning("%d objects below %s are not rayq's, and stay", passed, prefix)
         return removed

@@ -12,12 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from rayq import remote_names as names
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.remote.object_link import ObjectLink, list_objects
 from rayq.core.remote_changes import unknown_marks
 from rayq.errors import RayqError, RemoteStorageError
 from rayq.storage import checked_file
-from rayq.storage.remote import names
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ LOOK_INTERVAL_S = 3600.0
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 60.0
 MARK_VERSION = 1
+NOT_LOOKED = "the marks in the object store were not looked at yet"
 
 
 class StoreOwnership:
@@ -41,7 +42,7 @@ class StoreOwnership:
         self._is_current = is_current
         self._looked_epoch = 0
         """The controller epoch in which the marks were looked at last."""
-        self.halt: str | None = "the marks in the object store were not looked at yet"
+        self.halt: str | None = NOT_LOOKED
 
     async def run(self) -> None:
         backoff_s = BACKOFF_S
@@ -51,6 +52,8 @@ class StoreOwnership:
                 await self.look()
             except RayqError as error:
                 logger.debug("the marks in the object store: %s", error)
+                if self.halt is not None and self.halt.startswith(NOT_LOOKED):
+                    self.halt = f"{NOT_LOOKED}: {error}"
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             else:
@@ -72,12 +75,9 @@ class StoreOwnership:
                 checked_file.encode("owner", MARK_VERSION, content),
             )
         found: list[tuple[int, str]] = []
-        after: str | None = ""
         prefix = names.owners_prefix(self._objects.cluster_id)
-        while after is not None:
-            answer, _ = await self._objects.ask(messages.ListObjects(prefix, after))
-            found.extend(names.parse_owner_mark(name) for name, _, _ in answer.objects)
-            after = answer.next_after
+        async for page in list_objects(self._objects, prefix):
+            found.extend(names.parse_owner_mark(name) for name, _, _ in page)
         self._looked_epoch = epoch
         unknown = unknown_marks(self._metadata.state, found)
         before, self.halt = self.halt, None

@@ -260,8 +260,14 @@ class Controller:
                 )
             case messages.UnpinSnapshot():
                 return None, remote_changes.unpin_snapshots(state, {request.pin_id})
+            case messages.BeginRemoval():
+                return None, remote_changes.begin_removal(
+                    state, request.topic_id, request.deleted_ms
+                )
             case messages.RemoveGarbage():
-                return None, remote_changes.remove_garbage(state, request.topic_id)
+                return None, remote_changes.remove_garbage(
+                    state, request.topic_id, request.deleted_ms
+                )
             case messages.CreateTopic() | messages.RestoreTopic():
                 return None, topic_changes.create_topic(
                     state,

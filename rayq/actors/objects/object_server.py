@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable
 
 from rayq.actors.hosting import ObjectServerSpec
+from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.object_cache import ObjectCache
 from rayq.actors.objects.record_uploads import RecordUploads
 from rayq.actors.objects.store_client import StoreClient
@@ -26,9 +27,9 @@ from rayq.errors import (
     RemoteStorageError,
     StaleBrokerError,
 )
+from rayq.remote_names import is_listed, parse_name, probe_name, probes_prefix
 from rayq.storage import checked_file
 from rayq.storage.data_directory import DataDirectory, read_meta, read_secret
-from rayq.storage.remote.names import parse_name, probe_name, probes_prefix
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
@@ -79,7 +80,8 @@ class ObjectServer:
         self._probe_due = Signal()
         """Somebody's request failed."""
         self._client = StoreClient(environment, config, store, self._probe_due.notify)
-        self._uploads = RecordUploads(environment, self._client, spec.data_path)
+        self._claims = FolderClaims(environment.clock, self._client, meta.cluster_id)
+        self._uploads = RecordUploads(environment, self._client, self._claims, spec.data_path)
         self._cache = ObjectCache(
             environment,
             self._client,
@@ -167,12 +169,17 @@ class ObjectServer:
 
     async def _probe(self) -> None:
         """Writes an object, reads and deletes it: all that will be needed is allowed and works."""
-        name = probe_name(self._environment, self._cluster_id, self._spec.broker)
+        probe_id = self._environment.new_id()
+        name = probe_name(self._cluster_id, self._spec.broker, probe_id)
         content = name.encode()
         await self._client.put_small(name, content)
         if await self._client.get(name) != content:
             raise RemoteDamagedError(f"{name} was read with other bytes than were written.")
-        await self._client.delete([name])
+        try:
+            # It may not be listed yet; a store that begins each list at its beginning is noticed.
+            await self._client.list(probes_prefix(self._cluster_id, self._spec.broker), name)
+        finally:
+            await self._client.delete([name])
 
     async def _remove_old_probes(self) -> None:
         """Those that a crash has left."""
@@ -223,6 +230,7 @@ class ObjectServer:
     async def _put_blob(self, name: str, content: bytes) -> Result:
         if not _is_intact(name, content):
             raise InvalidRequestError(f"{name} does not match its CRC, and was not stored.")
+        await self._claims.check_blob(name)
         await self._client.put_small(name, content)
         return messages.Done()
 
@@ -234,6 +242,8 @@ class ObjectServer:
         return messages.Done(), await self._client.get_checked(name, check)
 
     async def _list(self, request: messages.ListObjects) -> Result:
+        if not is_listed(request.prefix):
+            raise InvalidRequestError(f"{request.prefix!r} is no folder of rayq's.")
         found = await self._client.list(request.prefix, request.after)
         return messages.ListObjectsResponse(
             objects=[(one.name, one.size_bytes, one.modified_ms) for one in found],
@@ -247,6 +257,7 @@ class ObjectServer:
         )
 
     async def _delete(self, request: messages.DeleteObjects) -> Result:
+        await self._claims.check(request.names)
         for name in request.names:
             self._cache.drop(name)
         await self._client.delete(request.names)

@@ -6,13 +6,14 @@ import os.path
 from collections.abc import Sequence
 from contextlib import closing
 
+from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.store_client import StoreClient
 from rayq.environment import Disk, Environment
 from rayq.errors import CorruptBatchError, InvalidRequestError, StorageError
+from rayq.remote_names import ObjectKind, RemoteName, parse_name
 from rayq.storage.batch import BATCH_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import DataObject, describe_batches
-from rayq.storage.remote.names import ObjectKind, RemoteName, parse_name
 from rayq.wire import messages
 
 
@@ -20,14 +21,22 @@ class RecordUploads:
     """See the module. A crash leaves nothing, or an object that no manifest names: the sweep takes
     it."""
 
-    def __init__(self, environment: Environment, client: StoreClient, data_path: str) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        client: StoreClient,
+        claims: FolderClaims,
+        data_path: str,
+    ) -> None:
         self._environment = environment
         self._client = client
+        self._claims = claims
         self._data_path = data_path
 
     async def store(self, request: messages.StoreRecords) -> messages.StoreRecordsResponse:
         """See `messages.StoreRecords`."""
         name = self._checked(request)
+        await self._claims.check([request.name])
         size_bytes = sum(part.length for part in request.ranges)
         async with self._client.upload_turn(size_bytes):
             data, made = await self._environment.threads.run(

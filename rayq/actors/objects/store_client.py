@@ -16,10 +16,12 @@ from rayq.errors import (
     RayqError,
     RemoteDamagedError,
     RemoteDeniedError,
+    RemoteListError,
     RemoteMissingError,
     RemoteSlowError,
     RemoteStorageError,
 )
+from rayq.storage.remote.listing import check_page
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +38,13 @@ UPLOAD_TURN_S_MAX = 15.0
 """An upload that would wait longer for its turn is refused: its leader asks again later."""
 BURST_S = 1.0
 
-COUNTED_ERRORS = (RemoteStorageError, RemoteDeniedError, RemoteMissingError, RemoteDamagedError)
+COUNTED_ERRORS = (
+    RemoteStorageError,
+    RemoteDeniedError,
+    RemoteListError,
+    RemoteMissingError,
+    RemoteDamagedError,
+)
 
 
 class Throttle:
@@ -85,6 +93,7 @@ class StoreClient:
     ) -> None:
         self._environment = environment
         self._store = store
+        self._url = config.remote_storage_url or "the object store"
         self._on_error = on_error
         self._clock = environment.clock
         self._uploads = Throttle(self._clock, config.remote_upload_bytes_per_s)
@@ -175,7 +184,14 @@ class StoreClient:
                 return None
 
     async def list(self, prefix: str, after: str) -> Sequence[ObjectMeta]:
-        return await self._repeat("list", lambda: self._store.list(prefix, after))
+        """Raises RemoteListError for a page that cannot be."""
+
+        async def checked() -> Sequence[ObjectMeta]:
+            page = await self._store.list(prefix, after)
+            check_page(page, prefix, after, self._url)
+            return page
+
+        return await self._repeat("list", checked)
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._repeat("delete", lambda: self._store.delete(names))

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from rayq.actors.remote.manifests import load_manifest
+from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -23,11 +24,11 @@ from rayq.errors import (
     RemoteMissingError,
 )
 from rayq.logs import log_event
+from rayq.remote_names import ObjectKind, parse_name
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.epochs import EpochCache
 from rayq.storage.log import Log
 from rayq.storage.remote.manifest import Manifest
-from rayq.storage.remote.names import ObjectKind, parse_name
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -263,13 +264,11 @@ class Adoption:
         return None
 
     async def _listed(self) -> list[str]:
-        prefix, after, names = f"{self.remote_log.prefix}{ObjectKind.MANIFEST}/", "", []
-        while True:
-            answer, _ = await self.remote_log.objects.ask(messages.ListObjects(prefix, after))
-            names += [name for name, _, _ in answer.objects]
-            if answer.next_after is None:
-                return names
-            after = answer.next_after
+        names: list[str] = []
+        prefix = f"{self.remote_log.prefix}{ObjectKind.MANIFEST}/"
+        async for page in list_objects(self.remote_log.objects, prefix):
+            names += [name for name, _, _ in page]
+        return names
 
     async def _is_whole(self, manifest: Manifest) -> bool:
         objects, at_once = manifest.objects, messages.OBJECT_NAMES_MAX

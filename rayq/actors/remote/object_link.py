@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from rayq.environment import Address, Buffer
 from rayq.errors import (
@@ -15,6 +15,7 @@ from rayq.errors import (
     RemoteStorageError,
     StorageError,
 )
+from rayq.storage.remote.listing import pages
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -32,6 +33,8 @@ _ANSWERS = (
     InvalidRequestError,
 )
 """What the object server itself answers. Anything else happened on the way to it."""
+ListedObject = tuple[str, int, int]
+"""`(name, bytes, last modified in ms)`."""
 _CHANGES = (messages.StoreRecords, messages.PutBlob, messages.DeleteObjects)
 
 
@@ -73,3 +76,19 @@ class ObjectLink:
             raise
         except RayqError as error:
             raise RemoteStorageError(f"The object server did not answer: {error}") from error
+
+
+def list_objects(objects: ObjectLink, prefix: str) -> AsyncIterator[Sequence[ListedObject]]:
+    """The objects below `prefix`, page by page. Raises as `ObjectLink.ask`, and RemoteListError."""
+
+    is_over = False
+
+    async def list_page(after: str) -> Sequence[ListedObject]:
+        nonlocal is_over
+        if is_over:
+            return ()
+        answer, _ = await objects.ask(messages.ListObjects(prefix, after))
+        is_over = answer.next_after is None
+        return answer.objects
+
+    return pages(list_page, prefix, "The object server")

@@ -23,12 +23,13 @@ from rayq.errors import (
     InvalidRequestError,
     NotLeaderError,
     RayqError,
+    RemoteDamagedError,
     StalePartitionError,
     UnknownTopicError,
 )
+from rayq.remote_names import ObjectKind, new_name, parse_name, partition_prefix
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import Manifest
-from rayq.storage.remote.names import ObjectKind, new_name, parse_name, partition_prefix
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,9 @@ class RemoteLog:
             async with self._loading:
                 if self._loaded is None or self._loaded[0] != pointer:
                     try:
-                        self._loaded = pointer, await load_manifest(self.objects, pointer.manifest)
+                        found = await load_manifest(self.objects, pointer.manifest)
+                        _check_is_named(pointer, found)
+                        self._loaded = pointer, found
                     except RayqError:
                         if self.pointer == pointer:
                             raise  # Else it was superseded meanwhile, and deleted.
@@ -178,8 +181,8 @@ class RemoteLog:
             # The leader before may not know yet that it is deposed, and still answers readers.
             manifest = manifest.with_removed([base.manifest], now_ms)
 
-        def page_name(start: int) -> str:
-            return new_name(self._environment, prefix, ObjectKind.PAGE, start, self.leader_epoch)
+        def named(kind: ObjectKind, number: int) -> str:
+            return new_name(self._environment.random, prefix, kind, number, self.leader_epoch)
 
         paged, pages = msgspec.structs.replace(
             manifest,
@@ -189,8 +192,8 @@ class RemoteLog:
             version=version,
             leader_epoch=self.leader_epoch,
             written_ms=now_ms,
-        ).paged(page_name)
-        name = new_name(self._environment, prefix, ObjectKind.MANIFEST, version, self.leader_epoch)
+        ).paged(lambda start: named(ObjectKind.PAGE, start))
+        name = named(ObjectKind.MANIFEST, version)
         await store_manifest(self.objects, paged, pages, name)
         pointer = paged.pointer(name)
         await self._move_pointer(base, pointer, is_adopted=is_adopted)
@@ -237,3 +240,14 @@ class RemoteLog:
             raise StalePartitionError(
                 f"The remote pointer of {self.where} was moved by another: {self.pointer}."
             )
+
+
+def _check_is_named(pointer: RemotePointer, manifest: Manifest) -> None:
+    """Raises RemoteDamagedError where a manifest says something else than its pointer. The epoch of
+    a restored topic's pointer is above its manifest's."""
+    said = manifest.pointer(pointer.manifest)
+    if msgspec.structs.replace(said, leader_epoch=pointer.leader_epoch) != pointer:
+        raise RemoteDamagedError(
+            f"The manifest {pointer.manifest} is not the one that was committed: its pointer is "
+            f"{pointer}, and it says {said}."
+        )

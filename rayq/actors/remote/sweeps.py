@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 
+from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.core.remote_retention import StoredObject, due, sweepable
 from rayq.environment import Environment
+from rayq.remote_names import ObjectKind, new_name, parse_name
 from rayq.storage import checked_file
 from rayq.storage.remote.manifest import Manifest
-from rayq.storage.remote.names import ObjectKind, new_name, parse_name
 from rayq.wire import messages
 from rayq.wire.messages.objects import OBJECT_NAMES_MAX
 
@@ -82,7 +83,7 @@ class Sweeps:
         """What the store's clock says now: by the date of an object that is written for it."""
         remote_log = self._remote_log
         name = new_name(
-            self._environment, remote_log.prefix, ObjectKind.PAGE, 0, remote_log.leader_epoch
+            self._environment.random, remote_log.prefix, ObjectKind.PAGE, 0, remote_log.leader_epoch
         )
         remote_log.check()
         await remote_log.objects.ask(messages.PutBlob(name), PROBE)
@@ -93,10 +94,8 @@ class Sweeps:
 
     async def _list(self, prefix: str) -> list[StoredObject]:
         listed: list[StoredObject] = []
-        after: str | None = ""
-        while after is not None:
-            answer, _ = await self._remote_log.objects.ask(messages.ListObjects(prefix, after))
-            for text, _, modified_ms in answer.objects:
+        async for page in list_objects(self._remote_log.objects, prefix):
+            for text, _, modified_ms in page:
                 name = parse_name(text)
                 if name is not None:
                     is_manifest = name.kind is ObjectKind.MANIFEST
@@ -105,7 +104,6 @@ class Sweeps:
                             text, is_manifest, name.number, name.leader_epoch, modified_ms
                         )
                     )
-            after = answer.next_after
         return listed
 
     async def _delete(self, names: list[str]) -> None:

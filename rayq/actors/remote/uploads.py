@@ -8,12 +8,12 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
 from rayq.errors import CorruptBatchError, RemoteStorageError, StorageError
+from rayq.remote_names import ObjectKind, new_name
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.log import Log
 from rayq.storage.plans import VERIFY_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import RemoteObject
-from rayq.storage.remote.names import ObjectKind, new_name
 from rayq.storage.upload_plan import UploadRange
 from rayq.wire import messages
 
@@ -140,7 +140,7 @@ class Uploads:
         remote_log, log = self._remote_log, self._replica_log.log
         remote_log.check()
         name = new_name(
-            self._environment,
+            self._environment.random,
             remote_log.prefix,
             ObjectKind.DATA,
             one.start,

@@ -1,4 +1,4 @@
-"""What rayq keeps in an object store: names, data objects, manifests. Bytes in and out, no client.
+"""What rayq keeps in an object store: data objects, manifests, lists. Bytes in and out, no client.
 
 A partition's objects are below `<cluster id>/<topic id>/<partition>/`. They are immutable; what
 counts of them is what the committed remote pointer's manifest names.

@@ -224,7 +224,7 @@ def read_footer(tail: bytes, name: str) -> Footer:
         raise RemoteDamagedError(f"The footer of {name} does not match its CRC.")
     try:
         footer = msgspec.msgpack.decode(content, type=Footer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteDamagedError(f"The footer of {name} cannot be read: {error}") from error
     if (
         not footer.packed_places

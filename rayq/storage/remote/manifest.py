@@ -22,14 +22,15 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple, overload
 
 import msgspec
 
 from rayq.errors import RayqError, RemoteDamagedError
-from rayq.remote_pointer import RemotePointer
+from rayq.remote_names import EPOCH_MAX, NUMBER_MAX, ObjectKind, RemoteName, parse_name
+from rayq.remote_pointer import OFFSET_MAX, RemotePointer
 from rayq.storage import checked_file
-from rayq.storage.remote.names import ObjectKind, RemoteName, parse_name
 
 PAGE_OBJECTS = 1024
 """How many rows a page has."""
@@ -134,25 +135,32 @@ class RemoteObjects(Sequence[RemoteObject]):
         return self._rows[start * _ROW.size : None if end is None else end * _ROW.size]
 
 
+# Whoever reads a manifest computes with its numbers, and makes a topic by its name.
+_Offset = Annotated[int, msgspec.Meta(ge=0, lt=OFFSET_MAX)]
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_TopicName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,249}\Z")]
+
+
 class _Root(msgspec.Struct, frozen=True):
     prefix: str
     cluster_id: str
-    topic: str
+    topic: _TopicName
     topic_id: str
-    partition: int
-    partitions: int
+    partition: Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
+    partitions: _Count
     config: dict[str, Any]
-    replication_factor: int
-    version: int
-    leader_epoch: int
-    log_start: int
-    start: int
-    end: int
-    end_epoch: int | None
-    data_bytes: int
-    epochs: list[tuple[int, int]]
+    replication_factor: _Count
+    version: _Offset
+    leader_epoch: _Epoch
+    log_start: _Offset
+    start: _Offset
+    end: _Offset
+    end_epoch: _Epoch | None
+    data_bytes: _Offset
+    epochs: list[tuple[_Epoch, _Offset]]
     producer_snapshot: bytes
-    written_ms: int
+    written_ms: _Offset
     pages: tuple[ManifestPage, ...]
     rows: bytes
     removed: bytes
@@ -409,8 +417,8 @@ def page_names(root: bytes, name: str) -> list[str]:
 def decode_manifest(root: bytes, pages: Mapping[str, bytes], name: str) -> Manifest:
     """The manifest `name` with its pages, as they were stored, by their names.
 
-    Raises RemoteDamagedError where one is damaged, of another version of rayq, or where the list
-    has a hole.
+    Raises RemoteDamagedError where one is damaged, of another version of rayq, of another name, or
+    where it says what no leader writes: a list with a hole, numbers out of range, names elsewhere.
     """
     found = _decoded(root, name)
     rows = bytearray()
@@ -448,9 +456,10 @@ def decode_manifest(root: bytes, pages: Mapping[str, bytes], name: str) -> Manif
 
 def _check(objects: RemoteObjects, root: _Root, name: str) -> None:
     """The rows follow each other from `start` up to `end`."""
-    next_offset = root.start
-    for start, end, *_ in _ROW.iter_unpack(objects.rows()):
-        if start != next_offset or end <= start:
+    next_offset, size_bytes = root.start, 0
+    for start, end, _, _, object_bytes, data_bytes, *_ in _ROW.iter_unpack(objects.rows()):
+        size_bytes += data_bytes
+        if start != next_offset or end <= start or data_bytes > object_bytes:
             raise RemoteDamagedError(
                 f"The manifest {name} is damaged: an object begins at {start}, not at "
                 f"{next_offset}."
@@ -460,13 +469,46 @@ def _check(objects: RemoteObjects, root: _Root, name: str) -> None:
         raise RemoteDamagedError(
             f"The manifest {name} is damaged: its objects end at {next_offset}, not at {root.end}."
         )
+    if size_bytes != root.data_bytes:
+        raise RemoteDamagedError(
+            f"The manifest {name} is damaged: its objects have {size_bytes} bytes, not "
+            f"{root.data_bytes}."
+        )
+    for letter, number, *_ in _REMOVED.iter_unpack(root.removed):
+        if letter not in _KINDS or number > NUMBER_MAX:
+            raise RemoteDamagedError(
+                f"The manifest {name} is damaged: what it removed has no name of rayq's."
+            )
 
 
 def _decoded(root: bytes, name: str) -> _Root:
     try:
-        return msgspec.msgpack.decode(_content(_ROOT_KIND, root, name), type=_Root)
-    except msgspec.DecodeError as error:
+        found = msgspec.msgpack.decode(_content(_ROOT_KIND, root, name), type=_Root)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteDamagedError(f"The manifest {name} cannot be read: {error}") from error
+    parsed = parse_name(name)
+    stored_as = None if parsed is None else parsed._replace(random=0)
+    says = RemoteName(found.prefix, ObjectKind.MANIFEST, found.version, found.leader_epoch, 0)
+    if stored_as != says:
+        raise RemoteDamagedError(
+            f"The manifest {name} is damaged, or another: it says that it is version "
+            f"{found.version} of epoch {found.leader_epoch} below {found.prefix!r}."
+        )
+    pages = [parse_name(page.name) for page in found.pages]
+    if (
+        any(
+            page is None or (page.prefix, page.kind) != (found.prefix, ObjectKind.PAGE)
+            for page in pages
+        )
+        or any(not 0 <= page.start < page.end < OFFSET_MAX for page in found.pages)
+        or any(before.end != after.start for before, after in pairwise(found.pages))
+    ):
+        raise RemoteDamagedError(f"The manifest {name} is damaged: its pages cannot be.")
+    if any(
+        before[0] >= after[0] or before[1] > after[1] for before, after in pairwise(found.epochs)
+    ):
+        raise RemoteDamagedError(f"The manifest {name} is damaged: its leader epochs go back.")
+    return found
 
 
 def _content(kind: str, data: bytes, name: str) -> bytes:

@@ -253,11 +253,24 @@ class EndRemoteStorage(Change, frozen=True, kw_only=True):
     name: CheckedName
 
 
+class BeginRemoval(ToController[ChangeResponse], frozen=True):
+    """A broker has listed objects of a deleted topic, and asks whether they are garbage, before it
+    deletes them: for each page that it has listed. From the first answer on nobody restores them.
+    Raises InvalidRequestError where they were restored, are in use, or are pinned."""
+
+    api: ClassVar[int] = 99
+    topic_id: Id
+    deleted_ms: int
+    """When it was deleted, as the broker knows it."""
+
+
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):
     """A broker has removed all objects of a deleted topic."""
 
     api: ClassVar[int] = 87
     topic_id: Id
+    deleted_ms: int | None = None
+    """When it was deleted. None: a broker of an older rayq does not say."""
 
 
 # --- any broker ----------------------------------------------------------------------------------

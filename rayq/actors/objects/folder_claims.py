@@ -1,0 +1,72 @@
+"""Which objects this cluster may write and delete: its own, and those that it has taken over.
+
+The names come from metadata, manifests and lists, and the object server has the rights to the whole
+bucket. So each name that is changed has to be one of rayq's, in the folder of this cluster, or of
+one whose folder has this cluster's mark: `rayq topic restore` leaves it before it restores a topic
+from there, and from then on the other cluster stores and deletes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rayq.actors.objects.store_client import StoreClient
+from rayq.environment import Clock
+from rayq.errors import InvalidRequestError, RemoteStorageError
+from rayq.remote_names import (
+    TAKEOVER_EPOCH,
+    is_owner_mark_of,
+    owner_mark,
+    owners_prefix,
+    parse_name,
+    takeover_mark,
+)
+
+CLAIM_S = 60.0
+"""So long a mark that was seen counts."""
+
+
+class FolderClaims:
+    """See the module."""
+
+    def __init__(self, clock: Clock, client: StoreClient, cluster_id: str) -> None:
+        self._clock = clock
+        self._client = client
+        self._cluster_id = cluster_id
+        self._seen_s: dict[str, float] = {}
+        """By cluster id: when this cluster's mark was seen in its folder."""
+
+    async def check(self, names: Iterable[str]) -> None:
+        """Raises InvalidRequestError for what is no name of a partition's object, and
+        RemoteStorageError for one in a folder that is another cluster's."""
+        others = set()
+        for name in names:
+            parsed = parse_name(name)
+            if parsed is None:
+                raise InvalidRequestError(
+                    f"{name!r} is no name of an object of rayq's: it is not written or deleted."
+                )
+            if parsed.cluster_id != self._cluster_id:
+                others.add(parsed.cluster_id)
+        for cluster_id in sorted(others):
+            await self._check_taken_over(cluster_id)
+
+    async def check_blob(self, name: str) -> None:
+        """As `check`, of what may also be a mark of this cluster."""
+        if not is_owner_mark_of(self._cluster_id, name):
+            await self.check([name])
+
+    async def _check_taken_over(self, cluster_id: str) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._seen_s.get(cluster_id, -CLAIM_S) < CLAIM_S:
+            return
+        prefix, mark = owners_prefix(cluster_id), takeover_mark(cluster_id, self._cluster_id)
+        latest = await self._client.list(prefix, owner_mark(cluster_id, TAKEOVER_EPOCH, ""))
+        if [one.name for one in latest] != [mark]:
+            found = [one.name.removeprefix(prefix) for one in latest]
+            raise RemoteStorageError(
+                f"The objects in the folder {cluster_id} are of another cluster, and are neither "
+                f"written nor deleted: `rayq topic restore` takes them over by the mark {mark}, "
+                f"and beside the other cluster's own there are the marks {found} now."
+            )
+        self._seen_s[cluster_id] = now_s
