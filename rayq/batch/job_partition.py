@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rayq.client.client import Client
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.environment import Buffer
-from rayq.errors import PartitionOfflineError, TimeoutError, UnknownTopicError
+from rayq.errors import PartitionOfflineError, ProtocolError, TimeoutError, UnknownTopicError
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
     DescribeOpenTransactions,
@@ -100,7 +100,7 @@ class JobPartition(NamedTuple):
         self, start: int, end: int, *, objects_max: int, expires_ms: int = 0
     ) -> list[RemoteRange]:
         """Which objects hold the records from `start` up to `end`, with URLs where `expires_ms` is
-        not 0. [] where `start` is in none. Raises as `exchange` does."""
+        not 0. [] where `start` is in none. Raises as `exchange` does, and ProtocolError."""
         answer, _ = await self.exchange(
             lambda leader_epoch: DescribeRemote(
                 topic_id=self.topic_id,
@@ -112,6 +112,16 @@ class JobPartition(NamedTuple):
                 expires_ms=expires_ms,
             )
         )
+        next_offset = start
+        for number, one in enumerate(answer.ranges):
+            begins = one.start_offset <= start if number == 0 else one.start_offset == next_offset
+            if not begins or one.end_offset <= next_offset or one.data_bytes > one.object_bytes:
+                raise ProtocolError(
+                    f"The leader of {self.place} was asked for the objects from offset {start} on, "
+                    f"and said that {one.name} has {one.start_offset} to {one.end_offset} after "
+                    f"{next_offset}."
+                )
+            next_offset = one.end_offset
         return answer.ranges
 
     def _check_topic_id(self, known_id: str) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from rayq.wire.messages import Metadata, MetadataResponse
+from rayq.wire.paging import check_goes_on
 
 Ask = Callable[[Metadata], Awaitable[MetadataResponse]]
 
 
 async def all_pages(ask: Ask, request: Metadata) -> MetadataResponse:
     """One answer with all topics of the request. Its version is the lowest of its pages: so the
-    client asks again for what changed between two pages. Raises what `ask` raises."""
+    client asks again for what changed between two pages. Raises what `ask` raises, and
+    ProtocolError."""
     answer = await ask(request)
     topics, version, after = answer.topics, answer.version, answer.next_after
     while after is not None:
         page = await ask(Metadata(request.topics, version, 0, after, request.topic_ids))
         topics = [*topics, *page.topics]
+        check_goes_on(after, page.next_after, "the cluster's topics")
         version, after = min(version, page.version), page.next_after
     return msgspec.structs.replace(answer, version=version, topics=topics, next_after=None)

@@ -12,6 +12,7 @@ from rayq.core.kept_queues import KeptRecord, pack, unpack
 from rayq.environment import Environment
 from rayq.errors import QueueLimitError, RayqError, UnknownTopicError
 from rayq.wire import messages
+from rayq.wire.paging import check_goes_on
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Journal:
             answer, payload = await self._ask(self._page(after))
             records += unpack(payload)
             self.fence, self.fence_min = answer.fence, answer.fence_min
+            check_goes_on(after, answer.next_after, f"what is kept of queue {self._queue_id}")
             after = answer.next_after
         return records
 

@@ -44,6 +44,7 @@ from rayq.wire.messages import (
     PurgeQueueResponse,
     QueueMetadata,
 )
+from rayq.wire.paging import check_goes_on
 
 DESCRIBE_TIMEOUT_S = 5.0
 """A partition whose leader has not answered by then is shown without figures."""
@@ -161,6 +162,7 @@ class QueueAdmin:
             )
             metadata.require(answer.version)
             queues += answer.queues
+            check_goes_on(after, answer.next_after, "the cluster's queues")
             after = answer.next_after
         return queues
 
@@ -290,6 +292,8 @@ class QueueAdmin:
             QueueRecordInfo(place, one.offset, one.state, one.count, one.holder, one.due_ms)
             for one in answer.records
         ]
+        what = f"the unsettled records of queue {queue.name!r} in {place}"
+        check_goes_on(offset, answer.next_offset, what)
         return records, answer.next_offset
 
     async def purge(self, name: str) -> int:

@@ -28,6 +28,7 @@ from rayq.wire.messages import (
     VerifyRemote,
     VerifyRemoteResponse,
 )
+from rayq.wire.paging import check_goes_on
 
 BROKER_TIMEOUT_S = 2.0
 DESCRIBE_TIMEOUT_S = 5.0
@@ -184,6 +185,7 @@ class RemoteAdmin:
             problems += [RemoteProblem(*one) for one in answer.problems]
             repaired += answer.repaired
             next_offset = answer.next_offset
+            check_goes_on(start, next_offset, f"the objects of {place}")
         return RemoteVerification(place, checked, problems, repaired)
 
 

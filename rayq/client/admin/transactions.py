@@ -29,6 +29,7 @@ from rayq.wire.messages import (
     ListTransactionsResponse,
     TransactionSummary,
 )
+from rayq.wire.paging import check_goes_on
 
 ATTEMPT_TIMEOUT_S = 10.0
 ID_CHARACTERS_MAX = 256
@@ -75,6 +76,7 @@ class TransactionAdmin:
                 attempt_timeout_s=ATTEMPT_TIMEOUT_S,
             )
             found += answer.transactions
+            check_goes_on(after, answer.next_after, f"transactions of coordinator {partition}")
             after = answer.next_after
         return found
 

@@ -1,0 +1,150 @@
+"""Lists that come in pages end, whatever a server says of where the next page begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rayq.actors.queues.journal import Journal
+from rayq.batch.job_partition import JobPartition
+from rayq.client.admin.queues import QueueAdmin
+from rayq.client.admin.remote import RemoteAdmin
+from rayq.client.admin.transactions import TransactionAdmin
+from rayq.client.environment import system_environment
+from rayq.errors import ProtocolError
+from rayq.records import TopicPartition
+from rayq.wire import messages
+from rayq.wire.metadata_pages import all_pages
+from rayq.wire.paging import check_goes_on
+
+QUEUE = messages.QueueMetadata("id", "q", "tid", "t", {}, 1)
+PLACE = TopicPartition("t", 0)
+ASKED_MAX = 10
+
+
+class Told:
+    """A client whose servers go on at these places, again and again."""
+
+    now = 0.0
+
+    def __init__(self, places: list[Any]) -> None:
+        self.places = places
+        self.asked = 0
+        self.metadata = SimpleNamespace(oldest_acceptable=0, require=lambda version: None)
+
+    def place(self) -> Any:
+        self.asked += 1
+        assert self.asked < ASKED_MAX, "it is asked forever"
+        return self.places[(self.asked - 1) % len(self.places)]
+
+    async def ask_any(self, request: Any, **options: Any) -> Any:
+        return messages.DescribeQueuesResponse(1, [QUEUE], self.place())
+
+    async def ask_leader(self, topic: str, number: int, build: Any, **options: Any) -> Any:
+        request = build("tid", SimpleNamespace(epoch=1))
+        match request:
+            case messages.ListTransactions():
+                return messages.ListTransactionsResponse([], self.place())
+            case messages.VerifyRemote():
+                return messages.VerifyRemoteResponse(1, self.place(), [], [])
+            case messages.ListQueueRecords():
+                return messages.ListQueueRecordsResponse([], self.place())
+        raise AssertionError(request)
+
+    async def topic(self, *names: Any, **options: Any) -> Any:
+        return SimpleNamespace(partitions=[0], topic_id="tid")
+
+
+async def topics(told: Told) -> Any:
+    async def ask(request: messages.Metadata) -> messages.MetadataResponse:
+        return messages.MetadataResponse("c", 1, 1, None, [], [], [], told.place())
+
+    return await all_pages(ask, messages.Metadata(None))
+
+
+async def queues(told: Told) -> Any:
+    return await QueueAdmin(cast(Any, told), 60).listed()
+
+
+async def queue_records(told: Told) -> Any:
+    admin = QueueAdmin(cast(Any, told), 60)
+
+    async def find(name: str) -> messages.QueueMetadata:
+        return QUEUE
+
+    admin.find = find  # type: ignore[method-assign]
+    return await admin.records("q", states=[], limit=100)
+
+
+async def transactions(told: Told) -> Any:
+    return await TransactionAdmin(cast(Any, told), 60)._list(0, idle=True)
+
+
+async def objects(told: Told) -> Any:
+    return await RemoteAdmin(cast(Any, told), 60)._verify(PLACE, deep=False, repair=False)
+
+
+async def kept_records(told: Told) -> Any:
+    journal = Journal(
+        system_environment(), cast(Any, None), queue_id="q", data_partition=0, data_leader_epoch=1
+    )
+
+    async def ask(build: Any) -> Any:
+        return messages.OpenQueueStateResponse(1, told.place(), 0), memoryview(b"\x90")
+
+    journal._ask = ask  # type: ignore[assignment,method-assign]
+    return await journal.open()
+
+
+@pytest.mark.parametrize(
+    ("walk", "places"),
+    [
+        *((walk, places) for walk in (topics, queues, transactions)
+          for places in (["a"], ["b", "a"], ["b", "b"], [""])),
+        *((walk, places) for walk in (queue_records, objects) for places in ([7], [9, 8], [0], [-1])),
+        *((kept_records, places) for places in ([b"a"], [b"b", b"a"], [b""])),
+    ],
+)
+def test_a_list_whose_next_page_goes_back_is_an_error_and_not_asked_for_again(
+    walk: Callable[[Told], Awaitable[Any]], places: list[Any]
+) -> None:
+    with pytest.raises(ProtocolError, match="that never ends"):
+        asyncio.run(cast(Any, walk(Told(places))))
+
+
+@pytest.mark.parametrize("walk", [topics, queues, transactions])
+def test_a_list_that_goes_on_is_walked_to_its_end(walk: Callable[[Told], Awaitable[Any]]) -> None:
+    told = Told(["a", "b", None])
+    asyncio.run(cast(Any, walk(told)))
+    assert told.asked == 3
+
+
+def test_the_next_page_is_behind_this_one() -> None:
+    check_goes_on(3, 4, "it")
+    check_goes_on(b"", None, "it")
+    with pytest.raises(ProtocolError, match="A page of it that begins at 3 is said to go on at 3"):
+        check_goes_on(3, 3, "it")
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(5, 5)], [(6, 9)], [(0, 5)], [(0, 9), (10, 12)], [(0, 9), (9, 9)], [(0, 9), (8, 12)]]
+)
+def test_objects_of_a_job_hold_what_was_asked_for_without_a_hole(
+    ranges: list[tuple[int, int]]
+) -> None:
+    partition = JobPartition(cast(Any, None), PLACE, "tid", 1.0)
+
+    async def exchange(build: Any) -> Any:
+        found = [messages.RemoteRange("o", *one, 10, 12, None) for one in ranges]
+        return messages.DescribeRemoteResponse(found, 0), memoryview(b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobPartition, "exchange", lambda self, build: exchange(build))
+        with pytest.raises(ProtocolError, match="asked for the objects from offset 5 on"):
+            asyncio.run(partition.objects(5, 20, objects_max=9))
+        ranges[:] = [(3, 9), (9, 12)]
+        assert len(asyncio.run(partition.objects(5, 20, objects_max=9))) == 2
