@@ -28,6 +28,11 @@ def parse_addresses(addresses: Any) -> list[Address]:
 def parse_address(address: str | Address) -> Address:
     """Reads `host:port`, `[IPv6 address]:port`, a host alone (the port is DEFAULT_PORT), or a pair.
     Raises ConfigError, TypeError."""
+    if "@" in str(address) or "://" in str(address):
+        raise ConfigError(
+            "An address is host:port alone, without a scheme, a user or a password: the token is "
+            "given as token=. (The address is not shown here.)"
+        )
     if isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str):
         host, port = address[0], str(address[1])
     elif isinstance(address, str):

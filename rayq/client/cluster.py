@@ -46,6 +46,7 @@ from rayq.config import (
     PoolConfig,
     ProducerConfig,
     QueueConfig,
+    check_values_url,
     parse,
     parse_stored,
 )
@@ -475,6 +476,7 @@ class Cluster:
     ) -> Queue:
         """Creates a queue, and a topic of its own unless it reads `topic`, as `admin.create_queue`
         does; returns it as `queue` does with `prefetch` and `large_values`."""
+        check_values_url(large_values)
         self.admin.create_queue(
             name,
             topic=topic,
@@ -634,6 +636,7 @@ class Cluster:
         pool_name = check_group(queue_name(queue) if name is None else name)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         check_handler(handler)
+        check_values_url(large_values)
         runtime = self._pool_runtime()
         found = self.admin.describe_queue(queue, timeout_s=POOL_CHECK_TIMEOUT_S)
         config = parse(

@@ -21,7 +21,7 @@ from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range, read_schema
 from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
-from rayq.config import MIB, ConsumerConfig, OnCorrupt
+from rayq.config import MIB, ConsumerConfig, OnCorrupt, check_values_url
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import TopicPartition
 from rayq.runtime.connecting import ray_for
@@ -118,6 +118,7 @@ def read_topic(
     always, those in objects where `large_values` is the URL that their producers have, with the
     credentials of the nodes. Raises what `snapshot` raises.
     """
+    check_values_url(large_values)
     found = cluster or Cluster.current()
     ray_for(found)
     if isinstance(topics, Snapshot):

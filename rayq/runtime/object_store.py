@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from rayq.config import MIB
+from rayq.config import MIB, check_remote_storage_url
 from rayq.environment import Buffer, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from rayq.errors import (
     RemoteStorageError,
 )
 from rayq.runtime.file_store import FileStore
+from rayq.urls import check_url, without_credentials
 
 T = TypeVar("T")
 
@@ -56,19 +57,10 @@ def open_store(
     Raises ConfigError: another URL, credentials in it, no package for it, or a file of credentials
     that others may read.
     """
+    check_remote_storage_url(url)
     parts = urlsplit(url)
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(
-            f"remote_storage_url ({parts.scheme}://...) has more than a bucket and a prefix: "
-            "credentials belong into each node's environment, or remote_storage_credentials."
-        )
-    if parts.scheme == "file" and not parts.netloc:
+    if parts.scheme == "file":
         return FileStore(environment, unquote(parts.path))
-    if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise ConfigError(
-            f"remote_storage_url {url!r} is none of s3://bucket/prefix, gs://bucket/prefix, "
-            "az://container/prefix, file:///path."
-        )
     try:
         import obstore
         import obstore.store
@@ -107,9 +99,10 @@ def open_store(
 
 
 def _aws_endpoint(config: Mapping[str, str]) -> str:
-    """Where S3 is, if it is not Amazon's own."""
+    """Where S3 is, if it is not Amazon's own. Raises ConfigError where it holds credentials."""
     for name in ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint"):
         if found := config.get(name) or os.environ.get(name.upper()):
+            check_url(name.upper(), found, schemes=("https", "http"))
             return found
     return ""
 
@@ -268,7 +261,7 @@ def _meta(found: Any, name: str) -> ObjectMeta:
 
 def _said(error: Exception) -> str:
     """What an error of the library says, in one line without its inner state."""
-    text = str(error).partition("\n\nDebug source")[0]
+    text = without_credentials(str(error).partition("\n\nDebug source")[0])
     code = _CODE.search(text)
     first = text.partition("\n")[0].partition("<?xml")[0].strip()[:_ERROR_CHARACTERS_MAX]
     return f"{first} {code[1]}" if code else first

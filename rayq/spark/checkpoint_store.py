@@ -24,10 +24,11 @@ import msgspec
 
 from rayq.client.environment import boot_id
 from rayq.environment import Disk, File
-from rayq.errors import CheckpointError, CheckpointInUseError, MissingExtraError
+from rayq.errors import CheckpointError, CheckpointInUseError, ConfigError, MissingExtraError
 from rayq.runtime.processes import process_start_time
 from rayq.storage import checked_file
 from rayq.storage.disk import LocalDisk, LocalFile
+from rayq.urls import check_url, without_credentials
 
 ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 """Hadoop's paths may look like `s3:/bucket/x`. That is no directory with the name `s3:`."""
@@ -118,13 +119,18 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
         raise CheckpointError(f"checkpoint={path!r}: give the path of a directory, or a URL.")
     if found := ONE_SLASH.match(text):
         raise CheckpointError(
-            f"checkpoint={path!r} looks like a URL that lacks a slash: write "
-            f"{found[1]}://... (as a str, a Path takes a slash away), or ./{text} for a directory."
+            f"checkpoint={without_credentials(text)!r} looks like a URL that lacks a slash: write "
+            f"{found[1]}://... (as a str, a Path takes a slash away), or begin with ./ for a "
+            "directory."
         )
     protocol, separator, rest = text.partition("://")
     if not separator or protocol in ("file", "local"):
         local = os.path.abspath(os.path.expanduser(rest if separator else text))
         return LocalStore(LocalDisk(), local, this_process(run_id))
+    try:
+        check_url("checkpoint", text, allows_user=True)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
     try:
         import fsspec  # type: ignore[import-untyped]
     except ImportError as error:
@@ -135,7 +141,9 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
     try:
         files, root = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(f"The checkpoint {text} cannot be opened: {error}") from error
+        raise CheckpointError(
+            f"The checkpoint {text} cannot be opened: {without_credentials(str(error))}"
+        ) from error
     return FsspecStore(files, root, text, this_process(run_id))
 
 
@@ -147,7 +155,8 @@ def _failing(path: str, name: str, what: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{name} of the checkpoint {path} cannot be {what}: {error}") from (
+        said = without_credentials(str(error))
+        raise CheckpointError(f"{name} of the checkpoint {path} cannot be {what}: {said}") from (
             error
         )
 

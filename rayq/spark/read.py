@@ -19,7 +19,7 @@ from rayq.batch.pins import DAY_S, pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range
 from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
-from rayq.config import ConsumerConfig, OnCorrupt
+from rayq.config import ConsumerConfig, OnCorrupt, check_values_url
 from rayq.spark.schema import read_schema
 
 PINNED_MAX_S = DAY_S
@@ -83,6 +83,7 @@ def read(
     OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.
     A task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
     """
+    check_values_url(large_values)
     cluster = cluster or Cluster.current()
     ranges = snapshot(
         cluster,

@@ -34,7 +34,7 @@ from rayq.batch.offset_ranges import Offsets, Split, Time, Times, split_ranges
 from rayq.batch.write_job import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.client.timeouts import seconds
-from rayq.config import ConsumerConfig, OnCorrupt
+from rayq.config import ConsumerConfig, OnCorrupt, check_values_url
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
 from rayq.spark.batches import Resumption, with_topics
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
@@ -105,6 +105,7 @@ def stream(
         )
     split_ranges([], min_partitions)  # This checks min_partitions.
     ConsumerConfig(on_corrupt=on_corrupt)  # This checks it.
+    check_values_url(large_values)
     source = TopicSource(
         cluster or Cluster.current(), topics, pattern, fail_on_data_loss=fail_on_data_loss
     )

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rayq.environment import ObjectBytes
 from rayq.errors import RemoteDeniedError, RemoteMissingError, RemoteStorageError
+from rayq.urls import without_credentials
 
 SOCKET_TIMEOUT_S = 10.0
 """A store that sends nothing for so long is away."""
@@ -15,8 +16,13 @@ SOCKET_TIMEOUT_S = 10.0
 def open_object_url(url: str, position: int, length: int) -> ObjectBytes:
     """`length` bytes from `position` on of `http://...`, `https://...` or `file:///...`; see
     `rayq.environment.OpenObject`. Proxies are those of the environment (`https_proxy`)."""
-    parts = urlsplit(url)
-    shown = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
+    try:
+        parts = urlsplit(url)
+        shown = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
+    except ValueError:
+        raise RemoteStorageError(
+            "The URL that a server gave for an object is none. (It is not shown here.)"
+        ) from None
     if parts.scheme == "file":
         return _FileBytes(parts.path, shown, position, length)
     if parts.scheme not in ("http", "https"):
@@ -44,7 +50,8 @@ class _UrlBytes:
             )
             raise kind(f"{shown}: the object store answered {error.code} {error.reason}.") from None
         except self._failures as error:
-            raise RemoteStorageError(f"{shown}: {error}.") from None
+            said = without_credentials(str(error))
+            raise RemoteStorageError(f"{shown}: {said}.") from None
         if self._answer.status != 206:
             self._answer.close()
             raise RemoteStorageError(
@@ -55,7 +62,8 @@ class _UrlBytes:
         try:
             data: bytes = self._answer.read(length)
         except self._failures as error:
-            raise RemoteStorageError(f"{self._shown}: {error}.") from None
+            said = without_credentials(str(error))
+            raise RemoteStorageError(f"{self._shown}: {said}.") from None
         return data
 
     def close(self) -> None:

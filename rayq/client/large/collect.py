@@ -23,7 +23,7 @@ from rayq.client.large.objects import (
 )
 from rayq.client.leader_requests import fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.config import MIB
+from rayq.config import MIB, check_values_url
 from rayq.core.large_values import read_manifest
 from rayq.errors import (
     InvalidRequestError,
@@ -70,10 +70,11 @@ async def collect_values(
     """Sweeps what lies below a producer's `large_values`, of this cluster and of no other.
 
     Nothing is removed unless all logs could be read, to their ends. Records keep their objects as
-    long as they are in a log, also those of open and of aborted transactions. Raises
-    InvalidRequestError (an age below an hour), CorruptBatchError, PartitionOfflineError,
-    TimeoutError, RemoteStorageError, MissingExtraError.
+    long as they are in a log, also those of open and of aborted transactions. Raises ConfigError
+    (`url` is none, or holds credentials), InvalidRequestError (an age below an hour),
+    CorruptBatchError, PartitionOfflineError, TimeoutError, RemoteStorageError, MissingExtraError.
     """
+    check_values_url(url)
     if older_than_s < AGE_S_MIN:
         raise InvalidRequestError(
             f"Objects younger than {AGE_S_MIN} s may belong to records that are on their way: "

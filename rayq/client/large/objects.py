@@ -20,6 +20,7 @@ from rayq.errors import (
     RemoteMissingError,
     RemoteStorageError,
 )
+from rayq.urls import without_credentials
 
 VALUE_SUFFIX = ".value"
 TEMPORARY_SUFFIX = ".tmp"
@@ -196,7 +197,9 @@ def _opened(uri: str) -> tuple[Any, str]:
     try:
         files, name = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        raise MissingExtraError(f"{uri} cannot be opened here: {error}") from error
+        raise MissingExtraError(
+            f"{uri} cannot be opened here: {without_credentials(str(error))}"
+        ) from error
     except Exception as error:
         raise _failure(uri, error) from error
     return files, name
@@ -219,5 +222,7 @@ def _failure(uri: str, error: BaseException) -> RayqError:
     if isinstance(error, FileNotFoundError):
         return RemoteMissingError(f"{uri} is not there: is the store mounted or reachable here?")
     if isinstance(error, PermissionError):
-        return RemoteDeniedError(f"{uri}: {error}")
-    return RemoteStorageError(f"{uri}: {type(error).__name__}: {error}")
+        return RemoteDeniedError(f"{uri}: {without_credentials(str(error))}")
+    return RemoteStorageError(
+        f"{uri}: {type(error).__name__}: {without_credentials(str(error))}"
+    )

@@ -37,6 +37,7 @@ from rayq.errors import (
 from rayq.logs import Seldom
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
+from rayq.urls import without_credentials
 from rayq.wire.messages import (
     EARLIEST,
     READ_UNCOMMITTED,
@@ -131,15 +132,15 @@ class LargeValues:
     # --- objects --------------------------------------------------------------------------------
 
     async def _of_object(self, manifest: Manifest, uri: str) -> bytes:
-        url = self._config.large_values
+        url, shown = self._config.large_values, without_credentials(uri)
         if url is None:
             raise LargeValueRefusedError(
-                f"it is in {uri!r}, and this reader reads no objects: give it large_values=, the "
+                f"it is in {shown!r}, and this reader reads no objects: give it large_values=, the "
                 "URL that the producer has."
             )
         if not is_below(uri, url):
             raise LargeValueRefusedError(
-                f"it is in {uri!r}, and this reader reads only what is below "
+                f"it is in {shown!r}, and this reader reads only what is below "
                 f"large_values={url!r}."
             )
         threads = self._client.environment.threads
