@@ -31,8 +31,8 @@ import msgspec
 
 from rayq.errors import ConfigError, HandlerError
 from rayq.kafka_names import said_here
-from rayq.user_functions import check_kind
 from rayq.urls import check_url
+from rayq.user_functions import check_kind
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000

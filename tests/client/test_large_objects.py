@@ -27,6 +27,7 @@ from rayq.errors import (
     LargeValueUnavailableError,
     OffsetNotAvailableError,
     RemoteDeniedError,
+    RemoteListError,
     RemoteStorageError,
 )
 from rayq.wire import messages as m
@@ -241,6 +242,60 @@ def test_the_sweep_removes_old_objects_that_no_record_stands_for(
     assert stranger.exists()
     with pytest.raises(InvalidRequestError, match="at least"):
         sweep(cluster, url, older_than_s=60)
+
+
+def test_the_sweep_leaves_alone_what_rayq_did_not_name_and_what_may_be_restored(
+    fake: FakeCluster,
+    cluster: Cluster,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"file://{tmp_path}/values"
+    cluster.admin.list_topics()
+    assert cluster.cluster_id is not None
+    folder = tmp_path / "values" / cluster.cluster_id
+    value_id = "0123456789abcdef" * 2
+    mine = [f"t/{value_id}.value", f"gone/{'f' * 32}.value", f"t/{value_id}.value.tmp"]
+    strangers = [
+        "notes.value", "t/notes.value", f"t/{value_id.upper()}.value", f"t/x/{value_id}.value",
+        f"t/{value_id}.values", f"{value_id}.value", f"t/{value_id}.value.tmp.tmp", "t/deep/x.value.tmp",
+        f"a b/{value_id}.value",
+    ]
+    for name in mine + strangers:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+        _make_old(f"file://{folder / name}")
+    garbage = [m.GarbageSummary("id", "gone", 1)]
+    describe = m.DescribeObjectStoreResponse(None, [], garbage, None, None, 1 << 40)
+    monkeypatch.setattr(m, "DescribeObjectStoreResponse", lambda *arguments: describe)
+    assert [one.uri.rpartition(f"{cluster.cluster_id}/")[2] for one in sweep(cluster, url).removed] == [
+        mine[0], mine[2]
+    ]
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert left == {*strangers, mine[1]}
+
+
+def test_a_store_that_lists_what_is_elsewhere_has_nothing_removed(
+    fake: FakeCluster, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    cluster.admin.list_topics()
+    files = fsspec.filesystem("memory")
+    elsewhere = f"/elsewhere/t/{'0' * 32}.value"
+    files.pipe_file(elsewhere, b"x")
+    root = f"/listed/{cluster.cluster_id}"
+    files.pipe_file(f"{root}/t/{'1' * 32}.value", b"x")
+    info = {"size": 1, "created": 1.0}
+    for wrong in (elsewhere, f"{root}x/t/{'0' * 32}.value", f"{root}/../../elsewhere/t/{'0' * 32}.value"):
+        found = {wrong: info, f"{root}/t/{'1' * 32}.value": info}
+        monkeypatch.setattr(type(files), "find", lambda *given, found=found, **options: found)
+        if ".." in wrong:  # It begins as it should, and is no name of a value.
+            sweep(cluster, "memory://listed", dry_run=True)
+        else:
+            with pytest.raises(RemoteListError, match="nothing is removed"):
+                sweep(cluster, "memory://listed")
+        assert files.exists(elsewhere) and files.exists(f"{root}/t/{'1' * 32}.value")
 
 
 def _make_old(uri: str) -> None:

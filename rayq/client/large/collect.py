@@ -5,6 +5,7 @@ with its topic, or because its producer died in between. What is left over is fo
 logs. The objects are listed first. Those that are young are left alone: their records may be on the
 way. Then every log is read, from its start to its end; and once more, what has come since, as a
 record may have been copied, as a dead letter, from a log that was not read yet to one that was.
+Values of deleted topics that `rayq topic restore` may bring back are left alone, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import NamedTuple
 
 from rayq.client.client import Client
 from rayq.client.large.objects import (
-    VALUE_SUFFIX,
     StoredObject,
     delete_objects,
     list_objects,
@@ -35,7 +35,14 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Request, ResponseT
+from rayq.wire.messages import (
+    EARLIEST,
+    READ_UNCOMMITTED,
+    DescribeObjectStore,
+    DescribeObjectStoreResponse,
+    Request,
+    ResponseT,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -87,21 +94,18 @@ async def collect_values(
     prefix = prefix_of(url, cluster_id)
     found = await threads.run(lambda: list(list_objects(prefix)))
     before_s = client.environment.clock.wall_ms() / 1000 - older_than_s
-    old = {_value_id(one): one for one in found if one.time_s < before_s}
+    old = [one for one in found if one.time_s < before_s]
     references = _References(client, on_read)
     if old:
         await references.read_all()
         await references.read_all()
-    unused = [one for value_id, one in old.items() if value_id not in references.value_ids]
+        await references.note_deleted()
+    unused = [one for one in old if not references.has(one)]
     if not dry_run:
         for start in range(0, len(unused), DELETE_AT_ONCE):
             uris = [one.uri for one in unused[start : start + DELETE_AT_ONCE]]
             await threads.run(delete_objects, uris)
     return CollectedValues(unused, len(old) - len(unused), len(found) - len(old))
-
-
-def _value_id(one: StoredObject) -> str:
-    return one.uri.rpartition("/")[2].removesuffix(VALUE_SUFFIX)
 
 
 class _References:
@@ -114,9 +118,26 @@ class _References:
         self._on_read = on_read
         self._read_to: dict[tuple[str, int], int] = {}
         """By topic id and partition."""
+        self._deleted: set[str] = set()
+        """Topics that were deleted, and whose records may come back from the object store."""
+
+    def has(self, one: StoredObject) -> bool:
+        """Whether a record stands for a value, or may again."""
+        return one.value_id in self.value_ids or (bool(one.value_id) and one.topic in self._deleted)
+
+    async def note_deleted(self) -> None:
+        """Notes what `rayq topic restore` may bring back, now or since it was noted last."""
+        metadata = self._client.metadata
+        answer: DescribeObjectStoreResponse = await self._client.ask_any(
+            DescribeObjectStore(),
+            timeout_s=TIMEOUT_S,
+            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+        )
+        self._deleted |= {garbage.name for garbage in answer.garbage}
 
     async def read_all(self) -> None:
         """Reads all logs from where the last reading ended. Raises where one cannot be read."""
+        await self.note_deleted()
         answer = await self._client.fetch_all(timeout_s=TIMEOUT_S)
         for topic in answer.topics:
             for one in topic.partitions:

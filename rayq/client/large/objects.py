@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,7 @@ from rayq.errors import (
     MissingExtraError,
     RayqError,
     RemoteDeniedError,
+    RemoteListError,
     RemoteMissingError,
     RemoteStorageError,
 )
@@ -29,12 +31,21 @@ _NO_OBJECT = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 """The name is not that of an object, and never will be."""
 
 
+_VALUE = re.compile(
+    r"(?P<topic>[A-Za-z0-9._-]{1,249})/(?P<id>[0-9a-f]{32})\.value(?P<rest>\.tmp)?"
+)
+"""How `object_uri` names what lies below the prefix of a cluster."""
+
+
 class StoredObject(NamedTuple):
     """A large value in the store. `time_s` is when it was written, Unix time by the store."""
 
     uri: str
     size_bytes: int
     time_s: float
+    topic: str
+    value_id: str
+    """In hex. Empty: it is what a crash left of one."""
 
 
 def object_uri(url: str, cluster_id: str, topic: str, value_id: bytes) -> str:
@@ -100,8 +111,10 @@ def read_object(uri: str, size_bytes: int, url: str) -> bytes:
 
 
 def list_objects(prefix: str) -> Iterator[StoredObject]:
-    """All values below a prefix, which ends with `/`, and what a crash left of some. Raises as
-    `read_object` does; of a prefix that is not there nothing."""
+    """All values below a prefix, which ends with `/`, and what a crash left of some. What has
+    another name than rayq gives is somebody else's, and left out. Raises as `read_object` does, and
+    RemoteListError where the store lists what is not below; of a prefix that is not there nothing.
+    """
     path = _local_path(prefix)
     try:
         if path is not None:
@@ -115,10 +128,25 @@ def list_objects(prefix: str) -> Iterator[StoredObject]:
         raise
     except Exception as error:
         raise _failure(prefix, error) from error
+    folder = root.lstrip("/") + "/"
     for name, info in sorted(found.items()):
-        if name.endswith(VALUE_SUFFIX):
-            rest = name[name.index(root) + len(root) :].lstrip("/")
-            yield StoredObject(prefix + rest, int(info["size"]), _time_of(prefix + rest, info))
+        if not name.lstrip("/").startswith(folder):
+            raise RemoteListError(
+                f"{prefix} was listed, and {name!r} is not below it: nothing is removed by such a "
+                "list."
+            )
+        rest = name.lstrip("/").removeprefix(folder)
+        if (value := _parsed(rest)) is not None:
+            uri = prefix + rest
+            yield StoredObject(uri, int(info["size"]), _time_of(uri, info), *value)
+
+
+def _parsed(rest: str) -> tuple[str, str] | None:
+    """`(topic, value id)` of the name of an object below the cluster's prefix; None: it is none."""
+    match = _VALUE.fullmatch(rest)
+    if match is None or match["topic"] in (".", ".."):
+        return None
+    return match["topic"], "" if match["rest"] else match["id"]
 
 
 def delete_objects(uris: Sequence[str]) -> None:
@@ -176,11 +204,11 @@ def _sync_directory(path: str) -> None:
 def _listed_files(prefix: str, root: str) -> Iterator[StoredObject]:
     for directory, _, names in sorted(os.walk(root)):
         for name in sorted(names):
-            if name.endswith((VALUE_SUFFIX, VALUE_SUFFIX + TEMPORARY_SUFFIX)):
-                path = os.path.join(directory, name)
-                status = os.stat(path)
-                rest = os.path.relpath(path, root)
-                yield StoredObject(prefix + rest, status.st_size, status.st_mtime)
+            path = os.path.join(directory, name)
+            rest = os.path.relpath(path, root)
+            if (value := _parsed(rest)) is not None:
+                status = os.lstat(path)
+                yield StoredObject(prefix + rest, status.st_size, status.st_mtime, *value)
 
 
 # --- fsspec ---------------------------------------------------------------------------------------
