@@ -40,6 +40,7 @@ _FOLDER = re.compile(rf"(?P<cluster>{_ID})/(?P<topic>{_ID})/((?P<partition>{_PAR
 _LISTED = re.compile(
     rf"{_ID}/(owners/|probes/[0-9]+/|{_ID}/(({_PARTITION})/((data|manifest|page)/)?)?)"
 )
+_PROBE = re.compile(rf"{_ID}/probes/[0-9]+/{_ID}")
 _MARK = re.compile(rf"(?P<cluster>{_ID})/owners/[0-9]{{20}}-[0-9a-zA-Z-]{{1,64}}")
 
 
@@ -171,3 +172,8 @@ def probes_prefix(cluster_id: str, broker: int) -> str:
 def probe_name(cluster_id: str, broker: int, probe_id: str) -> str:
     """A name for an object that is written, read and deleted only to see whether that works."""
     return f"{probes_prefix(cluster_id, broker)}{probe_id}"
+
+
+def is_probe(name: str) -> bool:
+    """Whether this is a name that `probe_name` makes."""
+    return _PROBE.fullmatch(name) is not None

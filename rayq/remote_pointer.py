@@ -11,6 +11,8 @@ OFFSET_MAX = 2**62
 RESTORED_EPOCH_MAX = 2**30
 """The leader epochs of a restored topic begin above its pointer's. This leaves the greatest part of
 them for its own leaders."""
+RESTORED_OFFSET_MAX = 2**61
+"""The offsets of a restored topic go on at its pointer's end. This leaves as many for its own."""
 
 
 class RemotePointer(msgspec.Struct, array_like=True, frozen=True):

@@ -35,7 +35,12 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.remote_names import partition_prefix, topic_prefix
-from rayq.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer, what_is_wrong
+from rayq.remote_pointer import (
+    RESTORED_EPOCH_MAX,
+    RESTORED_OFFSET_MAX,
+    RemotePointer,
+    what_is_wrong,
+)
 
 PINS_MAX = 1000
 RESTORED_PIN_MS = DAY_MS
@@ -317,6 +322,8 @@ def _is_not_to_restore(
         return problem
     if max(pointer.leader_epoch, pointer.end_epoch or 0) > RESTORED_EPOCH_MAX:
         return f"leader epochs of a restored topic begin at {RESTORED_EPOCH_MAX} at most"
+    if max(pointer.end, pointer.version, pointer.data_bytes) > RESTORED_OFFSET_MAX:
+        return f"{pointer} leaves a restored topic no room to go on"
     user = used.get(name.prefix)
     if user is None and name.cluster_id == state.cluster_id and name.topic_id in state.topics:
         # It may have objects that no pointer tells of yet, or store there later.

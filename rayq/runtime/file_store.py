@@ -19,7 +19,7 @@ from contextlib import closing
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from rayq.config import DAY_MS, MIB
+from rayq.config import DAY_MS, MIB, is_unicode
 from rayq.environment import Buffer, Disk, Environment, ObjectMeta
 from rayq.errors import (
     ConfigError,
@@ -84,7 +84,8 @@ class FileStore:
         return f"file://{quote(self._path(name))}"
 
     def _path(self, name: str) -> str:
-        if any(part in ("", ".", "..") or part.startswith(".") for part in name.split("/")):
+        is_plain = not any(part == "" or part.startswith(".") for part in name.split("/"))
+        if not is_plain or not is_unicode(name) or "\0" in name:
             raise InvalidRequestError(f"{name!r} is no name of an object.")
         return f"{self._directory}/{name}"
 
@@ -177,6 +178,8 @@ def _walk(directory: str, above: str, prefix: str, after: str) -> Iterator[str]:
         return
     names = {}
     for entry in entries:
+        if not is_unicode(entry.name):
+            continue  # No object has such a name, and none can be told of it.
         is_directory = entry.is_dir(follow_symlinks=False)
         names[above + entry.name + ("/" if is_directory else "")] = is_directory
     for name in sorted(names):

@@ -431,6 +431,8 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [elsewhere(0, leader_epoch=2**64 - 1)], "leader epochs 18446744073709551615 and 1"),
         (True, [elsewhere(0, end=2**62, start=2**62)], "is of no range"),
         (True, [elsewhere(0, data_bytes=2**63)], "is of no range"),
+        (True, [elsewhere(0, end=2**62 - 1, data_bytes=1)], "no room to go on"),
+        (True, [elsewhere(0, 2**62 - 1)], "no room to go on"),
         (True, [pointer(2, manifest=manifest(1, folder(0, "other", OTHER)))], "is version 1 of"),
         (True, [elsewhere(0, leader_epoch=0)], "is version 1 of epoch 1, not 1 of 0"),
     ],

@@ -399,7 +399,6 @@ ROW = struct.Struct("<QQIQIIIqqqI")
         {"rows": ROW.pack(5, 5, 1, 0, 120, 100, 7, 0, 0, 0, 1)},
         {"config": 1}, {"config": {"x": DEEP}}, {"topic_id": 3},
     ],
-    ids=str,
 )
 def test_a_manifest_says_only_what_a_leader_may_have_written(changes: dict[str, object]) -> None:
     """Somebody else may write into the bucket: what it says names objects, sizes memory, and is

@@ -176,3 +176,23 @@ def test_what_a_crash_has_left_is_removed_a_day_later(store: FileStore, tmp_path
 def _on(process: Process) -> FileStore:
     """A store on the simulated disk of a process."""
     return FileStore(process.environment, "/mount")
+
+
+def test_files_that_no_object_can_be_are_neither_listed_nor_reached(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """Somebody else may use the mount; what is listed is sent to servers as text."""
+    os.makedirs(os.fsencode(tmp_path) + b"/a/\xff")
+    for name in (b"a/\xfe", b"a/\xff/x", b"a/sound"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"x")
+
+    async def script() -> None:
+        assert [one.name for one in await store.list("a/")] == ["a/sound"]
+        for wrong in ("a/\0", "../x", "a/../b", "/etc/x", "a//b", "", "a/", "a/\udcfe", "a/.hidden"):
+            for ask in (
+                store.put(wrong, b""), store.get(wrong), store.head(wrong), store.delete([wrong])
+            ):
+                with pytest.raises(InvalidRequestError):
+                    await ask
+
+    run(script())

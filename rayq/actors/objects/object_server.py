@@ -27,7 +27,7 @@ from rayq.errors import (
     RemoteStorageError,
     StaleBrokerError,
 )
-from rayq.remote_names import is_listed, parse_name, probe_name, probes_prefix
+from rayq.remote_names import is_listed, is_probe, parse_name, probe_name, probes_prefix
 from rayq.storage import checked_file
 from rayq.storage.data_directory import DataDirectory, read_meta, read_secret
 from rayq.wire import messages
@@ -186,7 +186,11 @@ class ObjectServer:
         try:
             found = await self._client.list(probes_prefix(self._cluster_id, self._spec.broker), "")
             newest_ms = max((one.modified_ms for one in found), default=0)
-            old = [one.name for one in found if one.modified_ms < newest_ms - OLD_PROBE_MS]
+            old = [
+                one.name
+                for one in found
+                if one.modified_ms < newest_ms - OLD_PROBE_MS and is_probe(one.name)
+            ]
             await self._client.delete(old)
         except RayqError as error:
             logger.info("old probes stay in the object store: %s", error)
