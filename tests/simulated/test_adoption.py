@@ -359,3 +359,21 @@ def test_a_log_start_above_the_end_of_the_list_needs_nothing(log_start: int) -> 
     assert not adopt(store, pointer, prepare=prepare).was_needed
     other = msgspec.structs.replace(pointer, end_epoch=7)
     assert adopt(store, other, prepare=prepare).was_needed, "an epoch above those that follow"
+
+
+def test_a_disk_that_fails_as_the_log_restarts_ends_the_replica() -> None:
+    """Another broker can lead then; this one would be offline until it is started again."""
+    store = PlayedStore()
+    pointer = store.put(manifest(40))
+
+    async def breaks(replica: ReplicaLog) -> None:
+        await fill(replica, 20)
+
+        def reset(*arguments: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        replica.log._reset = reset  # type: ignore[method-assign]
+
+    found = adopt(store, pointer, prepare=breaks)
+    assert not found.is_done
+    assert found.replica.failure is not None and "check the disk" in found.replica.failure

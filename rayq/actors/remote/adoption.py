@@ -142,7 +142,8 @@ class Adoption:
                 await self._adopt()
                 break
             except RayqError as error:
-                replica.log  # noqa: B018 - raises where the replica failed, which ends this
+                if replica.log.failure is not None:  # As does a replica that failed meanwhile,
+                    raise  # an error of this replica's disk ends the replica.
                 told = (
                     f"{replica.where} is offline until this broker has read from the object store "
                     f"how its log goes on: {error}"
