@@ -5,6 +5,7 @@
   committed.
 - Each object that it lists is in the store and holds, byte for byte, the batches that leaders have
   committed; its footer says what it holds.
+- What it says of producers, transactions and epochs is what the batches below its end say.
 - Nothing that the committed manifest names is ever deleted, nor what it named a moment ago.
 - A replica's log starts locally no later than the committed remote end, and a leader offers no
   offset that is neither on its disk nor in the store.
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.derived_state import Derived, fault_of_manifest
 from proving.simulation.disk import SimulatedDisk
 from proving.simulation.invariants import InvariantError, Invariants
 from proving.simulation.object_store import SimulatedObjectStore
@@ -36,7 +38,7 @@ from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted
 from rayq.errors import RayqError
 from rayq.records import TopicIdPartition
 from rayq.remote_pointer import RemotePointer
-from rayq.storage.batch import decode_columns, read_header, split_batches
+from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote.data_object import read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject, decode_manifest, page_names
@@ -56,6 +58,12 @@ class _History:
     """By offset: the values that were stored, of such a topic."""
     epochs: list[tuple[int, int]] = field(default_factory=list)
     """`(leader epoch, start offset)`."""
+    headers: list[BatchHeader] = field(default_factory=list)
+    """Of the committed batches, in order."""
+    derived: Derived = field(default_factory=Derived)
+    """What those say that are below the end of the last manifest."""
+    derived_from: int = 0
+    """How many of the headers that are."""
     size_bytes: list[tuple[int, int]] = field(default_factory=list)
     """`(next offset, all bytes up to there)`."""
     end: int = 0
@@ -250,6 +258,35 @@ class TieredInvariants:
                 self.uploaded += 1
         if next_offset != after.end:
             raise InvariantError(f"{where}: objects up to {next_offset}, the pointer is {after}")
+        if not self._may_lose(manifest.topic):
+            self._check_derived(where, history, manifest)
+
+    def _check_derived(self, where: str, history: _History, manifest: Manifest) -> None:
+        """Whoever restarts its log from the manifest goes by this."""
+        if history.derived.end > manifest.end:
+            history.derived, history.derived_from = Derived(), 0
+        for header in history.headers[history.derived_from :]:
+            if header.next_offset > manifest.end:
+                break
+            history.derived.add(header)
+            history.derived_from += 1
+        leader = self._leader_of(manifest)
+        fault = fault_of_manifest(manifest, history.derived, leader)
+        if fault is not None:
+            raise InvariantError(
+                f"{where}: version {manifest.version} of its manifest, up to {manifest.end}, "
+                f"{fault}"
+            )
+
+    def _leader_of(self, manifest: Manifest) -> Log | None:
+        """The log of the leader of the manifest's epoch, while it lives."""
+        for process, host in self._cluster.replica_hosts.items():
+            replica = host._replicas.get((manifest.topic_id, manifest.partition))
+            if process.alive and replica is not None and replica._replica_log.is_open:
+                role = replica._role
+                if isinstance(role, Leader) and role.leader_epoch == manifest.leader_epoch:
+                    return replica._replica_log._log
+        return None
 
     def _may_lose(self, topic: str) -> bool:
         assert self._invariants is not None
@@ -368,6 +405,7 @@ class TieredInvariants:
         size = history.size_bytes[-1][1] if history.size_bytes else 0
         history.size_bytes.append((header.next_offset, size + len(batch)))
         history.end = header.next_offset
+        history.headers.append(header)
 
     def _check_replica(self, replica: Replica, log: Log) -> None:
         role = replica._role

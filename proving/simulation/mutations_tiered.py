@@ -23,6 +23,7 @@ from rayq.core.remote_retention import sweepable, upload_limit
 from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
 from rayq.storage.log import Log
+from rayq.storage.remote import manifest
 from rayq.wire import messages
 
 TIERED = "tiered"
@@ -87,6 +88,33 @@ def pages_stored_later() -> list[Patch]:
         await store_manifest(objects, manifest, [], name)
 
     return [(remote_log, "store_manifest", mutated)]
+
+
+@plants("36", "a manifest has the producers of the log's end, not of its own", TIERED)
+def producers_of_the_logs_end() -> list[Patch]:
+    def mutated(self: Any, offset: int) -> bytes:
+        found: bytes = self.producers.snapshot()
+        return found
+
+    return [(Log, "producer_snapshot_at", mutated)]
+
+
+@plants("36", "a later manifest has the producers of the first one", TIERED)
+def producers_of_the_first_manifest() -> list[Patch]:
+    at = Log.producer_snapshot_at
+
+    def mutated(self: Any, offset: int) -> bytes:
+        kept = getattr(self, "_first_producers", None)
+        if kept is None:
+            kept = self._first_producers = at(self, offset)
+        return bytes(kept)
+
+    return [(Log, "producer_snapshot_at", mutated)]
+
+
+@plants("36", "a manifest has the last leader epoch only", TIERED)
+def last_epoch_of_a_manifest() -> list[Patch]:
+    return [(manifest, "_epochs_from", lambda epochs, offset: epochs[-1:])]
 
 
 @plants("37", "records that are not committed yet go to the object store", TIERED)

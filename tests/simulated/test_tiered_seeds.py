@@ -10,6 +10,9 @@ TIERED = ("--scenario", "tiered")
 WITH_TRANSACTIONS = ("--scenario", "tiered-transactions")
 QUICK_HUNTS = {
     "pages_stored_later": "0",
+    "producers_of_the_logs_end": "0",
+    "producers_of_the_first_manifest": "0",
+    "last_epoch_of_a_manifest": "0",
     "stored_above_the_high_watermark": "0",
     "dropped_before_the_commit": "1",
     "log_start_at_the_local_start": "0",
