@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayq.actors.broker import remote_garbage
 from rayq.client.environment import system_environment
 from rayq.environment import Buffer, ObjectMeta
 from rayq.errors import InvalidTopicError, RayqError, RemoteListError, RemoteMissingError
@@ -159,13 +160,23 @@ def test_what_strangers_left_in_the_store_is_no_topic_and_sizes_nothing(
 
 
 def test_a_restore_that_is_refused_leaves_the_mark_of_one_that_was_not(
-    deleted: tuple[LocalCluster, list[bytes]], store: Path, tmp_path: Path
+    deleted: tuple[LocalCluster, list[bytes]],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the mark the cluster that had the objects would go on to delete them."""
+    """Without the mark the cluster that had the objects would go on to delete them, and the one
+    that has them now would not when its topic ends."""
     cluster, values = deleted
     cluster.abort()
+    monkeypatch.setattr(remote_garbage, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(remote_garbage, "LATE_PUTS_MS", 0)
     with LocalCluster(
-        brokers=1, data_dir=tmp_path / "new", remote_storage_url=f"file://{store}", **FAST
+        brokers=1,
+        data_dir=tmp_path / "new",
+        remote_storage_url=f"file://{store}",
+        remote_delete_delay_ms=0,
+        **FAST,
     ) as new:
         watched = Watched(store)
         mark = store / takeover_mark(cluster.cluster_id, new.cluster_id)
@@ -179,3 +190,6 @@ def test_a_restore_that_is_refused_leaves_the_mark_of_one_that_was_not(
                 restore(new, watched, refused)
         assert mark.exists()
         assert [one.value for one in read_all(new, "t")] == values
+        new.admin.delete_topic("t")
+        eventually(lambda: not new.admin.describe_object_store().garbage, "it is removed")
+        assert data_files(store) == []
