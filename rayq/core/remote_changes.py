@@ -111,6 +111,9 @@ def move_remote(
     problem = what_is_wrong(pointer)
     if problem is None and pointer.leader_epoch != leader_epoch:
         problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
+    if problem is None and (pointer.end_epoch or 0) > leader_epoch:
+        # Its leader could not append behind a record of a later one.
+        problem = f"its last record is of leader epoch {pointer.end_epoch}, above {leader_epoch}"
     if problem is None:
         problem = _is_elsewhere(state, known.remote, pointer, topic_id, partition)
     before = None if is_adopted else known.remote

@@ -388,7 +388,7 @@ ROW = struct.Struct("<QQIQIIIqqqI")
         {"end": 2**62}, {"end": 2**64 - 1}, {"end_epoch": 2**32}, {"end_epoch": -1}, {"start": -1},
         {"log_start": 2**63}, {"data_bytes": -1}, {"data_bytes": 99}, {"written_ms": 2**63},
         {"epochs": [(2**32, 0)]}, {"epochs": [(1, -1)]}, {"epochs": [(2, 0), (1, 5)]},
-        {"epochs": [(1, 5), (2, 0)]}, {"epochs": [(1, 0), (1, 5)]},
+        {"epochs": [(1, 5), (2, 0)]}, {"epochs": [(1, 0), (1, 5)]}, {"epochs": [(1, 0), (2**32 - 1, 5)]},
         {"pages": [(str(RemoteName(OTHER, ObjectKind.PAGE, 0, 1, 1)), 0, 5)]},
         {"pages": [(str(RemoteName(PREFIX, ObjectKind.DATA, 0, 1, 1)), 0, 5)]},
         {"pages": [("x", 0, 5)]},

@@ -67,6 +67,7 @@ def test_a_pointer_that_does_not_go_back_is_taken_as_it_is(asked: RemotePointer)
         (pointer(1, manifest="a/b"), InvalidRequestError, "'a/b' is no name of a manifest"),
         (pointer(1, leader_epoch=0), InvalidRequestError, "it is of leader epoch 0, not 1"),
         (pointer(1, leader_epoch=2), InvalidRequestError, "it is of leader epoch 2, not 1"),
+        (pointer(1, end_epoch=2), InvalidRequestError, "record is of leader epoch 2, above 1"),
     ],
 )
 @pytest.mark.parametrize("is_adopted", [False, True])

@@ -508,6 +508,11 @@ def _decoded(root: bytes, name: str) -> _Root:
         before[0] >= after[0] or before[1] > after[1] for before, after in pairwise(found.epochs)
     ):
         raise RemoteDamagedError(f"The manifest {name} is damaged: its leader epochs go back.")
+    if found.epochs and found.epochs[-1][0] > (found.end_epoch or 0):
+        raise RemoteDamagedError(
+            f"The manifest {name} is damaged: its last leader epoch is {found.epochs[-1][0]}, and "
+            f"that of its last record {found.end_epoch}."
+        )
     return found
 
 
