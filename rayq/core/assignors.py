@@ -169,7 +169,8 @@ class _Shares:
         self, members: Mapping[str, MemberSubscription], partitions: Mapping[str, int]
     ) -> None:
         self._load = dict.fromkeys(sorted(members), 0)
-        self._has: dict[str, dict[str, set[int]]] = {member: {} for member in self._load}
+        self._has: dict[str, dict[str, list[int]]] = {member: {} for member in self._load}
+        """Heaps of the negated numbers: the highest partition is the first to go."""
         self._readers = {
             topic: [member for member in self._load if topic in members[member].topics]
             for topic in sorted(partitions)
@@ -177,13 +178,13 @@ class _Shares:
 
     def owned(self) -> dict[str, set[TopicPartition]]:
         return {
-            member: {TopicPartition(topic, one) for topic, found in has.items() for one in found}
+            member: {TopicPartition(topic, -one) for topic, found in has.items() for one in found}
             for member, has in self._has.items()
         }
 
     def give(self, member: str, one: TopicPartition) -> None:
         self._load[member] += 1
-        self._has[member].setdefault(one.topic, set()).add(one.partition)
+        heapq.heappush(self._has[member].setdefault(one.topic, []), -one.partition)
 
     def give_free(self, free: Mapping[str, list[int]]) -> None:
         """Gives each partition to the least loaded reader, topics with the fewest readers first."""
@@ -215,8 +216,7 @@ class _Shares:
                         heapq.heappush(heap, (-self._load[changed], changed))
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
-        number = max(self._has[giver][topic])
-        self._has[giver][topic].discard(number)
+        number = -heapq.heappop(self._has[giver][topic])
         self._load[giver] -= 1
         self.give(taker, TopicPartition(topic, number))
 

@@ -43,6 +43,8 @@ from rayq.remote_pointer import (
 )
 
 PINS_MAX = 1000
+PINNED_PARTITIONS_MAX = 100_000
+"""The most partitions that all pins name together, each pin for itself."""
 RESTORED_PIN_MS = DAY_MS
 """For so long retention takes nothing of a topic that was restored: most of it may be older than
 its retention allows, and somebody has just asked for it."""
@@ -206,6 +208,12 @@ def pin_snapshot(
         )
     if known is not None and known.topic_id != topic_id:
         raise InvalidRequestError(f"Pin {pin_id} is of another topic.")
+    pinned = sum(len(pin.starts) for other, pin in state.pins.items() if other != pin_id)
+    if pinned + len(starts) > PINNED_PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"The pins name {pinned} partitions already, and {PINNED_PARTITIONS_MAX} is the most "
+            "with all pins together. Wait until jobs have ended, or unpin what is left over."
+        )
     return [SnapshotPinned(pin_id, topic_id, starts, ttl_ms)]
 
 

@@ -18,10 +18,15 @@ from msgspec import inspect
 
 from proving.raw_socket import RawSocket
 from rayq.actors.controller.controller import Controller
+from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.client.admin import groups
+from rayq.client.consuming import group_offsets
+from rayq.client.producing import transaction_core
 from rayq.core import group_changes
 from rayq.core.group_records import partition_of_group
 from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import RayqError
+from rayq.records import TopicPartition
 from rayq.testing import LocalCluster
 from rayq.wire import messages
 from rayq.wire.authentication import key_of_token
@@ -358,3 +363,33 @@ def test_the_controller_decides_one_change_in_a_turn_of_its_loop(
         client.read_header()
     client.close()
     assert len(set(decided)) == 20
+
+
+def test_clients_with_more_positions_than_one_request_names_send_several(
+    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (group_offsets, transaction_core, groups):
+        monkeypatch.setattr(module, "POSITIONS_MAX", 3)
+    cluster, places = attacked.cluster, [TopicPartition("t", number) for number in range(10)]
+    sent: list[int] = []
+    commit = GroupCoordinator.commit
+
+    async def noted(self: GroupCoordinator, request: messages.CommitOffsets) -> Any:
+        sent.append(len(request.offsets))
+        return await commit(self, request)
+
+    monkeypatch.setattr(GroupCoordinator, "commit", noted)
+    with cluster.consumer(group="many") as consumer:
+        consumer.assign(places)
+        consumer.commit({place: place.partition + 1 for place in places})
+        assert consumer.committed(places) == {place: place.partition + 1 for place in places}
+    assert sent == [3, 3, 3, 1]
+    sent.clear()
+    with cluster.producer(transactional_id="many") as producer, producer.transaction() as begun:
+        begun.send_offsets(dict.fromkeys(places, 7), group="many")
+    assert sent == [3, 3, 3, 1]
+    offsets = cluster.admin.set_group_offsets("many", to=dict.fromkeys(places, 1))
+    assert offsets == dict.fromkeys(places, 1)
+    with cluster.consumer(group="many") as consumer:
+        consumer.assign(places)
+        assert consumer.committed(places) == dict.fromkeys(places, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_the_textbook_example_moves_exactly_one_partition() -> None:
     assert [len(after[one]) for one in ("c1", "c2", "c3")] == [1, 1, 1]
     assert after["c1"] < before["c1"]
     assert after["c2"] == before["c2"]
+
+
+def test_half_of_many_partitions_go_to_a_second_member_at_a_cost_in_proportion() -> None:
+    """Each move looked for the highest number among all partitions of its giver."""
+    count = 40_000
+    before = {"a": frozenset(TopicPartition("t", number) for number in range(count))}
+    began_s = time.thread_time()
+    after = assign(members(a="t", b="t"), {"t": count}, before)
+    assert time.thread_time() - began_s < 4
+    assert after["a"] == frozenset(TopicPartition("t", one) for one in range(count // 2))
 
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 20), min_size=1, max_size=4))

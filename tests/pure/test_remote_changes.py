@@ -267,6 +267,17 @@ def test_there_is_a_limit_of_pins_and_those_there_are_can_be_renewed() -> None:
         pin(state, "0", topic_id=id_of("u"))
 
 
+def test_all_pins_together_name_so_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer tells of all of them."""
+    monkeypatch.setattr(remote_changes, "PINNED_PARTITIONS_MAX", 3)
+    state = tiered(partitions=2)
+    pin(state, "a", starts={0: 1, 1: 1})
+    pin(state, "b", starts={0: 1})
+    pin(state, "a", starts={0: 2, 1: 2})
+    with pytest.raises(InvalidRequestError, match="3 partitions already, and 3 is the most"):
+        pin(state, "c", starts={0: 1})
+
+
 # --- the end -------------------------------------------------------------------------------------
 
 

@@ -195,7 +195,8 @@ class QueueMoves:
             check_not_internal(to_topic)
             if to_topic == self._source.topic:
                 raise InvalidRequestError(f"The records are in topic {to_topic!r} already.")
-        claimed, moved, refused = self._state.claim(request.offsets)
+        # In their order, each piece of the log is read once.
+        claimed, moved, refused = self._state.claim(sorted(set(request.offsets)))
         ends = {
             offset: self._under_way[offset] for offset, _ in refused if offset in self._under_way
         }
