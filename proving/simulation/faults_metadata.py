@@ -9,7 +9,8 @@ import asyncio
 import errno
 
 from proving.simulation.faults import Faults, Injection
-from proving.simulation.network import NetworkHost
+from proving.simulation.link import NetworkHost
+from proving.simulation.process import ProcessHost
 from rayq.actors.controller.controller import Controller
 
 PATIENCE_S = 2.0
@@ -86,19 +87,19 @@ async def _while_a_change_is_under_way(faults: Faults) -> None:
         await asyncio.sleep(0.0005)
 
 
-def _controllers(faults: Faults) -> list[tuple[NetworkHost, Controller]]:
+def _controllers(faults: Faults) -> list[tuple[ProcessHost, Controller]]:
     """The controllers that live, and their hosts."""
     cluster = faults._cluster
-    found: list[tuple[NetworkHost, Controller]] = []
+    found: list[tuple[ProcessHost, Controller]] = []
     for process, broker in cluster.broker_of.items():
         controller = broker.controller_host.controller
         if process.alive and controller is not None:
             found.append((process.host, controller))
-    process, server = cluster.controller_process, cluster.controller
-    if process is not None and process.alive and server is not None:
+    preferred, server = cluster.controller_process, cluster.controller
+    if preferred is not None and preferred.alive and server is not None:
         host = getattr(server, "controller_host", None)
         if host is not None and host.controller is not None:
-            found.append((cluster.controller_host, host.controller))
+            found.append((preferred.host, host.controller))
     return found
 
 

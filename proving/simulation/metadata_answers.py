@@ -227,7 +227,7 @@ class MetadataJudge:
                 raise
             if isinstance(answer, messages.ChangeResponse):
                 needed = max(needed, answer.version)
-            if isinstance(request, messages.Change):
+            if isinstance(request, messages.Change) and request.request_id is not None:
                 self._judge_done(request.request_id, needed)
             self._judge_answer(quorum, needed, f"the answer to {name}")
             return answer

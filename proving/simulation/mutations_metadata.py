@@ -88,7 +88,9 @@ def repetitions_forgotten() -> list[Patch]:
     def mutated(self: Any, record: RequestDone) -> None:
         pass
 
-    return [(cluster_state, "_REPLAY", {**cluster_state._REPLAY, RequestDone: mutated})]
+    replay: dict[Any, Any] = dict(cluster_state._REPLAY)
+    replay[RequestDone] = mutated
+    return [(cluster_state, "_REPLAY", replay)]
 
 
 @plants("3", "a controller's epoch commits what a majority holds of earlier epochs", "metadata")

@@ -189,7 +189,7 @@ class MetadataWorkload(Workload):
     ) -> tuple[messages.Change, TopicState | None]:
         """A change of a topic in this state, and the state after it."""
         self._serial += 1
-        config = {"retention_ms": self._serial}
+        config: messages.ConfigOptions = {"retention_ms": self._serial}
         if state is None:
             partitions = rng.randint(1, PARTITIONS_MAX - 1)
             request = messages.CreateTopic(name, partitions, REPLICAS, config)

@@ -50,6 +50,7 @@ from rayq.records import Record, TopicPartition
 from rayq.storage.batch import due_header
 from rayq.wire.messages import (
     AlterQueue,
+    ConfigOptions,
     CreateQueue,
     DescribeQueue,
     DescribeQueueResponse,
@@ -413,7 +414,7 @@ class QueueWorkload(Workload):
         while self._is_wild:
             await asyncio.sleep(rng.uniform(0.5, 4.0))
             plan = rng.choice([*self.plans.values()])
-            changes = {
+            changes: ConfigOptions = {
                 "visibility_timeout_s": plan.timeout_s * rng.choice((1.0, 1.5)),
                 "max_deliveries": rng.choice((2, 3, 5)),
                 "backoff_s": rng.choice((0.0, 0.2, 1.0)),

@@ -242,9 +242,10 @@ def check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetComm
     if length == 0:
         return
     if known is not None:
-        replaced = {(one.topic_id, one.partition) for one in offsets}
-        length += sum(len(one.metadata) for at, one in known.offsets.items() if at not in replaced)
-        length += sum(len(one.metadata) for at, one in known.pending.items() if at not in replaced)
+        length += known.metadata_characters
+        for at in set(places_of(offsets)):
+            replaced = (known.offsets.get(at), known.pending.get(at))
+            length -= sum(len(one.metadata) for one in replaced if one is not None)
     if length > METADATA_LENGTH_MAX:
         raise GroupLimitError(
             f"Group {group!r} would have {length} characters of metadata with its positions, the "
@@ -259,13 +260,13 @@ def check_offset_count(
     most = len(known.offsets) + len(known.pending) + len(records)
     if most <= OFFSETS_MAX and state.positions + len(records) <= POSITIONS_MAX:
         return
-    places = known.offsets.keys() | known.pending.keys()
     added = sum(
         isinstance(record, OffsetRecord | PendingRecord)
-        and (record.topic_id, record.partition) not in places
+        and (record.topic_id, record.partition) not in known.offsets
+        and (record.topic_id, record.partition) not in known.pending
         for record in records
     )
-    count = len(places) + added
+    count = len(known.offsets) + sum(at not in known.offsets for at in known.pending) + added
     if count > OFFSETS_MAX:
         raise GroupLimitError(
             f"Group {group!r} would have {count} positions, the most are {OFFSETS_MAX}."

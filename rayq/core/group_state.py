@@ -66,6 +66,8 @@ class Group:
     offsets: dict[TopicIdPartition, OffsetValue] = field(default_factory=dict)
     pending: dict[TopicIdPartition, PendingOffset] = field(default_factory=dict)
     """Positions that transactions hold."""
+    metadata_characters: int = 0
+    """Of all these positions together."""
     sessions: dict[str, Session] = field(default_factory=dict)
     settled: bool | None = None
     """Whether every member has its target; None: that is still to be computed."""
@@ -186,10 +188,11 @@ class GroupState:
         if isinstance(record, OffsetRecord):
             at = (record.topic_id, record.partition)
             self.positions -= len(group.offsets)
-            if record.value is None:
-                group.offsets.pop(at, None)
-            else:
+            replaced = group.offsets.pop(at, None)
+            group.metadata_characters -= 0 if replaced is None else len(replaced.metadata)
+            if record.value is not None:
                 group.offsets[at] = record.value
+                group.metadata_characters += len(record.value.metadata)
             self.positions += len(group.offsets)
         elif isinstance(record, PendingRecord):
             self._replay_pending(group, record)
@@ -210,12 +213,14 @@ class GroupState:
         self.positions -= len(group.pending)
         before = group.pending.pop((topic_id, partition), None)
         if before is not None:
+            group.metadata_characters -= len(before.metadata)
             transaction = self.transactions[before.family]
             transaction.offsets.discard((name, topic_id, partition))
             if not transaction.offsets:
                 del self.transactions[before.family]
         if value is not None:
             group.pending[topic_id, partition] = value
+            group.metadata_characters += len(value.metadata)
             transaction = self.transactions.setdefault(value.family, OpenTransaction(value.epoch))
             transaction.offsets.add((name, topic_id, partition))
             if value.member:
@@ -257,6 +262,9 @@ class GroupState:
                     assert partition not in aimed, (where, partition, aimed[partition])
                     aimed[partition] = member
             assert (group.value.empty_since_ms is None) == bool(group.members), name
+            characters = sum(len(one.metadata) for one in group.offsets.values())
+            characters += sum(len(one.metadata) for one in group.pending.values())
+            assert group.metadata_characters == characters, name
             for at, pending in group.pending.items():
                 transaction = self.transactions[pending.family]
                 assert transaction.epoch == pending.epoch, (name, at)

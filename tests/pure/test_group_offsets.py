@@ -239,6 +239,7 @@ def made_of(offsets: int = 0, pending: int = 0, metadata: str = "") -> Group:
         group.offsets["T", number] = OffsetValue(0, None, metadata, 0)
     for number in range(offsets, offsets + pending):
         group.pending["T", number] = held
+    group.metadata_characters = (offsets + pending) * len(metadata)
     return group
 
 

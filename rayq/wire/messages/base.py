@@ -38,26 +38,6 @@ CheckedInt = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 report, where a wrong one must not stop the others."""
 CheckedName = Annotated[str, msgspec.Meta(max_length=65_536)]
 """Likewise a name."""
-Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-ProducerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Family = Annotated[int, msgspec.Meta(ge=TRANSACTIONAL_IDS_START, lt=TRANSACTIONAL_IDS_END)]
-TransactionEpoch = Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MAX)]
-MemberEpoch = Annotated[int, msgspec.Meta(ge=-2, le=(1 << 31) - 1)]
-DurationMs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-HostName = Annotated[str, msgspec.Meta(max_length=1024)]
-FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
-Reason = Annotated[str, msgspec.Meta(max_length=4096)]
-Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-"""What people read: why something failed. A pattern, which its handler checks."""
-CheckedInt = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-"""A number that the handler checks, and refuses by an error that says more; or one of many in a
-report, where a wrong one must not stop the others."""
-CheckedName = Annotated[str, msgspec.Meta(max_length=65_536)]
-"""Likewise a name."""
-ConfigKey = Annotated[str, msgspec.Meta(max_length=1024)]
-ConfigValues = dict[ConfigKey, Any]
-"""What `rayq.config.parse` checks."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
