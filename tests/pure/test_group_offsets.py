@@ -243,6 +243,25 @@ def made_of(offsets: int = 0, pending: int = 0, metadata: str = "") -> Group:
     return group
 
 
+class Unwalked(dict[Any, Any]):
+    """Positions that are looked up and never gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("A commit of one position went through all of its group.")
+
+    items = values = keys = __iter__
+
+
+def test_a_commit_goes_through_the_positions_it_names_and_no_others() -> None:
+    known = made_of(OFFSETS_MAX, 0, "m")
+    known.offsets = Unwalked(known.offsets)
+    group_offsets.check_metadata(known, "g", [position(("T", 3), metadata="long")])
+    records: list[Record] = [OffsetRecord("g", "T", 3, None)]
+    group_offsets.check_offset_count(known, "g", records)
+    with pytest.raises(GroupLimitError):
+        group_offsets.check_offset_count(known, "g", [*records, OffsetRecord("g", "U", 0, None)])
+
+
 @pytest.mark.parametrize(
     "known, lengths, total",
     [
