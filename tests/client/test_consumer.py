@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -940,3 +941,25 @@ def test_the_async_consumer_reads_up_to_the_end_a_poll_at_a_time(
         return found
 
     assert asyncio.run(scenario()) == [numbers(0, 4), numbers(4, 8), numbers(8, 10)]
+
+
+def test_a_leader_that_gives_nothing_of_a_log_that_goes_on_is_asked_seldom(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create_topic("stuck")
+    fake.write("stuck", [b"x"])
+    asked: list[int] = []
+    fetch = FakeCluster.fetch
+
+    async def gives_nothing(self: FakeCluster, broker: int, request: Fetch) -> Any:
+        answer, payload = await fetch(self, broker, request)
+        asked.append(request.offset)
+        if len(asked) > 3:
+            return answer, payload
+        return msgspec.structs.replace(answer, next_offset=request.offset), b""
+
+    monkeypatch.setattr(FakeCluster, "fetch", gives_nothing)
+    with cluster.consumer("stuck", auto_offset_reset="earliest", retry_backoff_ms=100) as consumer:
+        began_s = time.monotonic()
+        assert consumer.poll(30)[0].value == b"x"
+        assert time.monotonic() - began_s > 0.15

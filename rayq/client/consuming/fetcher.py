@@ -24,6 +24,7 @@ from rayq.config import ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
     LogTruncatedError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RayqError,
     TimeoutError,
@@ -363,6 +364,14 @@ class Fetcher:
             aborted = frozenset(response.aborted if hides_aborted else ())
             fetched = Fetched(payload, batches, next_offset, aborted=aborted)
             await self._deliver(stream, topic_id, fetched, log_end)
+        elif next_offset < log_end and (
+            isolation != READ_COMMITTED or response.last_stable_offset is not None
+        ):
+            # It would be asked for again at once, and forever.
+            raise OffsetNotAvailableError(
+                f"The leader of {stream.partition} gives nothing from offset {next_offset} on, and "
+                f"says that the log goes on to {log_end}."
+            )
         else:
             is_first = stream.log_end is None
             stream.log_end = log_end
