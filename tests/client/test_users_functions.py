@@ -623,8 +623,6 @@ def test_what_a_delivery_callback_raises_is_logged_and_stops_nothing(
     name: str,
 ) -> None:
     error = RAISED[name]
-    if name in ENDS_PROGRAM and faces.is_async:
-        pytest.skip("in the main thread these end the program")
     caplog.set_level(logging.ERROR)
     fake.create_topic("t")
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from rayq.client.timeouts import seconds
+from rayq.client.user_calls import ends_program
 from rayq.client.waiting import Wakeup
 from rayq.errors import InvalidRequestError, RayqError, TimeoutError
 from rayq.records import OffsetRange, RecordMetadata
@@ -154,10 +155,10 @@ def _call(callback: Callable[[], None]) -> None:
     and KeyboardInterrupt may come from a signal, and end the program as they should."""
     try:
         callback()
-    except (KeyboardInterrupt, SystemExit):
-        if threading.current_thread() is threading.main_thread():
+    except (KeyboardInterrupt, SystemExit) as error:
+        if ends_program(error):
             raise
-        logger.exception("a delivery callback cannot end the program: raise it in another thread")
+        logger.exception("a delivery callback cannot end the program: raise it elsewhere")
     except BaseException:  # a CancelledError or StopIteration of the callback's own, say
         logger.exception("a delivery callback failed")
 
