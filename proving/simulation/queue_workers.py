@@ -197,7 +197,17 @@ class RawWorker:
                 attempt_timeout_s=ATTEMPT_S,
             )
             not_begun = {one for first, last, _ in answer.lost for one in range(first, last + 1)}
-        return [one for one in taken.records if one.offset not in not_begun]
+        # Later records of their keys come again after them.
+        first_lost: dict[bytes | None, int] = {}
+        for one in taken.records:
+            if one.offset in not_begun:
+                first_lost.setdefault(one.key if self._plan.ordered else None, one.offset)
+        return [
+            one
+            for one in taken.records
+            if one.offset not in not_begun
+            and (one.key is None or one.offset < first_lost.get(one.key, one.offset + 1))
+        ]
 
     def _records(self, partition: int, answer: TakeResponse, payload: memoryview) -> list[_Taken]:
         found: dict[int, tuple[bytes, bytes | None]] = {}

@@ -176,6 +176,6 @@ def test_what_follows_a_record_of_its_key_that_is_given_back_goes_with_it(
         [lane] = source.lanes
         [taken] = lane.takens
         assert [row.offset for row in taken.rows] == [2]
-        fake.call(lambda: lane.release(taken, [1]))
-        assert sorted(taken.open) == [0] and not lane.waiting
+        queue.core.loop.call_soon_threadsafe(lane.release, taken, [1])
+        until(lambda: sorted(taken.open) == [0] and not lane.waiting)
         first.ack()

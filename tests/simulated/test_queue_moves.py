@@ -276,7 +276,11 @@ class Leader:
     def reject(self, *offsets: int) -> None:
         self.state.take("h", RECORDS, now_s=0.0)
         lost = self.state.reject(
-            "h", self.state.state_epoch, [(one, 1, f"error {one}") for one in offsets]
+            "h",
+            self.state.state_epoch,
+            [(one, 1, f"error {one}") for one in offsets],
+            now_ms=0,
+            now_s=0.0,
         )
         assert not lost
         self.moves.wake()
