@@ -128,6 +128,20 @@ def test_a_record_that_is_given_back_comes_again_and_at_last_is_a_dead_letter(
     assert queue.take(1, 0.0) == []
 
 
+def test_a_dead_letter_that_a_worker_rejects_stays(
+    cluster: LocalCluster, new_queue: NewQueue
+) -> None:
+    queue = new_queue()
+    queue.put(b"x")
+    take_one(queue).reject("no good")
+    dead = cluster.queue(f"{queue.name}.dead")
+    take_one(dead).reject("not to be read")
+    dead.flush()
+    [found] = cluster.admin.describe_queue(dead.name).partitions
+    assert (found.start_offset, found.end_offset, found.delayed, found.dead) == (0, 1, 1, 0)
+    dead.close()
+
+
 def test_an_error_in_the_block_gives_the_record_back_and_goes_on(new_queue: NewQueue) -> None:
     queue = new_queue(backoff_s=0)
     queue.put(b"x")
