@@ -110,6 +110,7 @@ def test_what_the_pages_say_of_restarts_runs_after_rayq_start(reader: Reader) ->
 
 @pytest.mark.thorough
 @pytest.mark.slow
+@pytest.mark.timeout(3 * TIMEOUT_S)
 def test_what_the_pages_say_of_spark_runs_after_rayq_start(reader: Reader) -> None:
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java, and there is none")
