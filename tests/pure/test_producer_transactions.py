@@ -323,9 +323,9 @@ def test_a_name_that_another_attempt_committed_has_the_transaction_aborted() -> 
     assert state.question == Init()
 
 
-def test_what_ended_long_ago_is_aborted_or_unknown() -> None:
-    assert refuse(asked(is_commit=False), TransactionEndedError("over")) is None
-    state = asked()
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_nobody_knows_how_ended_what_the_coordinator_has_forgotten(is_commit: bool) -> None:
+    state = asked(is_commit=is_commit)
     outcome = refuse(state, TransactionEndedError("over"))
     assert isinstance(outcome, TransactionOutcomeUnknownError)
     assert state.question == Init()

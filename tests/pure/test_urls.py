@@ -132,7 +132,8 @@ NAMES = {"url", "large_values", "remote_storage_url"}
 INSIDE = {
     # They get what was checked: by a config, or by who stored it.
     "batch/range_reader.py: read_range", "client/large/objects.py: is_below",
-    "client/large/objects.py: object_uri", "client/large/objects.py: prefix_of",
+    "client/large/objects.py: object_uri", "client/large/objects.py: read_object",
+    "client/large/objects.py: prefix_of",
     "actors/broker/metadata_answers.py: object_store", "spark/read.py: read_ranges",
     "environment.py: opens_no_objects", "urls.py: check_url", "wire/object_urls.py: open_object_url",
 }

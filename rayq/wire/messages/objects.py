@@ -260,7 +260,7 @@ class BeginRemoval(ToController[ChangeResponse], frozen=True):
 
     api: ClassVar[int] = 99
     topic_id: Id
-    deleted_ms: int
+    deleted_ms: Counter
     """When it was deleted, as the broker knows it."""
 
 
@@ -269,7 +269,7 @@ class RemoveGarbage(ToController[ChangeResponse], frozen=True):
 
     api: ClassVar[int] = 87
     topic_id: Id
-    deleted_ms: int | None = None
+    deleted_ms: Counter | None = None
     """When it was deleted. None: a broker of an older rayq does not say."""
 
 

@@ -213,7 +213,9 @@ class Settle(ToLeader[SettleResponse], frozen=True):
         list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
     ] = msgspec.field(default_factory=list)
     """As `rejects`, of records that failed the last delivery that their consumer grants them."""
-    begins: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    begins: Annotated[
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+    ] = msgspec.field(default_factory=list)
     """`(first, last, count)`: a user gets these now, so their delivery counts. `lost` in the answer
     are also those that are settled."""
 
