@@ -272,6 +272,8 @@ def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
         if one.offset < end_offset and (kind != READY or one.count):
             found.add((kind, one.offset, one.count, one.holder or ""))
     for number, block in state._blocks.items():
+        for index in bits_of(block.unbegun):
+            found.add(("unbegun", number * BLOCK_OFFSETS + index))
         for index in bits_of(block.done):
             offset = number * BLOCK_OFFSETS + index
             if state.start_offset <= offset < end_offset:
