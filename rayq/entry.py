@@ -11,9 +11,9 @@ from rayq.client.cluster import Cluster
 from rayq.config_keywords import ClusterKeywords
 from rayq.errors import DirectoryInUseError, RayqError
 from rayq.runtime import current_cluster
-from rayq.runtime.connecting import cluster_of_spec, connect, has_ray, join_ray
 from rayq.runtime.kept_settings import DEFAULT_NAME, LOOPBACK, given_config, settings_for
 from rayq.runtime.layout import kept_here
+from rayq.runtime.ray_connecting import cluster_of_spec, connect, has_ray, join_ray
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.start_checks import check_start
 

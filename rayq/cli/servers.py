@@ -35,7 +35,6 @@ from rayq.config import ClusterConfig
 from rayq.entry import start_or_find
 from rayq.errors import NoClusterError, RayqError
 from rayq.records import TopicInfo
-from rayq.runtime.connecting import cluster_of_spec
 from rayq.runtime.current_cluster import (
     Current,
     cluster_of,
@@ -46,6 +45,7 @@ from rayq.runtime.current_cluster import (
 )
 from rayq.runtime.kept_settings import LOOPBACK, KeptSettings, given_config, said, settings_for
 from rayq.runtime.layout import kept_here
+from rayq.runtime.ray_connecting import cluster_of_spec
 from rayq.runtime.start_checks import check_start
 
 RayAddress = Annotated[

@@ -15,7 +15,7 @@ except ImportError as _error:
         f"rayq.spark needs {_error.name}, which is not installed: pip install 'rayq[spark]'."
     ) from _error
 
-from rayq.runtime import connecting as _connecting  # noqa: F401  # It finds the current cluster.
+from rayq.runtime import ray_connecting as _connecting  # noqa: F401  # It finds the current cluster.
 from rayq.spark.read import read
 from rayq.spark.schema import Parsed, from_json
 from rayq.spark.session import session

@@ -14,7 +14,7 @@ import pytest
 import rayq
 from rayq import Cluster, Record
 from rayq.errors import AuthenticationError, NoClusterError, TimeoutError
-from rayq.runtime import connecting
+from rayq.runtime import ray_connecting as connecting
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.testing import LocalCluster
 
