@@ -267,7 +267,7 @@ def test_what_cost_seconds_is_refused_at_once_and_says_why(attacked: Attacked) -
         took_s, answer = cost_s(client, request)
         client.close()
         assert took_s < COST_S_MAX, what
-        assert "length <=" in answer or "10000 go into one" in answer or "Expected" in answer, what
+        assert "length <=" in answer or "go into one" in answer or "Expected" in answer, what
 
 
 def _read(client: RawSocket, count: int) -> None:

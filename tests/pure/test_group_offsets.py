@@ -257,7 +257,7 @@ def test_a_commit_goes_through_the_positions_it_names_and_no_others() -> None:
     known.offsets = Unwalked(known.offsets)
     group_offsets.check_metadata(known, "g", [position(("T", 3), metadata="long")])
     records: list[Record] = [OffsetRecord("g", "T", 3, None)]
-    state = GroupState()
+    state = GroupState({})
     group_offsets.check_offset_count(state, known, "g", records)
     with pytest.raises(GroupLimitError):
         more = [*records, OffsetRecord("g", "U", 0, None)]

@@ -524,9 +524,9 @@ class OpenQueue:
 
 
 def _check_size(request: messages.Settle) -> None:
-    """Nobody has so many locks; to go through them would keep others waiting. It is offsets that
-    count, and each as often as it is named: few ranges may name many, again and again."""
-    named = len(request.rejects) + len(request.failures)
+    """Nobody has so many locks; to go through them would keep others waiting. An offset counts as
+    often as it is named: few ranges may name many, again and again."""
+    ranges, named = len(request.rejects) + len(request.failures), 0
     for kind in (
         request.acks,
         request.nacks,
@@ -534,12 +534,18 @@ def _check_size(request: messages.Settle) -> None:
         request.extends,
         request.begins,
     ):
+        ranges += len(kind)
         for first, last, *_ in kind:
-            named += max(last - first, 0) + 1
-    if named > messages.QUEUE_OFFSETS_MAX:
+            named += max(last - first + 1, 0)
+    if ranges > messages.QUEUE_RANGES_MAX:
         raise InvalidRequestError(
-            f"The request names {named} offsets, and {messages.QUEUE_OFFSETS_MAX} go into one: "
+            f"The request names {ranges} ranges, and {messages.QUEUE_RANGES_MAX} go into one: "
             "settle the others in further requests."
+        )
+    if named > messages.SETTLED_MAX:
+        raise InvalidRequestError(
+            f"The request names {named} offsets, and {messages.SETTLED_MAX} go into one: settle "
+            "the others in further requests."
         )
 
 

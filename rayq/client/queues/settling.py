@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rayq.client.queues.taken import Taken, runs_of
-from rayq.wire.messages import QUEUE_OFFSETS_MAX
+from rayq.wire.messages import QUEUE_RANGES_MAX
 
 REJECT_WEIGHT = 10
 """A reject counts as so many of the ranges that go into one request: it has a reason with it."""
@@ -47,7 +47,7 @@ class Settlement:
         weights = {"begins": 1, "acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT}
         weights |= {"extends": 1, "releases": 1}
         sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
-        if sum(sizes) <= QUEUE_OFFSETS_MAX:
+        if sum(sizes) <= QUEUE_RANGES_MAX:
             yield self
             return
         part, size = Settlement(self.holder, self.state_epoch), 0
@@ -55,7 +55,7 @@ class Settlement:
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
                 size += weight
-                if size >= QUEUE_OFFSETS_MAX:
+                if size >= QUEUE_RANGES_MAX:
                     yield part
                     part, size = Settlement(self.holder, self.state_epoch), 0
         if size:

@@ -37,9 +37,10 @@ from rayq.wire.messages.limits import (
     ConfigOptions,
 )
 
-QUEUE_OFFSETS_MAX = 10_000
-"""The most offsets that one Settle names, each as often as it is named: so many records one take
-gives."""
+QUEUE_RANGES_MAX = 10_000
+"""The most ranges or records that one request names."""
+SETTLED_MAX = 200_000
+"""The most offsets that the ranges of one Settle name, each as often as it is named."""
 QUEUE_STATES_MAX = 16
 """More than the states that a record may have."""
 Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -185,24 +186,24 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     holder: Holder
     state_epoch: Counter
     acks: Annotated[
-        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """`(first, last, count)`."""
     nacks: Annotated[
         list[tuple[Offset, Offset, Counter, DurationMs | None]],
-        msgspec.Meta(max_length=QUEUE_OFFSETS_MAX),
+        msgspec.Meta(max_length=QUEUE_RANGES_MAX),
     ] = msgspec.field(default_factory=list)
     """`(first, last, count, delay_ms)`; None: by the queue's back-off."""
     rejects: Annotated[
-        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """`(offset, count, reason)`: to the dead letters at once."""
     extends: Annotated[
-        list[tuple[Offset, Offset, Counter, DurationMs]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Offset, Counter, DurationMs]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """`(first, last, count, timeout_ms from now)`."""
     releases: Annotated[
-        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """`(first, last, count)`: given back without having been handled. They are available at once,
     and none goes to the dead letters by it."""
@@ -210,11 +211,11 @@ class Settle(ToLeader[SettleResponse], frozen=True):
     """Nobody waits for the answer: what is acknowledged may wait for a few milliseconds, to be
     kept together with other decisions."""
     failures: Annotated[
-        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """As `rejects`, of records that failed the last delivery that their consumer grants them."""
     begins: Annotated[
-        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_OFFSETS_MAX)
+        list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
     """`(first, last, count)`: a user gets these now, so their delivery counts. `lost` in the answer
     are also those that are settled."""
