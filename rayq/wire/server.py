@@ -66,6 +66,9 @@ CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
 HEADER_WEIGHT = 32
 """A header of many small values takes this many bytes of memory for each byte when decoded."""
 
+LARGE_HEADER_BYTES = 4096
+"""Before a task begins, only a header of this length has used time that counts."""
+
 REQUESTS_PER_TURN = 64
 """After this many requests of one connection the other connections have their turn."""
 
@@ -392,7 +395,10 @@ class _ServerStream(FrameStream):
         self._request_bytes += request_bytes
         if self.is_client:
             self._server.held_bytes.add(request_bytes)
-        if self._slice is not None:
+        # The work of a coroutine is still to come.
+        if self._slice is not None and (
+            len(header) >= LARGE_HEADER_BYTES or asyncio.isfuture(result)
+        ):
             self._slice.used(self._clock.monotonic() - arrived_s)
         if self._is_full:
             self.hold_reading()
@@ -414,7 +420,7 @@ class _ServerStream(FrameStream):
         self._server.took(api, now_s - arrived_s)
         if self._slice is not None:
             self._slice.used(now_s - since_s)
-            if self._slice.must_wait():
+            if self._slice.is_waiting:
                 self.hold_reading()
 
     def _read_request(self, peer: Peer, api: int, header: memoryview) -> AnyRequest:
@@ -516,7 +522,7 @@ class _ServerStream(FrameStream):
             (self._requests >= self._requests_max and self.is_client)
             or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
             or self.is_write_paused
-            or (self._slice is not None and self._slice.must_wait())
+            or (self._slice is not None and self._slice.is_waiting)
         )
 
     def _release_soon(self) -> None:

@@ -66,6 +66,9 @@ class Slice:
         self._now = clock.monotonic
         self._on_turn = on_turn
         self._used_s = 0.0
+        self.is_waiting = False
+        """Whether no further request may be taken now: the connection waits for its turn, or its
+        tasks do. They go first, since requests are handled in the order of their arrival."""
         self._is_in_line = False
         self._has_ended = False
         self._parked: deque[asyncio.Future[None]] = deque()
@@ -77,27 +80,29 @@ class Slice:
         """Notes that the connection has used the loop for so long."""
         self._used_s += seconds
         self._turns.used_s += seconds
-
-    def must_wait(self) -> bool:
-        """Whether no further request may be taken now. `on_turn` is called once one may."""
         if self._used_s > SLICE_S or self._turns.used_s > TURN_S:
             self._line_up()
-        # Its tasks go first: requests are handled in the order of their arrival.
-        return self._is_in_line or self._woken > 0 or bool(self._parked)
+
+    def must_wait(self) -> bool:
+        """Whether no further bytes may be read now. `on_turn` is called once they may."""
+        if self._turns.used_s > TURN_S:
+            self._line_up()
+        return self.is_waiting
 
     def _line_up(self) -> None:
         if not self._is_in_line and not self._has_ended:
-            self._is_in_line = True
+            self._is_in_line = self.is_waiting = True
             self._turns.line_up(self)
 
     def begin(self) -> None:
         """The connection's turn has come."""
         self._is_in_line = False
         self._used_s = 0.0
-        if self._parked:
+        self._wake()
+        if self._woken:
             self._turns.used_s += SLICE_S  # They will use it, once the loop comes to them.
-            self._wake()
-        elif not self._woken:
+        else:
+            self.is_waiting = False
             self._on_turn()
 
     def end(self) -> None:
@@ -156,12 +161,13 @@ class Slice:
                 yield from turn
             except BaseException as thrown:  # noqa: BLE001 - the work gets it
                 error = thrown
-            if turn in self._parked:
-                self._parked.remove(turn)
-            else:
+            if turn.done() and not turn.cancelled():
                 self._woken -= 1
+            else:
+                turn.cancel()  # It stays in its place, and wakes nobody.
             if error is not None or self._used_s <= SLICE_S:
                 break
         if not (self._woken or self._parked or self._is_in_line):
+            self.is_waiting = False
             asyncio.get_running_loop().call_soon(self._on_turn)
         return error

@@ -48,6 +48,10 @@ class Workshop:
     def handle(self, peer: Any, request: Any, payload: memoryview) -> Any:
         if request.partition == CHEAP or self._how == "at once":
             return self._work(request)
+        if self._how == "before a future":
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_result(self._work(request))
+            return answer
         return self._later(request)
 
     async def _later(self, request: Produce) -> ProduceResponse:
@@ -73,7 +77,7 @@ def fire(client: Any, count: int) -> None:
         client.write_request(Produce.api, number + 1, encode_request(request(COSTLY, number)))
 
 
-HOWS = ["at once", "in a task", "in a task that waited"]
+HOWS = ["at once", "before a future", "in a task", "in a task that waited"]
 
 
 @pytest.mark.parametrize("how", HOWS)
