@@ -2,15 +2,24 @@
 
 The owner of a transactional id ends its transactions, a member commits and leaves under its member
 id, a consumer of a queue settles under its holder name. Each draws its name at random, and sends it
-only to the coordinator or leader that it asks. Answers, errors and logs have the beginning of it.
+only to the coordinator or leader that it asks. Answers, errors and logs have the beginning of it. A
+holder name has the consumer's host and process in front, which are no secret: `host:pid/random`.
 """
 
 from __future__ import annotations
 
 SHOWN_MAX = 8
 """So many characters tell drawn names from each other."""
+DRAWN_MIN = 16
+"""A part that is shorter than this may be guessed: it is not taken for the drawn one."""
 
 
 def shown_part(name: str) -> str:
     """The beginning of such a name: of a short one no more than half, but one character."""
     return name[: max(1, min(SHOWN_MAX, len(name) // 2))]
+
+
+def shown_holder(holder: str) -> str:
+    """A holder name with its host and process, and the beginning of what was drawn."""
+    where, slash, drawn = holder.rpartition("/")
+    return f"{where}{slash}{shown_part(drawn)}" if len(drawn) >= DRAWN_MIN else shown_part(holder)

@@ -10,7 +10,7 @@ import msgspec
 from rayq.core.queue_block import BLOCK_BITS, LAST_INDEX, Block, bits_of, lowest, mask_of
 from rayq.core.queue_ledger import QueueLedger
 from rayq.core.queue_moves import Dying, Move
-from rayq.secret_names import shown_part
+from rayq.secret_names import shown_holder
 
 READY = "ready"
 LOCKED = "locked"
@@ -54,7 +54,7 @@ class QueueMover(QueueLedger):
                 settled.append(offset)
             elif block.locked & bit:
                 holder = block.holder_of(bit) or ""
-                refused.append((offset, f"consumer {shown_part(holder)} has it"))
+                refused.append((offset, f"consumer {shown_holder(holder)} has it"))
             elif (block.moving | block.claimed) & bit:
                 refused.append((offset, "it is being moved already"))
             else:

@@ -34,7 +34,7 @@ from rayq.core.queue_ledger import BLOCKS_MAX, Counts
 from rayq.core.queue_mover import QueueMover
 from rayq.core.queue_moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying
 from rayq.core.queue_taker import LOCKS_MAX, Lock, QueueTaker
-from rayq.secret_names import shown_part
+from rayq.secret_names import shown_holder
 
 __all__ = ["Counts", "KeptRecord", "Lock", "Lost", "QueueState"]
 
@@ -493,7 +493,7 @@ class QueueState(QueueTaker, QueueMover):
         for holder, bits in block.holders.items():
             held |= bits
             for first, last in runs_of(bits & mask):
-                lost.append((base + first, base + last, f"consumer {shown_part(holder)} has it"))
+                lost.append((base + first, base + last, f"consumer {shown_holder(holder)} has it"))
         for first, last in runs_of(block.moving & mask):
             lost.append((base + first, base + last, "it is on its way to the dead letters"))
         for first, last in runs_of(mask & ~(held | block.moving)):

@@ -29,7 +29,7 @@ from rayq.core.queue_moves import DELIVERIES
 from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
-from rayq.secret_names import shown_part
+from rayq.secret_names import shown_holder
 from rayq.wire import messages
 
 KEPT_WAIT_S = 1.0
@@ -462,7 +462,11 @@ class OpenQueue:
             next_offset = state.learned
         records = [
             messages.QueueRecordState(
-                one.offset, one.state, one.count, one.holder and shown_part(one.holder), one.due_ms
+                one.offset,
+                one.state,
+                one.count,
+                one.holder and shown_holder(one.holder),
+                one.due_ms,
             )
             for one in found
         ]

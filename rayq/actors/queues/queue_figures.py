@@ -14,6 +14,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.queue_state import QueueState
 from rayq.errors import RayqError
 from rayq.metrics import Sample
+from rayq.secret_names import shown_holder
 from rayq.wire import messages
 
 LOOK_INTERVAL_S = 5.0
@@ -88,7 +89,7 @@ class QueueFigures:
             trouble=self.trouble,
             blocked=counts.blocked,
             oldest_locked_ms=oldest_lock[0],
-            oldest_holder=oldest_lock[1],
+            oldest_holder=oldest_lock[1] and shown_holder(oldest_lock[1]),
         )
 
     def _oldest(self) -> int | None:
