@@ -177,5 +177,5 @@ def test_what_follows_a_record_of_its_key_that_is_given_back_goes_with_it(
         [taken] = lane.takens
         assert [row.offset for row in taken.rows] == [2]
         queue.core.loop.call_soon_threadsafe(lane.release, taken, [1])
-        until(lambda: sorted(taken.open) == [0] and not lane.waiting)
+        until(lambda: sorted(taken.open) == [0] and not taken.rows)
         first.ack()

@@ -46,6 +46,7 @@ from rayq.wire.messages import SettleResponse, Take, TakeResponse
 
 logger = logging.getLogger(__name__)
 
+TAKE_RECORDS_MAX = 10_000
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """What one take asks for; at least one batch always comes."""
 HOLDER_NAME_MAX = 31
@@ -112,6 +113,9 @@ class Lane:
         """How long the leader may hold that take. Until then there was nothing for it."""
         self._is_reading = False
         """Whether the values of what it brought are being read."""
+        self._unavailable = 0
+        """How many values of the last answer could not be had. Their records are the first that the
+        next take gets again: it asks for as many more, so that it gets others too."""
         self.ready = 0
         """What more there was to take, as of the last answer."""
         self.known_at_s = -1.0
@@ -249,7 +253,7 @@ class Lane:
                 leader_epoch=leader.epoch,
                 queue_id=source.queue_id,
                 holder=self._holder,
-                records_max=records_max,
+                records_max=min(records_max + self._unavailable, TAKE_RECORDS_MAX),
                 bytes_max=TAKE_BYTES_MAX,
                 wait_ms=wait_ms,
                 tells_begins=True,
@@ -263,6 +267,7 @@ class Lane:
         self.ready = response.ready if response.locks else 0
         self.known_at_s = sent_at_s
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
+        self._unavailable = 0
         if not response.locks:
             return
         self.found_at_s = self._owner.now_s
@@ -384,6 +389,7 @@ class Lane:
                     if has_just_failed or not may_retry(error):
                         raise
                     failure, has_just_failed = error, True
+                    self._unavailable += 1
                     self.release(taken, [row.offset])
                     self._lose_later(taken, row.offset)
                 else:

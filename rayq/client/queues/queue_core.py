@@ -17,12 +17,11 @@ from rayq.client.admin.queues import QueueAdmin
 from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues.arguments import PREFETCH_MAX, whole_between
-from rayq.client.queues.lane import Lane
+from rayq.client.queues.lane import TAKE_RECORDS_MAX, Lane
 from rayq.client.queues.pace import TICK_S, Pace
 from rayq.client.queues.source import (
     COMING_S,
     READY_WAIT_MS,
-    TAKE_RECORDS_MAX,
     TAKE_WAIT_MS,
     Source,
 )

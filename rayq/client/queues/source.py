@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayq.client.client import Client
-from rayq.client.queues.lane import Lane, Owner
+from rayq.client.queues.lane import TAKE_RECORDS_MAX, Lane, Owner
 from rayq.client.queues.shelf import SHELF_BYTES_MAX, SHELF_MAX, SHELF_SHARE, Shelf
 from rayq.client.queues.taken import Row, Taken
 from rayq.client.queues.task import Decisions
@@ -18,7 +18,6 @@ TAKE_WAIT_MS = 500
 READY_WAIT_MS = 20
 """The same where there was something a moment ago, and the consumer takes nothing ahead: another
 may have it by now."""
-TAKE_RECORDS_MAX = 10_000
 COMING_S = 0.2
 """How long other queues wait for records that were asked for."""
 
