@@ -441,7 +441,7 @@ class QueueInfo(msgspec.Struct, frozen=True):
 
 class QueueRecordInfo(msgspec.Struct, frozen=True):
     """An unsettled record of a queue. `state` is "ready", "locked", "delayed" or "moving"; `count`
-    is how often it was given out."""
+    is how often it was handed to a user: of these deliveries a queue allows `max_deliveries`."""
 
     topic_partition: TopicPartition
     offset: int

@@ -51,6 +51,7 @@ class MetadataJudge:
 
     def __init__(self) -> None:
         self.fault: str | None = None
+        self._is_judging = False
         self.committed: dict[int, bytes] = {}
         """Every record that a controller called committed, or a broker applied, by index, with its
         controller epoch in front."""
@@ -100,6 +101,8 @@ class MetadataJudge:
 
     def note_controller(self, controller: Controller) -> None:
         """Looks at what a controller calls committed."""
+        if not self._is_judging:
+            return
         quorum = controller._quorum
         seen = self._seen_commit_index.get(quorum, 0)
         if quorum.commit_index == seen:
@@ -137,6 +140,7 @@ class MetadataJudge:
         with contextlib.ExitStack() as stack:
             for owner, method, wrapper in wrapped:
                 stack.enter_context(mock.patch.object(owner, method, wrapper))
+            self._is_judging = True
             yield
 
     def _around_prepare(self, prepare: Any) -> Any:

@@ -293,7 +293,7 @@ def _check_follower(
 
 @_around(Leader, "produce")
 def _produce(
-    self: Leader, request: messages.Produce, payload: memoryview
+    self: Leader, request: messages.Produce, payload: memoryview, *, is_move: bool = False
 ) -> Generator[None, Any, None]:
     before = self.state.end_offset
     answer = yield

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rayq
 from rayq import Record
 from rayq.testing import LocalCluster
 
@@ -115,5 +116,5 @@ def test_the_group_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
         with cluster.producer() as producer:
             producer.send_many("flights", [b"1", b"2", b"3", b"stop"]).result(timeout=60)
         with pytest.raises(KeyboardInterrupt):
-            exec(block, {"cluster": cluster, "handle": handle})
+            exec(block, {"rayq": rayq, "handle": handle})
     assert handled == [b"1", b"2", b"3"]

@@ -236,6 +236,10 @@ def test_a_broker_without_its_directory_counts_for_no_majority(
         losing.create_topic("lost", timeout_s=3)
     for path in paths:
         path.with_name(f"{path.name}-aside").rename(path)
+    eventually(
+        lambda: all(broker.live for broker in losing.admin.describe_cluster().brokers),
+        "both have their sessions again",
+    )
     losing.create_topic("kept", timeout_s=60)
 
 

@@ -80,4 +80,4 @@ def test_a_cluster_that_does_not_answer_is_a_503(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("where", ["", "x", "1.2.3.4", "h:p", "127.0.0.1:70000", "-1"])
 def test_a_place_to_listen_that_is_none_is_one_line(rayq_command: Command, where: str) -> None:
     ran = rayq_command("cluster", "metrics", f"--serve={where}")
-    assert ran.code == 1 and ran.err.count("\n") == 1 and "HOST:PORT" in ran.err.replace("host:port", "HOST:PORT")
+    assert ran.code == 2 and ran.err.count("\n") == 1 and "host:port" in ran.err.lower()

@@ -136,7 +136,7 @@ def test_ctrl_c_while_queries_are_stopped_still_stops_spark(
     for name in (
         "_check_no_other",
         "check_java",
-        "_join_ray",
+        "ray_for",
         "_reserve",
         "_check_nodes",
         "_start",
@@ -304,7 +304,7 @@ def test_what_a_task_gets_is_small() -> None:
 
     cluster = Cluster([f"10.0.0.{n}:9392" for n in range(9)], bytes(32))
     splits = [Split("flights", "0" * 32, number, 0, 10**9) for number in range(100)]
-    assert len(dumps(_fetcher(cluster, splits, ("key", "value"), True, None, 60.0))) < 10_000
+    assert len(dumps(_fetcher(cluster, splits, ("key", "value"), True, None, "raise", 60.0))) < 10_000
 
 
 # --- bad input of reads ---------------------------------------------------------------------------

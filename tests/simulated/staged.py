@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
 from proving.simulation import World
@@ -107,7 +108,8 @@ def play(
             await script(stage)
             stage.client.close()
 
-        world.run(run(), limit_s=limit_s)
+        with invariants.judge.judging() if keeps_invariants else contextlib.nullcontext():
+            world.run(run(), limit_s=limit_s)
         if keeps_invariants:
             invariants.check_ends()
         assert world.errors == []

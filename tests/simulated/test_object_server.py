@@ -19,6 +19,7 @@ from rayq.environment import ObjectMeta
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
+    ProtocolError,
     RemoteDamagedError,
     RemoteDeniedError,
     RemoteListError,
@@ -264,10 +265,11 @@ def test_only_files_of_this_broker_and_names_of_this_form_are_taken(node: Node) 
             {"ranges": []},
             {"ranges": [messages.LocalRange(f"{DATA_PATH}/../../etc/shadow", 0, 9)]},
             {"ranges": [messages.LocalRange(SEGMENT, -1, 9)]},
+            {"ranges": [messages.LocalRange(SEGMENT, 0, 1 << 30)]},
             {"ranges": [messages.LocalRange(SEGMENT, 0, 1 << 40)]},
         ]
         for changes in refused:
-            with pytest.raises(InvalidRequestError):
+            with pytest.raises((InvalidRequestError, ProtocolError)):
                 await node.ask(node.store_request(data, 1, **changes))
 
     node.run(script())

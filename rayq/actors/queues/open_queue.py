@@ -460,11 +460,16 @@ class OpenQueue:
         is_all = state.learned >= self._replica_log.last_stable_offset
         if next_offset is None and not is_all and state.room(is_listing=True):
             next_offset = state.learned
+        excused = {
+            offset: many
+            for first, last, many in state.excused((at.offset, at.offset, 0) for at in found)
+            for offset in range(first, last + 1)
+        }
         records = [
             messages.QueueRecordState(
                 one.offset,
                 one.state,
-                one.count,
+                one.count - excused.get(one.offset, 0),
                 one.holder and shown_holder(one.holder),
                 one.due_ms,
             )

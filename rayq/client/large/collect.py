@@ -25,6 +25,7 @@ from rayq.client.leader_requests import fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, check_values_url
 from rayq.core.large_values import read_manifest
+from rayq.core.topic_changes import OWN_TOPICS
 from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
@@ -140,9 +141,12 @@ class _References:
         await self.note_deleted()
         answer = await self._client.fetch_all(timeout_s=TIMEOUT_S)
         for topic in answer.topics:
-            for one in topic.partitions:
+            if topic.name in OWN_TOPICS:
+                continue  # They have no values, and clients do not read them.
+            for partition in topic.partitions:
+                place = TopicPartition(topic.name, partition.partition)
                 try:
-                    await self._read(TopicPartition(topic.name, one.partition), topic.topic_id)
+                    await self._read(place, topic.topic_id)
                 except UnknownTopicError as error:
                     logger.info("%s is gone, and with it its records: %s", topic.name, error)
 
