@@ -42,6 +42,17 @@ def workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "TAKE_S", 0.05)
 
 
+@pytest.fixture(autouse=True)
+def python_s_own_signal_handlers() -> Iterator[None]:
+    """Spark puts a SIGINT handler of its own into the process, and leaves it there."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def work_until(faces: Faces, queue: Any, holds: Callable[[], bool], *given: Any, **config: Any) -> None:
     """`queue.work`, stopped once something holds."""
     stop = (queue.inner if faces.is_async else queue).stop
