@@ -1,0 +1,29 @@
+"""Seeds of changes to the metadata, and planted bugs of what servers answer about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulated.support import found_by, passing
+
+PLANTED = (
+    "own_end_confirmed",
+    "previous_record_not_compared",
+    "repetition_answered_at_once",
+    "repetitions_forgotten",
+    "old_config_told",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_changes_that_are_repeated_are_made_once_and_told_as_they_are() -> None:
+    assert " passed" in passing("--scenario", "metadata", "1:3")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_answer_about_metadata_is_found(name: str) -> None:
+    assert found_by(name, "0:10")
