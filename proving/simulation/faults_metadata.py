@@ -28,7 +28,7 @@ async def cut_off_the_controller(faults: Faults) -> None:
     host, _ = rng.choice(hosting)
     servers: list[NetworkHost] = [*cluster.hosts, cluster.controller_host]
     others = [other for other in servers if other is not host]
-    with_it = rng.sample(others, rng.choice((0, 0, 1)))
+    with_it = rng.sample(others, rng.choice((0, 1, 1)))
     both_ways = rng.random() < 0.7
     one_side, other_side = [host, *with_it], [one for one in others if one not in with_it]
     if rng.random() < 0.3:

@@ -7,6 +7,7 @@ with another program shares its flags, too.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import io
@@ -22,15 +23,17 @@ CHUNK_BYTES = 256 * 1024
 TAKEN_CHECK_S = 0.001
 """How often is looked whether the reader of a pipe has taken what was written."""
 TAKEN_CHECKS_AT_ONCE = 20
+SIGNAL_CHECK_MS = 250
+"""Interval at which a wait for a stream lets Python see its signals: one that comes in the instant
+before the call begins does not end it."""
 
 
 def read_some(descriptor: int, size: int = CHUNK_BYTES) -> bytes:
     """What is there, of at most `size` bytes; waits until something is. b"" at the end."""
     while True:
-        try:
+        _wait(descriptor, select.POLLIN)
+        with contextlib.suppress(BlockingIOError):  # Another program has read it.
             return os.read(descriptor, size)
-        except BlockingIOError:
-            _wait(descriptor, select.POLLIN)
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
@@ -47,7 +50,8 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 def _wait(descriptor: int, event: int) -> None:
     poll = select.poll()
     poll.register(descriptor, event)
-    poll.poll()
+    while not poll.poll(SIGNAL_CHECK_MS):
+        pass
 
 
 class Pipe:
