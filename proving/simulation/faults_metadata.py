@@ -13,6 +13,8 @@ from proving.simulation.link import NetworkHost
 from proving.simulation.process import ProcessHost
 from rayq.actors.controller.controller import Controller
 
+TAIL = 4
+"""The number of records that make a tail."""
 PATIENCE_S = 2.0
 """The longest wait for a change that is under way."""
 
@@ -35,6 +37,40 @@ async def cut_off_the_controller(faults: Faults) -> None:
         other_side += faults._clients
     faults._begin(f"cut the controller on {host.name} off, with {len(with_it)} beside it")
     await faults._cut(one_side, other_side, both_ways)
+
+
+async def depose_the_controller_with_a_tail(faults: Faults) -> None:
+    """Cuts the controller off with one voter beside it, until that voter alone has several changes,
+    and kills it. Where the cut ends first the next controller takes this tail over, and the other
+    voters lack all of it; where it ends later, the tail is longer than what the next one brings."""
+    await _while_a_change_is_under_way(faults)
+    hosting = _controllers(faults)
+    if not hosting:
+        return
+    rng, cluster = faults._rng, faults._cluster
+    host, controller = rng.choice(hosting)
+    beside = rng.choice([other for other in cluster.hosts if other is not host])
+    servers: list[NetworkHost] = [*cluster.hosts, cluster.controller_host]
+    side: list[NetworkHost] = [host, beside]
+    others = [other for other in servers if other not in side]
+    faults._begin(f"depose the controller on {host.name}, with a tail on {beside.name}")
+    faults._world.network.cut(side, others)
+    quorum, until_s = controller._quorum, faults._world.now_s + PATIENCE_S
+    while quorum.last_index - quorum.commit_index < TAIL and faults._world.now_s < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(rng.uniform(0, 0.05))
+    heals_first = rng.random() < 0.5
+    if heals_first:
+        faults._world.network.heal(side, others)
+    for process in list(host.processes):
+        if process.name.startswith(("broker-", "controller")):
+            process.kill()
+    await faults._last(1.0, 6.0)
+    if not heals_first:
+        faults._world.network.heal(side, others)
+    for number in range(len(cluster.hosts)):
+        faults._ensure_broker(number)
+    faults._ensure_controller()
 
 
 async def pause_the_controller(faults: Faults) -> None:
@@ -106,7 +142,9 @@ def _controllers(faults: Faults) -> list[tuple[ProcessHost, Controller]]:
 OF_METADATA: list[Injection] = [
     cut_off_the_controller,
     cut_off_the_controller,
-    cut_off_the_controller,
+    depose_the_controller_with_a_tail,
+    depose_the_controller_with_a_tail,
+    depose_the_controller_with_a_tail,
     pause_the_controller,
     fail_writes_of_metadata,
     fail_writes_of_metadata,

@@ -20,8 +20,9 @@ server would only be an answer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -35,15 +36,14 @@ from rayq.core.metadata_records import (
     RequestDone,
     decode_entry,
     decode_records,
-    encode_record,
 )
 from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
 from rayq.wire import messages
 from rayq.wire.codec import ENCODER
 
-State = tuple[bytes, ...]
-"""A state as encoded records, in an order that does not depend on how it came to be."""
+State = tuple[str, ...]
+"""All that a state holds, in an order that does not depend on how it came to be."""
 
 
 class MetadataJudge:
@@ -84,7 +84,7 @@ class MetadataJudge:
 
     def note_state(self, version: int, state: ClusterState) -> None:
         """Takes note of the state that the committed records up to `version` make."""
-        told = self._states[version] = _state(state.snapshot())
+        told = self._states[version] = _state(state)
         for who, early in self._early_states.pop(version, ()):
             self._compare_states(who, version, early, told)
 
@@ -108,6 +108,13 @@ class MetadataJudge:
         if quorum.commit_index == seen:
             return
         self._seen_commit_index[quorum] = quorum.commit_index
+        if quorum._epoch_at(quorum.commit_index) != quorum.epoch:
+            # Raft 5.4.2: a later controller may still cut what only earlier epochs have written.
+            of = quorum._epoch_at(quorum.commit_index)
+            self._found(
+                f"controller epoch {quorum.epoch} calls record {quorum.commit_index} of epoch {of} "
+                "committed"
+            )
         confirmed = [
             self._confirmed[quorum.epoch, voter.directory_id] >= quorum.commit_index
             for voter in quorum.voters
@@ -182,7 +189,7 @@ class MetadataJudge:
             self._judge_disk(keeper)
             self._judge_snapshot(f"the snapshot for {_who(keeper)}", request.last_index, data)
             if keeper.version == request.last_index:
-                taken = _state(keeper.state.snapshot())
+                taken = _state(keeper.state)
                 self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
             return answer
 
@@ -328,7 +335,7 @@ class MetadataJudge:
         state = ClusterState()
         for record in decode_records(data):
             state.replay(record)
-        self._judge_state(who, index, _state(state.snapshot()))
+        self._judge_state(who, index, _state(state))
 
     def _judge_state(self, who: str, version: int, state: State) -> None:
         known = self._states.get(version)
@@ -340,15 +347,27 @@ class MetadataJudge:
     def _compare_states(self, who: str, version: int, found: State, known: State) -> None:
         if found != known:
             odd = sorted(set(found) ^ set(known))
-            self._found(f"{who} is not the state of version {version}: {odd[:4]}")
+            self._found(f"{who} is not the state of version {version}: {odd}"[:2000])
 
     def _found(self, fault: str) -> None:
         if self.fault is None:
             self.fault = fault
 
 
-def _state(records: Sequence[MetadataRecord]) -> State:
-    return tuple(sorted(map(encode_record, records)))
+def _state(state: ClusterState) -> State:
+    """Looks at the attributes, not at `ClusterState.snapshot`, which may leave something out."""
+    return tuple(f"{name}: {_plain(value)}" for name, value in sorted(vars(state).items()))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return repr(sorted((repr(key), _plain(one)) for key, one in value.items()))
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(repr, value)))
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return repr([(field.name, _plain(getattr(value, field.name))) for field in fields])
+    return repr(value)
 
 
 def _encoded(epoch: int, data: bytes) -> bytes:

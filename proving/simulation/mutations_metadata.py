@@ -10,24 +10,11 @@ from proving.simulation.planting import Patch, plants
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.actors.metadata.quorum import Quorum
 from rayq.core import cluster_state
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import BrokerCordoned, BrokerFenced, RequestDone, TopicConfigChanged
 from rayq.errors import RayqError
-from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
-
-
-@plants("3", "a voter confirms all that its log holds, not what it agrees on", "metadata")
-def own_end_confirmed() -> list[Patch]:
-    append = MetadataKeeper.append
-
-    async def mutated(self: Any, request: Any, payload: Any) -> Any:
-        answer = await append(self, request, payload)
-        return msgspec.structs.replace(answer, last_index=self._log.last_index)
-
-    return [(MetadataKeeper, "append", mutated)]
 
 
 @plants("3", "a voter that finds other records in its place appends behind them", "metadata")
@@ -41,17 +28,6 @@ def previous_record_not_compared() -> list[Patch]:
         return await append(self, request, payload)
 
     return [(MetadataKeeper, "append", mutated)]
-
-
-@plants("3", "records after a snapshot stay, whatever epoch they are of", "metadata")
-def tail_kept_behind_a_snapshot() -> list[Patch]:
-    install = MetadataLog.install_snapshot
-
-    def mutated(self: Any, index: int, epoch: int, data: bytes) -> None:
-        held = self.epoch_at(index)
-        install(self, index, epoch if held is None else held, data)
-
-    return [(MetadataLog, "install_snapshot", mutated)]
 
 
 @plants("3", "a repeated change is answered before it is committed", "metadata")
@@ -93,21 +69,6 @@ def repetitions_forgotten() -> list[Patch]:
     return [(cluster_state, "_REPLAY", replay)]
 
 
-@plants("3", "a controller's epoch commits what a majority holds of earlier epochs", "metadata")
-def earlier_epochs_committed_by_count() -> list[Patch]:
-    advance = Quorum._advance
-
-    def mutated(self: Any) -> None:
-        own = self._epoch_index
-        self._epoch_index = min(own, 1)
-        try:
-            advance(self)
-        finally:
-            self._epoch_index = own
-
-    return [(Quorum, "_advance", mutated)]
-
-
 @plants("3", "a snapshot forgets which brokers have no session", "metadata")
 def sessions_left_out_of_snapshots() -> list[Patch]:
     snapshot = ClusterState.snapshot
@@ -124,7 +85,8 @@ def old_config_told() -> list[Patch]:
     forget = MetadataAnswers.forget
 
     def mutated(self: Any, records: Any) -> None:
-        if records is None or any(not isinstance(one, TopicConfigChanged) for one in records):
+        kept = (TopicConfigChanged, RequestDone)
+        if records is None or not all(isinstance(record, kept) for record in records):
             forget(self, records)
 
     return [(MetadataAnswers, "forget", mutated)]

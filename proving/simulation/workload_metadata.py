@@ -37,6 +37,7 @@ from rayq.wire import messages
 CHANGERS = 2
 NAMES = 3
 """The number of names that each changer owns."""
+NOBODYS_TOPIC = "no-such-topic"
 PARTITIONS_MAX = 3
 REPLICAS = 2
 PAUSE_S = 0.3
@@ -156,13 +157,24 @@ class MetadataWorkload(Workload):
         self._known.update((name, frozenset([None])) for name in names)
         while self._may_change:
             chosen = rng.sample(names, rng.randint(1, NAMES))
-            await asyncio.gather(*(self._change(client, rng, name) for name in chosen))
+            await asyncio.gather(
+                self._ask_in_vain(client, rng),
+                *(self._change(client, rng, name) for name in chosen),
+            )
             for place, name in enumerate(names):
                 if len(self._known[name]) > 1:  # A change may come late: another name goes on.
                     names[place] = f"{changer}-topic-{next(numbers)}"
                     self._known[names[place]] = frozenset([None])
             await asyncio.sleep(rng.uniform(0, 2 * PAUSE_S))
         client.close()
+
+    async def _ask_in_vain(self, client: Client, rng: random.Random) -> None:
+        """A change that is refused, while others are under way: what it is based on may not be
+        committed yet."""
+        await asyncio.sleep(rng.uniform(0, 0.05))
+        timeout_s = rng.choice(TIMEOUTS_S)
+        with contextlib.suppress(RayqError):
+            await client.change(messages.DeleteTopic(NOBODYS_TOPIC), timeout_s=timeout_s)
 
     async def _change(self, client: Client, rng: random.Random, name: str) -> None:
         (state,) = before = self._known[name]

@@ -7,11 +7,12 @@ import pytest
 from tests.simulated.support import found_by, passing
 
 PLANTED = (
-    "own_end_confirmed",
     "previous_record_not_compared",
     "repetition_answered_at_once",
     "repetitions_forgotten",
     "old_config_told",
+    "refusal_answered_at_once",
+    "sessions_left_out_of_snapshots",
 )
 
 
