@@ -179,6 +179,15 @@ def test_queue_work_gives_the_command_every_key(
     assert ran.out.splitlines() == [in_variable, *length, "value"]
 
 
+@pytest.fixture
+def hang_ups_count() -> Iterator[None]:
+    """Under nohup this process, and so the command, would ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_ups_count")
 def test_what_was_typed_is_delivered_when_the_terminal_goes(
     rayq_command: Command, cluster: LocalCluster, topic: str, pipe: tuple[FileIO, FileIO]
 ) -> None:
