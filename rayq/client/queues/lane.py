@@ -263,8 +263,9 @@ class Lane:
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
         self._settler.named_over = self._client.pool.current(leader.host, leader.port)
-        # Where nothing was given, more than to ask is needed to get it.
-        self.ready = response.ready if response.locks else 0
+        # Where nothing was given to a take that waited, more than to ask is needed to get it. One
+        # that does not wait is answered before its leader has read what is ready.
+        self.ready = response.ready if response.locks or not wait_ms else 0
         self.known_at_s = sent_at_s
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
         self._unavailable = 0
