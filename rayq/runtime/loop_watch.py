@@ -76,8 +76,11 @@ class LoopWatch:
         looked_s = time.monotonic()
         while not self._is_stopped.wait(LOOK_INTERVAL_S):
             now_s = time.monotonic()
-            # Where this thread is late as well, all of the process stood still.
-            self._stopped_s += now_s - looked_s - LOOK_INTERVAL_S
+            late_s = now_s - looked_s - LOOK_INTERVAL_S
+            # Where this thread is late as well, all of the process stood still. On a busy machine
+            # each look comes a little late, which says nothing of the loop.
+            if late_s > LOOK_INTERVAL_S:
+                self._stopped_s += late_s
             looked_s = now_s
             if self._seen is None and now_s - self._due_s - self._stopped_s > STALL_S:
                 self._seen = _place(sys._current_frames().get(self._thread_id))

@@ -81,5 +81,5 @@ def test_a_verb_that_waits_says_for_what(
     for broker in (1, 2):
         three.kill_broker(broker)
     with mended(2.0, lambda: [three.start_broker(broker) for broker in (1, 2)]):
-        ran = rayq("topic", "create", "new")
+        ran = rayq("topic", "create", "new", "-r", "1")
     assert "Waiting for the cluster." in ran.err, ran
