@@ -26,6 +26,9 @@ class FakeQueue:
     counts: dict[tuple[int, int], int] = field(default_factory=dict)
     done: set[tuple[int, int]] = field(default_factory=set)
     rejected: dict[tuple[int, int], str] = field(default_factory=dict)
+    has_to_read: bool = False
+    """Whether its leaders have to read records first: a take that does not wait is only told how
+    many there are."""
     waiting: int = 0
     most_waiting: int = 0
     """How many takes waited at one time."""
@@ -94,6 +97,8 @@ class FakeQueues:
                     if (one.number, offset) not in queue.locks
                     and (one.number, offset) not in queue.done
                 ]
+                if queue.has_to_read and not request.wait_ms:
+                    return m.TakeResponse(1, [], len(offsets), sweep_ms=20)
                 if offsets or asyncio.get_running_loop().time() >= deadline:
                     return self._given(queue, one, request, offsets)
                 try:

@@ -289,6 +289,18 @@ def test_at_many_partitions_eight_takes_wait_and_the_others_are_swept(
     assert played.most_waiting <= 8
 
 
+def test_swept_partitions_whose_leaders_have_to_read_first_are_asked_with_time_for_it(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q", partitions=20)
+    played.has_to_read = True
+    for partition in range(20):
+        fake.write("q", [b"%d" % partition] * 2, partition)
+    queue = open_queue("q")
+    taken = [(task.partition, task.offset) for task in take_all(queue, 40)]
+    assert sorted(taken) == [(partition, offset) for partition in range(20) for offset in (0, 1)]
+
+
 def test_what_takes_long_is_not_locked_ahead() -> None:
     pace = Pace()
     assert pace.ahead(32) == 0, "nothing is known"
