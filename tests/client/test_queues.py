@@ -104,7 +104,7 @@ def test_after_a_lost_connection_what_is_in_hand_is_named_again_at_once(
     began_s = time.monotonic()
     fake.call(fake.brokers[1].drop_connections)
     eventually(lambda: len([one for one in fake.asked(m.Settle) if one.extends]) == 2)
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < 8, "a third of the timeout"
     [_, again] = [one for one in fake.asked(m.Settle) if one.extends]
     assert again.holder == holder and again.extends[0][:3] == (0, 0, 1)
     task.ack()
@@ -168,21 +168,21 @@ def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Pace, "ahead", lambda _pace, _most: 1)
-    played = fake.queues.create("q", visibility_timeout_s=1, max_handling_s=2)
+    played = fake.queues.create("q", visibility_timeout_s=2, max_handling_s=4)
     fake.write("q", [b"a", b"b"])
     queue = open_queue("q")
     began_s = time.monotonic()
     [task] = queue.take(1, PATIENCE_S)
     eventually(lambda: sum(bool(one.extends) for one in fake.asked(m.Settle)) >= 2)
-    assert time.monotonic() - began_s < 1.5
+    assert time.monotonic() - began_s < 3.5, "two timeouts are over after four seconds"
     assert {one.extends[0][:3] for one in fake.asked(m.Settle) if one.extends} == {(0, 0, 1)}
     released = [one.releases for one in fake.asked(m.Settle) if one.releases]
     assert released[:1] == [[(1, 1, 1)]], "nobody came for what was locked ahead"
     with pytest.raises(InvalidRequestError, match="max_handling_s"):
-        task.extend(3)
+        task.extend(5)
     eventually(lambda: task.lost is not None)
-    assert time.monotonic() - began_s > 1.5
-    with pytest.raises(LockLostError, match="handled for more than 2 s"):
+    assert time.monotonic() - began_s > 3.5
+    with pytest.raises(LockLostError, match="handled for more than 4 s"):
         task.ack()
     assert played.done == set()
 

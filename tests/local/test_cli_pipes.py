@@ -6,6 +6,7 @@ import array
 import fcntl
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +22,23 @@ from tests.local.cli_support import Command
 from tests.local.support import eventually
 
 _numbers = itertools.count(1)
+
+TELLS_OF_WAITS = """
+import os
+from rayq.cli import streams
+from rayq.cli.main import main
+
+wait = streams._wait
+
+def wait_and_tell(descriptor, event):
+    os.write(2, b"It waits.\\n")
+    streams._wait = wait
+    wait(descriptor, event)
+
+streams._wait = wait_and_tell
+main()
+"""
+"""The command, which says on stderr that it waits for a stream, the first time."""
 
 
 @pytest.fixture
@@ -83,8 +101,8 @@ def test_a_non_blocking_stdout_is_waited_for(
     reader, writer = pipe
     os.set_blocking(writer.fileno(), False)
     program = rayq_command.popen("topic", "consume", topic, "-e", stdout=writer)
+    eventually(lambda: not select.select([], [writer], [], 0)[1], "the pipe is full")
     writer.close()
-    time.sleep(0.5)  # The pipe is full by then, or the program is slow and the test is easier.
     assert reader.readall() == lines
     assert program.wait(60) == 0
 
@@ -93,10 +111,13 @@ def test_what_is_for_people_waits_for_room_too(pipe: tuple[FileIO, FileIO]) -> N
     reader, writer = pipe
     os.set_blocking(writer.fileno(), False)
     room_bytes = writer.write(b"x" * 2**20)  # All that there is room for.
-    program = subprocess.Popen([sys.executable, "-m", "rayq.cli", "topic"], stdout=writer)
+    program = subprocess.Popen(
+        [sys.executable, "-c", TELLS_OF_WAITS, "topic"], stdout=writer, stderr=subprocess.PIPE
+    )
     writer.close()
-    time.sleep(1.0)
+    assert program.stderr is not None and program.stderr.readline() == b"It waits.\n"
     said = reader.readall()[room_bytes:]
+    program.stderr.close()
     assert program.wait(60) == 0
     assert said.startswith(b"Usage: rayq topic") and b"delete-records" in said
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rayq.actors.broker import replica_processes
 from rayq.cli.survey import problems_of, survey, troubles_of
 from rayq.client.admin.health import Problem
 from rayq.errors import (
@@ -154,7 +155,7 @@ def test_a_stop_with_a_full_disk_is_prompt_and_loses_nothing(
     faults.full.add("/t-0/")
     started_s = time.monotonic()
     cluster.stop()
-    assert time.monotonic() - started_s < 8
+    assert time.monotonic() - started_s < replica_processes.STOP_TIMEOUT_S
     faults.full.clear()
     with LocalCluster(3, data_dir=tmp_path, **FAST) as cluster:
         assert len(read_all(cluster, "t")) == 100
@@ -176,6 +177,7 @@ def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
     with contextlib.suppress(TimeoutError):  # The creation waits for the thread that hangs.
         faulty.admin.create_topic("t", timeout_s=1)
     faults.go_on.set()
+    faulty.create_topic("t", exist_ok=True)  # A busy machine may not have begun it by then.
     with faulty.producer() as producer:
         producer.send_many("t", [b"new"] * 5).result(60)
     wait_in_sync(faulty, "t")

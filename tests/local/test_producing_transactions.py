@@ -73,7 +73,7 @@ def test_each_input_is_taken_into_account_once_whatever_dies(three: LocalCluster
 
 
 def test_a_transaction_has_its_time(three: LocalCluster) -> None:
-    with three.producer(transactional_id="slow", transaction_timeout_ms=1000) as producer:
+    with three.producer(transactional_id="slow", transaction_timeout_ms=3000) as producer:
         with pytest.raises(TransactionAbortedError), producer.transaction() as tx:
             tx.send("out", b"late", partition=0).result(30)
             eventually(lambda: stable_offset(three) == 2, "its marker is written")
@@ -89,7 +89,7 @@ def test_what_is_open_when_the_whole_cluster_dies_ends_by_its_time_out(
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("out")
         producer = cluster.producer(
-            transactional_id="dies", transaction_timeout_ms=1000, max_block_ms=5000
+            transactional_id="dies", transaction_timeout_ms=4000, max_block_ms=5000
         )
         producer.begin_transaction()
         producer.send("out", b"open").result(30)

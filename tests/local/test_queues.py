@@ -201,11 +201,11 @@ def test_a_record_that_nobody_has_can_be_cancelled_by_its_offset(
 def test_a_lock_is_extended_while_its_record_is_handled(
     cluster: LocalCluster, new_queue: NewQueue
 ) -> None:
-    queue = new_queue(visibility_timeout_s=1)
+    queue = new_queue(visibility_timeout_s=2)
     queue.put(b"slow")
     task = take_one(queue)
     with other(cluster, queue) as second:
-        assert second.take(1, 1.6) == []
+        assert second.take(1, 2.6) == []
         task.ack()
         queue.flush()
         assert second.take(1, 0.0) == []
