@@ -291,7 +291,8 @@ class AsyncAdmin:
         Once all of a target are in sync the others are removed, never before. All of the moves
         begin, or none. With `wait` it returns when all are done. TimeoutError says what is still
         under way and what it waits for; it goes on all the same. A move under way, given again with
-        the same target, takes the new throttle; while a broker of its target is down, it takes
+        the same target, takes the new throttle: one that lets less through than is written to the
+        partition keeps a move from ever ending. While a broker of its target is down, it takes
         another target, with all of the added ones that are in sync.
 
         Raises InvalidReassignmentError (unknown, duplicate, too few or stopped brokers),
