@@ -705,6 +705,13 @@ class QueueFencedError(InternalError):
     not_written = True
 
 
+class QueuePartsMissingError(InternalError):
+    """The keeper of a queue lacks parts of a write, of which it got others: nothing was written.
+    The leader of the data partition sends all of it again."""
+
+    not_written = True
+
+
 class TransactionEndedError(InternalError):
     """The transaction that a batch, a position or a question names has ended."""
 

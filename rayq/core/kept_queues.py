@@ -24,6 +24,7 @@ from rayq.errors import (
     InvalidRequestError,
     QueueFencedError,
     QueueLimitError,
+    QueuePartsMissingError,
     UnsupportedFormatError,
 )
 
@@ -36,6 +37,12 @@ taken: it is of records that were given out before."""
 RECORD_BYTES = 100
 """What a record costs in memory beside its key and value, about."""
 WRITE_BYTES_MAX = 16 * MIB
+"""What one request to a keeper may carry of a write, or one record. A write of more has parts."""
+DECISION_BYTES_MAX = 60 * MIB
+"""What all parts of a write may have together: they are one batch of the log, which takes 64 MiB.
+"""
+LOG_RECORD_BYTES = 70
+"""What a record has in the log beside its key and value, about."""
 PAGE_BYTES = 4 * MIB
 FENCE_BITS = 32
 """A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though
@@ -85,6 +92,8 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
     opener: str
 
 
+_ARRAY_BYTES, _PAIR_BYTES = 5, 11
+"""The most that msgpack adds: to an array, and to a pair of two byte strings."""
 _encoder = msgspec.msgpack.Encoder()
 _key_decoder = msgspec.msgpack.Decoder(_Key)
 _opening_decoder = msgspec.msgpack.Decoder(Opening)
@@ -119,6 +128,78 @@ def unpack(payload: bytes | memoryview) -> list[KeptRecord]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The payload holds no records of a queue: {error}") from error
     return records
+
+
+def parts_of(records: Sequence[KeptRecord]) -> list[bytes]:
+    """Kept records as the payloads of one or several requests, in their order."""
+    packed = pack(records)
+    if len(packed) <= WRITE_BYTES_MAX or len(records) == 1:
+        return [packed]
+    parts: list[list[KeptRecord]] = [[]]
+    size_bytes = _ARRAY_BYTES
+    for key, value in records:
+        record_bytes = len(key) + len(value or b"") + _PAIR_BYTES
+        if size_bytes + record_bytes > WRITE_BYTES_MAX and parts[-1]:
+            parts.append([])
+            size_bytes = _ARRAY_BYTES
+        parts[-1].append((key, value))
+        size_bytes += record_bytes
+    return [pack(part) for part in parts]
+
+
+def unpack_part(payload: memoryview) -> list[KeptRecord]:
+    """What `parts_of` made a payload of. Raises InvalidRequestError."""
+    records = unpack(payload)
+    if len(payload) > WRITE_BYTES_MAX and len(records) > 1:
+        raise InvalidRequestError(
+            f"A part of a write has {len(payload)} bytes, and {WRITE_BYTES_MAX} at most where it "
+            "has more than one record: send it in more parts."
+        )
+    return records
+
+
+class WriteParts:
+    """The parts of one write that came before its last one."""
+
+    def __init__(self) -> None:
+        self._number = (0, 0)
+        self._parts: list[list[KeptRecord]] = []
+        self._size_bytes = 0
+
+    def add(self, number: tuple[int, int], part: int, records: list[KeptRecord]) -> None:
+        """A part of the write of this fence and sequence. Again the same is nothing. Raises
+        QueuePartsMissingError, InvalidRequestError."""
+        if number > self._number and part == 0:
+            self._number, self._parts, self._size_bytes = number, [], 0
+        if number != self._number or part > len(self._parts):
+            raise _parts_missing(part)
+        if part == len(self._parts):
+            self._grow(records)
+            self._parts.append(records)
+
+    def whole(
+        self, number: tuple[int, int], part: int, records: list[KeptRecord]
+    ) -> list[KeptRecord]:
+        """All records of the write whose last part this is. Raises as `add` does."""
+        if number != self._number or part != len(self._parts):
+            raise _parts_missing(part)
+        self._grow(records)
+        return [record for before in (*self._parts, records) for record in before]
+
+    def _grow(self, records: list[KeptRecord]) -> None:
+        self._size_bytes += sum(
+            len(key) + len(value or b"") + LOG_RECORD_BYTES for key, value in records
+        )
+        if self._size_bytes > DECISION_BYTES_MAX:
+            raise InvalidRequestError(
+                f"A write has {self._size_bytes} bytes or more, and {DECISION_BYTES_MAX} at most."
+            )
+
+
+def _parts_missing(part: int) -> QueuePartsMissingError:
+    return QueuePartsMissingError(
+        f"Part {part} of a write came, and not all parts before it: send the write again."
+    )
 
 
 def _opening(value: bytes) -> Opening:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ from rayq.errors import CorruptBatchError
 
 BLOCKS_MAX = 4_096
 """At so many blocks with unsettled records no more are learned."""
+PASSED_AT_ONCE = 10_000
+"""So many of them go with one write."""
 _BLOCKS_READ_MAX = 16 * BLOCKS_MAX
 """Kept records of more blocks are damaged: the leader stays near `BLOCKS_MAX`."""
 
@@ -101,6 +104,9 @@ class QueueLedger:
         self._kept_head = b""
         self._changed: set[int] = set()
         self._changed_dying: set[int] = set()
+        self._passed_dying: deque[int] = deque()
+        """Those that the start has passed, and the keeper still has. They mean nothing any more, so
+        their tombstones may wait: retention may take a million at once."""
         self._changed_moves: set[int] = set()
         self._is_decided = False
         self.given = 0
@@ -462,7 +468,12 @@ class QueueLedger:
         if head[1] != self._kept_head:
             self._kept_head = head[1] or b""
             found.append(head)
-        for offset in sorted(self._changed_dying):
+        changed_dying = sorted(self._changed_dying)
+        passed = bisect_left(changed_dying, self.start_offset)
+        self._passed_dying += changed_dying[:passed]
+        for _ in range(min(PASSED_AT_ONCE, len(self._passed_dying))):
+            found.append(dying_record(self._passed_dying.popleft(), None))
+        for offset in changed_dying[passed:]:
             found.append(dying_record(offset, self._dying.get(offset)))
         for move_id in sorted(self._changed_moves):
             found.append(move_record(move_id, self._moves.get(move_id)))

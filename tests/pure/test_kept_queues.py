@@ -22,7 +22,9 @@ from rayq.core.kept_queues import (
     encode,
     keeper_partition,
     pack,
+    parts_of,
     unpack,
+    unpack_part,
 )
 from rayq.errors import (
     CorruptBatchError,
@@ -357,6 +359,22 @@ def test_what_is_sent_is_read_and_no_other_bytes_are() -> None:
         kept.replay(Record(KEY, b"", b"\x01"))
     with pytest.raises(UnsupportedFormatError, match="newer"):
         kept.replay(Record(KEY, b"", b"\x95\x02\x01\x01\xa1a\x01"))
+
+
+@pytest.mark.parametrize("bytes_max", [1, 20, 40, 100, 5000])
+@given(records=st.lists(st.tuples(st.binary(max_size=9), st.none() | st.binary(max_size=60))))
+@settings(max_examples=40)
+def test_a_write_is_divided_into_parts_of_which_none_is_larger_than_it_may_be(
+    bytes_max: int, records: list[kept_queues.KeptRecord]
+) -> None:
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(kept_queues, "WRITE_BYTES_MAX", bytes_max)
+        parts = parts_of(records)
+        found = [unpack_part(memoryview(part)) for part in parts]
+    assert [record for part in found for record in part] == records
+    for part, its_records in zip(parts, found, strict=True):
+        assert len(part) <= bytes_max or len(its_records) == 1 or not records
+    assert len(parts) == 1 or min(len(one) for one in found) > 0
 
 
 def test_queues_are_spread_over_the_keepers() -> None:

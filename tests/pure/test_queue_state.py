@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig
+from rayq.core import queue_ledger
 from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.lock_times import LockTimes
 from rayq.core.queue_moves import Dying, Move
@@ -551,6 +552,30 @@ def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
     move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(LOCKS_MAX)))
     state.begin_move(move)
     assert len(pack(state.changes())) < WRITE_BYTES_MAX
+
+
+def test_tombstones_of_dead_letters_that_retention_took_go_a_few_with_each_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_ledger, "PASSED_AT_ONCE", 3)
+    state, keeper = opened(ready=20)
+    state.take("a", 20, now_s=0)
+    state.reject("a", 0, [(offset, 1, "bad") for offset in range(20)], now_ms=0, now_s=0)
+    keeper.write(state.changes())
+    assert sum(key.startswith(b"dying") for key in keeper.records) == 20
+    assert state.advance_start(15) == 15
+    changes = state.changes()
+    assert sum(value is None for _, value in changes) == 3
+    keeper.write(changes)
+    state.discard([15])
+    keeper.write(state.changes())
+    assert sum(key.startswith(b"dying") for key in keeper.records) == 20 - 3 - 3
+    state = opened_at(state, keeper)
+    assert [one.offset for one in state.to_move(20)] == [16, 17, 18, 19]
+    assert state.counts().moving == 4
+    for _ in range(4):
+        keeper.write(state.changes())
+    assert sum(key.startswith(b"dying") for key in keeper.records) == 4
 
 
 def test_a_release_is_no_failure_also_under_the_next_leader() -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from proving.simulation.process import Process
 from rayq.actors.queues import queue_keeper
+from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.queue_keeper import DELETED_CHECK_INTERVAL_S, QueueKeeper
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Build
 from rayq.core import kept_queues
 from rayq.core.kept_queues import (
     FENCE_BITS,
-    WRITE_BYTES_MAX,
     KeptRecord,
     Record,
     StateKey,
@@ -28,11 +29,13 @@ from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import (
     ControllerUnavailableError,
     CoordinatorLoadingError,
+    DisconnectedError,
     InvalidRequestError,
     NotEnoughReplicasError,
     NotLeaderError,
     QueueFencedError,
     QueueLimitError,
+    QueuePartsMissingError,
     RayqError,
 )
 from rayq.wire import messages
@@ -99,11 +102,21 @@ class Kept(Led):
         partition: int = 0,
         sequence: int = 1,
         payload: bytes | None = None,
+        part: int = 0,
+        is_last: bool = True,
     ) -> bool:
         """Whether the keeper is full then."""
         answer = await self.keeper.write(
             messages.WriteQueueState(
-                self.topic_id, self.partition, EPOCH, queue_id, partition, fence, sequence
+                self.topic_id,
+                self.partition,
+                EPOCH,
+                queue_id,
+                partition,
+                fence,
+                sequence,
+                part=part,
+                is_last=is_last,
             ),
             memoryview(pack(records) if payload is None else payload),
         )
@@ -190,20 +203,114 @@ def test_a_refused_write_has_no_number() -> None:
     keeping(work)
 
 
-def test_a_payload_has_a_size_and_a_form() -> None:
+def test_a_payload_has_a_size_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_queues, "WRITE_BYTES_MAX", 100)
+    most = pack([(b"k", bytes(44)), (b"l", bytes(43))])
+    assert len(most) == 100
+
     async def work(of: Kept) -> None:
         fence = (await of.open())[0].fence
-        around = len(pack([(b"k", bytes(2**16))])) - 2**16
-        most = pack([(b"k", bytes(WRITE_BYTES_MAX - around))])
-        assert len(most) == WRITE_BYTES_MAX
         await of.write(fence, payload=most)
         with pytest.raises(InvalidRequestError) as told:
-            await of.write(fence, payload=most + b"\0", sequence=2)
+            await of.write(fence, (b"k", bytes(44)), (b"l", bytes(44)), sequence=2)
         assert told.value.message == (
-            "A write of 16777217 bytes for queue q is above the most, 16777216 bytes."
+            "A part of a write has 101 bytes, and 100 at most where it has more than one record: "
+            "send it in more parts."
         )
+        await of.write(fence, (b"k", bytes(1000)), sequence=2)  # It cannot be divided.
         with pytest.raises(InvalidRequestError, match="holds no records"):
-            await of.write(fence, payload=b"\xc1", sequence=2)
+            await of.write(fence, payload=b"\xc1", sequence=3)
+
+    keeping(work)
+
+
+def test_a_write_in_parts_is_written_with_its_last_part_or_not_at_all() -> None:
+    async def work(of: Kept) -> None:
+        fence = (await of.open())[0].fence
+        await of.write(fence, (b"a", b"1"), is_last=False)
+        await of.write(fence, (b"b", b"1"), part=1, is_last=False)
+        await of.write(fence, (b"b", b"1"), part=1, is_last=False)  # Its answer was lost.
+        assert (await of.open())[1] == []
+        with pytest.raises(QueuePartsMissingError):
+            await of.write(fence, (b"d", b"1"), part=3)
+        with pytest.raises(QueuePartsMissingError):
+            await of.write(fence, (b"c", b"1"), part=2, sequence=2)
+        await of.write(fence, (b"c", b"1"), part=2)
+        written = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
+        assert (await of.open())[1] == written
+        with pytest.raises(QueuePartsMissingError):  # Written, and the answer was lost.
+            await of.write(fence, (b"c", b"1"), part=2)
+        await of.write(fence, (b"a", b"2"), sequence=2, is_last=False)
+        with pytest.raises(QueueFencedError):
+            await of.write(fence - 1, (b"z", b"2"), sequence=3, is_last=False)
+        of.keeper.end("a test")
+        of.begin()
+        with pytest.raises(QueuePartsMissingError):
+            await of.write(fence, (b"b", b"2"), sequence=2, part=1)
+        newer = (await of.open(opener="b"))[0].fence
+        with pytest.raises(QueueFencedError):
+            await of.write(fence, (b"a", b"2"), sequence=2, is_last=False)
+        await of.write(newer, (b"a", b"3"), is_last=False)
+        await of.write(newer, (b"b", b"3"), part=1)
+        assert (await of.open(opener="c"))[1] == [(b"a", b"3"), (b"b", b"3"), (b"c", b"1")]
+
+    keeping(work)
+
+
+def test_a_write_that_is_too_large_for_the_log_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_queues, "DECISION_BYTES_MAX", 400)
+
+    async def work(of: Kept) -> None:
+        fence = (await of.open())[0].fence
+        await of.write(fence, (b"a", bytes(100)), is_last=False)
+        with pytest.raises(InvalidRequestError, match="400 at most"):
+            await of.write(fence, (b"b", bytes(300)), part=1)
+        assert (await of.open())[1] == []
+
+    keeping(work)
+
+
+@pytest.mark.parametrize("bytes_max", [1, 30, 100, 1000])
+def test_a_leader_writes_in_parts_also_while_the_keeper_changes(
+    bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_queues, "WRITE_BYTES_MAX", bytes_max)
+    records: list[KeptRecord] = [(b"%d" % number, bytes(number)) for number in range(1, 30)]
+
+    async def work(of: Kept) -> None:
+        asked = 0
+
+        class KeeperLinks:
+            async def ask_keeper(
+                self, queue_id: str, build: Build[Any], payload: bytes = b""
+            ) -> tuple[Any, memoryview]:
+                nonlocal asked
+                asked += 1
+                request: Any = build(of.topic_id, of.partition, EPOCH)
+                if isinstance(request, messages.OpenQueueState):
+                    answer, page = await of.keeper.open_state(request)
+                    return answer, memoryview(page)
+                if asked == 3:
+                    of.keeper.end("a test")
+                    of.begin()
+                answer = await of.keeper.write(request, memoryview(payload))
+                if asked == 5:
+                    raise DisconnectedError("The answer was lost.")
+                return answer, memoryview(b"")
+
+        journal = Journal(
+            of.environment,
+            cast(Any, KeeperLinks()),
+            queue_id="q",
+            data_partition=0,
+            data_leader_epoch=1,
+        )
+        assert await journal.open() == []
+        await journal.write(records)
+        await journal.write([])
+        await journal.write([(b"1", None)])
+        assert asked > 10 or bytes_max == 1000
+        assert (await of.open(opener="b"))[1] == sorted(records)[1:]
 
     keeping(work)
 

@@ -8,9 +8,14 @@ import logging
 from collections.abc import Sequence
 
 from rayq.actors.transactions.links import Build, Links
-from rayq.core.kept_queues import KeptRecord, pack, unpack
+from rayq.core.kept_queues import KeptRecord, parts_of, unpack
 from rayq.environment import Environment
-from rayq.errors import QueueLimitError, RayqError, UnknownTopicError
+from rayq.errors import (
+    QueueLimitError,
+    QueuePartsMissingError,
+    RayqError,
+    UnknownTopicError,
+)
 from rayq.wire import messages
 from rayq.wire.paging import check_goes_on
 
@@ -86,21 +91,35 @@ class Journal:
         Raises QueueLimitError where it `gives_out` many records, and the keeper is full to its last
         reserve: nothing is written then."""
         self._sequence += 1
-        fence, sequence = self.fence, self._sequence
-        answer, _ = await self._ask(
-            lambda topic_id, partition, epoch: messages.WriteQueueState(
-                topic_id,
-                partition,
-                epoch,
-                self._queue_id,
-                self._data_partition,
-                fence,
-                sequence,
-                gives_out,
-            ),
-            pack(records),
+        parts = parts_of(records)
+        number = 0
+        while number < len(parts):
+            build = self._part(self._sequence, gives_out, number, number == len(parts) - 1)
+            try:
+                answer, _ = await self._ask(build, parts[number])
+            except QueuePartsMissingError:
+                # Another keeper has begun meanwhile, or an answer was lost.
+                await asyncio.sleep(RETRY_S)
+                number = 0
+                continue
+            self.is_full = answer.is_full
+            number += 1
+
+    def _part(
+        self, sequence: int, gives_out: bool, number: int, is_last: bool
+    ) -> Build[messages.WriteQueueStateResponse]:
+        return lambda topic_id, partition, epoch: messages.WriteQueueState(
+            topic_id,
+            partition,
+            epoch,
+            self._queue_id,
+            self._data_partition,
+            self.fence,
+            sequence,
+            gives_out,
+            number,
+            is_last,
         )
-        self.is_full = answer.is_full
 
     async def _ask(
         self, build: Build[messages.ResponseT], payload: bytes = b""

@@ -12,19 +12,19 @@ from rayq.actors.coordinator import Coordinator
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.kept_queues import (
-    WRITE_BYTES_MAX,
     KeptQueues,
+    KeptRecord,
     Record,
     StateKey,
+    WriteParts,
     decode,
     encode,
     pack,
-    unpack,
+    unpack_part,
 )
 from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import (
     CoordinatorLoadingError,
-    InvalidRequestError,
     QueueFencedError,
     RayqError,
 )
@@ -61,6 +61,8 @@ class QueueKeeper(Coordinator[Record]):
         self._sequences: dict[StateKey, tuple[int, int]] = {}
         """Fence and sequence of the last write, for the life of this keeper. A later keeper needs
         none of this: what was sent to this one names its leader epoch, and is refused there."""
+        self._parts: dict[StateKey, WriteParts] = {}
+        """Of writes that came in parts."""
         self._forget_source = self._environment.metrics.add_source(self._measure)
 
     def _empty(self) -> KeptQueues:
@@ -104,24 +106,28 @@ class QueueKeeper(Coordinator[Record]):
         self, request: messages.WriteQueueState, payload: memoryview
     ) -> messages.WriteQueueStateResponse:
         """See `messages.WriteQueueState`."""
-        if len(payload) > WRITE_BYTES_MAX:
-            raise InvalidRequestError(
-                f"A write of {len(payload)} bytes for queue {request.queue_id} is above the most, "
-                f"{WRITE_BYTES_MAX} bytes."
-            )
         state_key = StateKey(request.queue_id, request.data_partition)
-        records = unpack(payload)
+        records = unpack_part(payload)
         await self._begin(is_write=True)
         self._append(await self._decide(lambda: self._write(state_key, request, records)))
-        await self._until_committed()
+        if request.is_last:
+            await self._until_committed()
         return messages.WriteQueueStateResponse(self.state.is_full)
 
     def _write(
         self,
         state_key: StateKey,
         request: messages.WriteQueueState,
-        records: list[tuple[bytes, bytes | None]],
+        records: list[KeptRecord],
     ) -> list[Record]:
+        number = request.fence, request.sequence
+        if not request.is_last:
+            self.state.write(state_key, request.fence, records, gives_out=False)  # May it write?
+            self._parts.setdefault(state_key, WriteParts()).add(number, request.part, records)
+            return []
+        if request.part:
+            records = self._parts.get(state_key, WriteParts()).whole(number, request.part, records)
+        self._parts.pop(state_key, None)
         decided = self.state.write(
             state_key, request.fence, records, gives_out=request.gives_out
         )
@@ -175,6 +181,7 @@ class QueueKeeper(Coordinator[Record]):
                 continue
             for state_key in [key for key in self.state if key.queue_id in deleted]:
                 self._sequences.pop(state_key, None)
+                self._parts.pop(state_key, None)
                 self._append(self.state.forget(state_key))
 
 

@@ -348,9 +348,9 @@ class WriteQueueStateResponse(Response, frozen=True):
 
 
 class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
-    """Writes kept records (the payload, made by `core.kept_queues.pack`), all or none, durably
+    """Writes kept records (the payload, made by `core.kept_queues.parts_of`), all or none, durably
     before the answer. Raises QueueLimitError where it `gives_out` and the keeper is far over its
-    limit."""
+    limit; QueuePartsMissingError."""
 
     api: ClassVar[int] = 59
     queue_id: Id
@@ -361,3 +361,7 @@ class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
     lower one than the last is a write that was held back, and is refused."""
     gives_out: bool = True
     """Many records are locked by it: only such a write is refused where the keeper is full."""
+    part: Counter = 0
+    """A large write comes in several requests, one after the other, all with its number."""
+    is_last: bool = True
+    """The last part has all of it written; what came before it is only in memory."""
