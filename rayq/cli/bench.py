@@ -49,7 +49,11 @@ Partitions = Annotated[
 Replicas = Annotated[
     int | None,
     typer.Option(
-        "-r", "--replicas", "--replication-factor", help="Of a topic that is made.", min=1,
+        "-r",
+        "--replicas",
+        "--replication-factor",
+        help="Of a topic that is made.",
+        min=1,
         show_default="3, or as many as there are brokers",
     ),
 ]
@@ -95,7 +99,9 @@ def _values(record_bytes: int) -> list[bytes]:
 @app.command()
 def produce(
     topic: Topic = None,
-    count: Annotated[int, typer.Option("-n", "--num-records", min=1)] = 1_000_000,
+    count: Annotated[
+        int, typer.Option("-n", "--num-records", help="How many records.", min=1)
+    ] = 1_000_000,
     record_size: Size = "100",
     rate: Annotated[
         int | None, typer.Option("--throughput", "--rate", help="Records a second, at most.", min=1)
@@ -166,9 +172,7 @@ def _note(latencies: list[float], began_s: float, *_: object) -> None:
 @app.command()
 def consume(
     topic: Topic = None,
-    count: Annotated[
-        int, typer.Option("-n", "--num-records", min=1, help="At most.")
-    ] = 1_000_000,
+    count: Annotated[int, typer.Option("-n", "--num-records", min=1, help="At most.")] = 1_000_000,
     record_size: Size = "100",
     partitions: Partitions = 3,
     replicas: Replicas = None,
@@ -203,12 +207,23 @@ def consume(
 @app.command()
 def latency(
     topic: Topic = None,
-    rate: Annotated[int, typer.Option("--throughput", "--rate", min=1, max=5000)] = 200,
+    rate: Annotated[
+        int, typer.Option("--throughput", "--rate", help="Records a second.", min=1, max=5000)
+    ] = 200,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--num-records", min=1, show_default="as many as take --seconds"),
+        typer.Option(
+            "-n",
+            "--num-records",
+            help="How many records.",
+            min=1,
+            show_default="as many as take --seconds",
+        ),
     ] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, show_default="5")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", help="For how long.", min=0.1, show_default="5"),
+    ] = None,
     record_size: Size = "100",
     partitions: Partitions = 1,
     replicas: Replicas = None,

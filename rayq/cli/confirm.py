@@ -26,7 +26,9 @@ def check_can_ask(yes: bool) -> None:
     """Raises typer.BadParameter where there is neither `--yes` nor a person to ask: before anything
     else is done."""
     if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise typer.BadParameter("without --yes it asks first, and here is nobody to ask")
+        raise typer.BadParameter(
+            "it asks before it does this, and there is nobody to ask: add --yes"
+        )
 
 
 def agree(question: str, yes: bool) -> None:

@@ -102,7 +102,7 @@ def consume(
     ] = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    r"""Print records, for ever or until --exit or --num says so.
+    r"""Print records, forever, or until --exit or --num says so.
 
     Examples: `rayq topic consume flights -o -5 -e`;
     `rayq topic consume flights -f '%p %o %k %s\n' -o @-1h`;

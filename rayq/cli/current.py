@@ -87,7 +87,7 @@ def connected(
 
 
 def _waits_for_answer() -> str:
-    return "Waiting for the cluster. `rayq cluster health` says what is wrong."
+    return "Waiting for the cluster. `rayq cluster health` says whether anything is wrong."
 
 
 def _with_nearest(

@@ -270,9 +270,11 @@ def _send_all(
         for lines in records_of(stream.fileno(), delimiter, BATCH_BYTES_MAX):
             if sends_many:
                 values, keys = source.columns(lines)
-                answers.add(
-                    producer.send_many(topic, values, keys=keys, partition=source.partition)
-                )
+                try:
+                    sent = producer.send_many(topic, values, keys=keys, partition=source.partition)
+                except RecordTooLargeError as error:
+                    raise _too_large(error, topic) from error
+                answers.add(sent)
                 number += len(values)
                 if len(values) < len(lines):
                     raise _at(number + 1, source.no_key_error(lines[len(values)]))
@@ -303,13 +305,17 @@ def _send(
                 timestamp_ms=given.timestamp_ms,
             )
         )
-    except (
-        InvalidRequestError,
-        InvalidTimestampError,
-        NullKeyError,
-        RecordTooLargeError,
-    ) as error:
+    except RecordTooLargeError as error:
+        raise _at(number, _too_large(error, topic)) from error
+    except (InvalidRequestError, InvalidTimestampError, NullKeyError) as error:
         raise _at(number, error) from error
+
+
+def _too_large(error: RecordTooLargeError, topic: str) -> RecordTooLargeError:
+    return error.with_message(
+        f"{error} From the shell: `rayq topic alter {topic} -c max_message_bytes=SIZE`, or "
+        "`-X large_values=chunks` here."
+    )
 
 
 def _at(number: int, error: RayqError) -> RayqError:

@@ -189,7 +189,12 @@ def test_null_keys_and_values_are_shown_when_asked(rayq_command: Command, topic:
         (("-f", "%p %s"), b"0 a\n7 b\n", "Record 2: "),
         (("-k", "k", "-t", "1h"), b"a\n", "is no time"),
         (("-p", "9"), b"a\n", "9"),
-        ((), random.Random(1).randbytes(2**21).replace(b"\n", b""), "max_message_bytes"),
+        ((), random.Random(1).randbytes(2**21).replace(b"\n", b""), "-X large_values=chunks"),
+        (
+            ("-H", "a=b"),
+            random.Random(1).randbytes(2**21).replace(b"\n", b""),
+            "-X large_values=chunks",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_written_is_named(
