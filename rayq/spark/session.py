@@ -32,7 +32,7 @@ from rayq.errors import (
     SparkSessionError,
 )
 from rayq.runtime.ray_connecting import ray_for
-from rayq.spark.driver_stderr import without_noise
+from rayq.spark.driver_output import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
 JAVA_MIN = 17
