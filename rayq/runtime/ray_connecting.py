@@ -198,8 +198,9 @@ def _no_cluster_error(name: str | None) -> NoClusterError:
     which = "No cluster" if name is None else f"No cluster named {name!r}"
     return NoClusterError(
         f"{which} was started by `rayq start` on this machine, and this process is not connected "
-        "to Ray: give the address of a broker, call ray.init(address=...), set RAY_ADDRESS, or "
-        "start a cluster with rayq.start(path)."
+        "to Ray: give the address of a broker, call ray.init(address=...), set RAY_ADDRESS (`auto` "
+        "finds the cluster of a program here that has called rayq.start), or start a cluster with "
+        "rayq.start(path) or `rayq start DIR`."
     )
 
 

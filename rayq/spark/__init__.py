@@ -15,6 +15,8 @@ except ImportError as _error:
         f"rayq.spark needs {_error.name}, which is not installed: pip install 'rayq[spark]'."
     ) from _error
 
+from rayq.batch.task_writer import begin_write
+from rayq.batch.write_job import WriteJob
 from rayq.runtime import ray_connecting as _connecting  # noqa: F401  # It finds the current cluster.
 from rayq.spark.read import read
 from rayq.spark.schema import Parsed, from_json
@@ -22,4 +24,14 @@ from rayq.spark.session import session
 from rayq.spark.stream import stream
 from rayq.spark.write import Written, write
 
-__all__ = ["Parsed", "Written", "from_json", "read", "session", "stream", "write"]
+__all__ = [
+    "Parsed",
+    "WriteJob",
+    "Written",
+    "begin_write",
+    "from_json",
+    "read",
+    "session",
+    "stream",
+    "write",
+]

@@ -91,7 +91,7 @@ def write(
     the attempt before raises RewriteMismatchError, rather than write a row twice or not at all.
     This ends with the job: a job that fails leaves the records that its tasks have written, and
     another write appends all records again. `job`: the result of
-    `rayq.batch.task_writer.begin_write`, which you keep to repeat a job that may have run.
+    `rayq.spark.begin_write`, which you keep to repeat a job that may have run.
 
     Readers may see a part of the records, unless the write is `atomic`: then it is a transaction.
     Readers see all of its records at once, when it has ended well; of a job that fails they see
