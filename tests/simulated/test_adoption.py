@@ -18,12 +18,13 @@ from rayq.config import ClusterConfig
 from rayq.errors import RemoteMissingError, RemoteStorageError
 from rayq.remote_names import ObjectKind, RemoteName
 from rayq.remote_pointer import RemotePointer
+from rayq.storage.batch import BatchHeader, stamp
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.epochs import LEADER_EPOCHS
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest, RemoteObject
 from rayq.wire import messages
-from tests.storage.support import append
+from tests.storage.support import NOW_MS, append, make_batch
 
 CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32
 PREFIX = f"{CLUSTER_ID}/{TOPIC_ID}/0/"
@@ -232,6 +233,26 @@ def test_a_log_that_ends_below_restarts_at_the_end_of_the_list() -> None:
     assert (found.replica.high_watermark, found.replica.trouble) == (40, None)
     assert not must_adopt(found.log, assigned(pointer))
     assert store.moves == []
+
+
+def test_a_log_that_restarts_knows_the_producers_of_what_is_stored() -> None:
+    """A batch that its producer sends again is not appended twice."""
+
+    def header(offset: int) -> BatchHeader:
+        batch = make_batch(offset, producer_id=7, base_sequence=offset)
+        return stamp(batch, 0, base_offset=offset, leader_epoch=6, append_time_ms=NOW_MS)
+
+    producers = ProducerState()
+    for offset in range(40):
+        producers.update(header(offset))
+    store = PlayedStore()
+    pointer = store.put(manifest(40, producer_snapshot=producers.snapshot()))
+    found = adopt(store, pointer)
+    assert found.starts == (0, 40, 40)
+    again = [found.log.producers.check(header(offset)) for offset in (35, 39)]
+    assert [place and place.base_offset for place in again] == [35, 39]
+    assert found.log.producers.check(header(40)) is None, "this one follows"
+    assert found.log.producers.snapshot() == producers.snapshot()
 
 
 def test_a_log_of_another_history_restarts_and_keeps_what_is_stored() -> None:

@@ -236,6 +236,29 @@ def test_a_batch_takes_whole_decisions_until_it_has_its_size(
     _played(story)
 
 
+@pytest.mark.parametrize("limit_bytes, batches", [(1, ["a", "b", "c"]), (5, ["ab", "c"])])
+def test_an_answer_waits_for_the_batch_that_has_its_decision_where_batches_are_full(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int, batches: list[str]
+) -> None:
+    """Decisions of one turn that do not fit into one batch are not committed with its first."""
+    monkeypatch.setattr(coordinator_log, "BATCH_BYTES", limit_bytes)
+    monkeypatch.setattr(coordinator_log, "WRITES_MAX", 1)
+
+    async def story(of: _Played) -> None:
+        waiting = {key: of.decide(key) for key in "abc"}
+        committed = ""
+        for number, batch in enumerate(batches):
+            await _turns()
+            assert of.keys == batches[: number + 1]
+            assert {key for key, one in waiting.items() if one.done()} == set(committed)
+            assert of.log.committed == len(committed)
+            of.under_way[number].set_result(ANSWER)
+            committed += batch
+        await asyncio.wait_for(asyncio.gather(*waiting.values()), 1)
+
+    _played(story)
+
+
 def test_what_is_dropped_is_not_written_and_its_requests_hear_why() -> None:
     async def story(of: _Played) -> None:
         waiting = []

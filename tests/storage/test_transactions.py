@@ -186,6 +186,35 @@ def test_a_snapshot_holds_what_is_open_and_what_the_high_watermark_has_not_reach
     assert loaded.transactions.ended_epoch(ONE) == 2
 
 
+@pytest.mark.parametrize("high_watermark", range(9))
+def test_a_snapshot_tells_what_is_undecided_from_its_high_watermark_on(
+    high_watermark: int,
+) -> None:
+    """Whoever goes on from the snapshot tells readers of committed records the same stable offset:
+    a marker that is not committed yet decides nothing."""
+    state = ProducerState()
+    for header in (
+        data_header(ONE, 1, 0),
+        data_header(TWO, 1, 1),
+        marker_header(ONE, 1, 2, is_commit=False),
+        data_header(ONE, 2, 3),
+        marker_header(TWO, 1, 4),
+        marker_header(ONE, 2, 5, is_commit=False),
+        marker_header(ONE, 2, 6, is_commit=False),
+        data_header(TWO, 2, 7),
+    ):
+        state.update(header)
+    known = state.transactions
+    loaded = ProducerState()
+    loaded.load(state.snapshot(high_watermark))
+    for later in range(high_watermark, 9):
+        assert loaded.transactions.undecided(later) == known.undecided(later)
+        assert loaded.transactions.first_undecided(later) == known.first_undecided(later)
+        for end in range(later, 10):
+            expected = known.ended_between(later, end)
+            assert loaded.transactions.ended_between(later, end) == expected
+
+
 # --- the log --------------------------------------------------------------------------------------
 
 
