@@ -10,7 +10,9 @@ An answer is a promise, and each one is compared with the logs at the moment in 
   is committed; a change is done once, however often it is repeated;
 - a controller that takes over has all that was ever called committed;
 - a snapshot, taken or sent, is the state that the records up to its index make;
-- what a broker tells clients is what its committed metadata says, not what it said before.
+- the voters that a voter names to a candidate are the last ones that its log names;
+- what a broker tells clients, of topics and of queues, is what its committed metadata says, not
+  what it said before.
 
 The judge wraps methods of the servers while a seed runs. It changes nothing and takes no virtual
 time. A fault is kept until the observer of the loop raises it: an error that is raised inside a
@@ -34,6 +36,7 @@ from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
     MetadataRecord,
     RequestDone,
+    VotersChanged,
     decode_entry,
     decode_records,
 )
@@ -143,6 +146,7 @@ class MetadataJudge:
             (Quorum, "compact", self._around_quorum_compact(Quorum.compact)),
             (Controller, "handle", self._around_handle(Controller.handle)),
             (MetadataAnswers, "_page", self._around_page(MetadataAnswers._page)),
+            (MetadataAnswers, "queues", self._around_queues(MetadataAnswers.queues)),
         )
         with contextlib.ExitStack() as stack:
             for owner, method, wrapper in wrapped:
@@ -153,6 +157,7 @@ class MetadataJudge:
     def _around_prepare(self, prepare: Any) -> Any:
         async def judged(keeper: MetadataKeeper, request: messages.Prepare) -> Any:
             answer = await prepare(keeper, request)
+            self._judge_voters(keeper, answer.voters)
             if not request.is_probe:
                 self._judge_epoch(keeper, answer.promised_epoch)
                 self._judge_disk(keeper)
@@ -188,6 +193,8 @@ class MetadataJudge:
             self._judge_confirmed(keeper, request.epoch, answer)
             self._judge_disk(keeper)
             self._judge_snapshot(f"the snapshot for {_who(keeper)}", request.last_index, data)
+            told = [(voter.broker, voter.directory_id) for voter in keeper.voters()]
+            self._judge_voters(keeper, told)
             if keeper.version == request.last_index:
                 taken = _state(keeper.state)
                 self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
@@ -260,6 +267,17 @@ class MetadataJudge:
 
         return judged
 
+    def _around_queues(self, queues: Any) -> Any:
+        async def judged(
+            answers: MetadataAnswers, request: messages.DescribeQueues, room: Any
+        ) -> Any:
+            answer = await queues(answers, request, room)
+            if answer.version == answers._metadata.version:
+                self._judge_queues(answers._metadata, request, answer)
+            return answer
+
+        return judged
+
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge_epoch(self, keeper: MetadataKeeper, epoch: int) -> None:
@@ -268,6 +286,41 @@ class MetadataJudge:
         if epoch < promised:
             self._found(f"{_who(keeper)} promised epoch {promised}, and follows {epoch}")
         self._promised[directory] = max(promised, epoch)
+
+    def _judge_voters(self, keeper: MetadataKeeper, told: Sequence[tuple[int, str]]) -> None:
+        """The newest set in the log counts, committed or not."""
+        log = keeper._log
+        if log.failure is not None:
+            return  # It is opened again before anything else is promised.
+        records = decode_records(log.snapshot_data) if log.snapshot_data else []
+        for _, _, data in log.read(log.first_index, 1 << 30):
+            records += decode_entry(data)
+        sets = [record.voters for record in records if isinstance(record, VotersChanged)]
+        named = [(voter.broker, voter.directory_id) for voter in sets[-1]] if sets else []
+        if list(told) != named:
+            self._found(f"{_who(keeper)} names the voters {list(told)}, its log {named}")
+
+    def _judge_queues(
+        self,
+        keeper: MetadataKeeper,
+        request: messages.DescribeQueues,
+        answer: messages.DescribeQueuesResponse,
+    ) -> None:
+        known = {
+            queue.name: queue.queue_id
+            for queue in keeper.state.queues.values()
+            if queue.name > request.after
+            and (
+                request.names is None
+                or queue.name in request.names
+                or queue.queue_id in request.queue_ids
+            )
+        }
+        told = {queue.name: queue.queue_id for queue in answer.queues}
+        expected = {name: known[name] for name in sorted(known)[: len(told)]}
+        is_cut = answer.next_after is None and len(told) < len(known)
+        if told != expected or is_cut:
+            self._found(f"{_who(keeper)} tells of the queues {told}, and knows {known}")
 
     def _judge_confirmed(
         self, keeper: MetadataKeeper, epoch: int, answer: messages.AppendMetadataResponse

@@ -1,9 +1,11 @@
-"""A broker's copy of the metadata after it took the controller's snapshot in place of its log: what
-it answers is of that snapshot, also to those who asked before."""
+"""A broker's copy of the metadata after it took the controller's snapshot in place of its log, or
+opened its log again after a failed write: what it answers is of what the disk holds then, also to
+those who asked before."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -23,6 +25,7 @@ from rayq.core.metadata_records import (
     encode_record,
     encode_records,
 )
+from rayq.errors import StorageError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
@@ -42,6 +45,7 @@ class _Broker:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self.disk = process.host.disk
         self._open()
 
     def _open(self) -> None:
@@ -147,5 +151,48 @@ def test_what_was_told_before_a_snapshot_is_not_told_after_it() -> None:
         after = await broker.answers.metadata(topics, room)
         assert (before.version, after.version) == (2, 5)
         assert before.topics != after.topics
+
+    _with_broker(work)
+
+
+def test_a_candidate_hears_of_the_voters_that_a_failed_write_has_left_on_the_disk() -> None:
+    """The sync of the record failed, and the bytes are there: the log that is opened again counts,
+    with its voters."""
+
+    async def work(broker: _Broker) -> None:
+        await broker.append(VotersChanged(OLD), epoch=1, commit_index=1)
+        broker.disk.fail("sync", path_part="/metadata", error=errno.EIO, times=1)
+        with pytest.raises(StorageError):
+            await broker.append(VotersChanged(NEW), epoch=1, commit_index=1)
+        promise = messages.Prepare(CLUSTER_ID, 2, "candidate", 1)
+        answer = await broker.keeper.prepare(promise)
+        assert answer.last_index == 2, "what was written is there"
+        assert list(answer.voters) == [(voter.broker, voter.directory_id) for voter in NEW]
+
+    _with_broker(work)
+
+
+@pytest.mark.parametrize("is_sent_again", [False, True])
+def test_a_snapshot_that_a_failed_write_has_left_on_the_disk_is_what_the_broker_goes_on_from(
+    is_sent_again: bool,
+) -> None:
+    """The next controller hears that the records of the snapshot are there, and sends what
+    follows."""
+
+    async def work(broker: _Broker) -> None:
+        await broker.append(VotersChanged(OLD), epoch=1, commit_index=1)
+        broker.disk.fail("sync", path_part="/metadata.log", error=errno.EIO, times=1)
+        with pytest.raises(StorageError):
+            await broker.install(VotersChanged(NEW), *CREATED, epoch=2, last_index=5)
+        answer = await broker.keeper.prepare(messages.Prepare(CLUSTER_ID, 3, "candidate", 1))
+        assert (answer.last_epoch, answer.last_index) == (2, 5)
+        assert list(answer.voters) == [(voter.broker, voter.directory_id) for voter in NEW]
+        if is_sent_again:  # By a controller whose own snapshot is older.
+            await broker.install(VotersChanged(OLD), epoch=3, last_index=4)
+        assert broker.keeper.version == 5
+        await broker.append(VotersChanged(OLD), epoch=3, commit_index=6)
+        assert (broker.keeper.version, broker.keeper.trouble) == (6, None)
+        assert broker.keeper.state.voters == OLD
+        assert "tasks" in broker.keeper.state.topic_ids
 
     _with_broker(work)

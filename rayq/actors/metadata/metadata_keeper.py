@@ -72,9 +72,7 @@ class MetadataKeeper:
         self._heard_s: float | None = None
         self._voters: tuple[Voter, ...] = ()
         self._hints: dict[int, Address] = {}
-        if log.snapshot_index is not None:
-            self._restore(log.snapshot_index, log.snapshot_data or b"")
-        self._look_at_tail()
+        self._take_up()
 
     def known_brokers(self) -> list[Address]:
         """Where brokers listened when last heard of: hints, committed or not."""
@@ -124,6 +122,14 @@ class MetadataKeeper:
     def voters(self) -> tuple[Voter, ...]:
         """The last voter set in this log, committed or not (as in Raft, the newest counts)."""
         return self._voters
+
+    def _take_up(self) -> None:
+        """Goes on from what the disk holds. A snapshot there may be newer than what is known: it is
+        of committed records."""
+        index = self._log.snapshot_index
+        if index is not None and index > self.version:
+            self._restore(index, self._log.snapshot_data or b"")
+        self._look_at_tail()
 
     def _look_at_tail(self) -> None:
         """Takes note of what uncommitted records say. Kept aside, because the log may be in the
@@ -226,6 +232,7 @@ class MetadataKeeper:
                 await self._write(
                     lambda log: log.install_snapshot(request.last_index, request.last_epoch, data)
                 )
+            if request.last_index > self.version:  # Not where the disk had a newer one.
                 self._restore(request.last_index, data)
                 self._look_at_tail()
                 self._on_applied(None)
@@ -255,6 +262,11 @@ class MetadataKeeper:
                     MetadataLog.open, self._environment.disk, path
                 )
                 logger.warning("%s was opened again after a failed write", path)
+                version = self.version
+                self._take_up()
+                if self.version > version:
+                    self._on_applied(None)
+                    self.changed.notify()
             await self._environment.threads.run(job, self._log)
         finally:
             self._writing_since_s = None
