@@ -7,13 +7,14 @@ from typing import Any
 from unittest import mock
 
 from proving.simulation.planting import Patch, plants
-from rayq.actors.queues import learning
+from rayq.actors.queues import holders, learning
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.learning import Learner
 from rayq.actors.queues.move_targets import MoveTargets
 from rayq.actors.queues.numbered_moves import NumberedMoves
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.queues.queue_core import QueueCore
 from rayq.core import queue_block, queue_ledger, queue_taker
 from rayq.core.kept_queues import KeptQueues, Record
@@ -181,6 +182,16 @@ def nothing_runs_out() -> list[Patch]:
         (QueueState, "expire", lambda self, now_s: 0),
         (QueueState, "free_holders", lambda self, holders: 0),
     ]
+
+
+@plants("56", "a dead consumer keeps its locks for as long as they last", QUEUES)
+def gone_holders_keep_locks() -> list[Patch]:
+    return [(QueueLeader, "_holders_gone", lambda self, holders: None)]
+
+
+@plants("56", "a consumer whose connection breaks loses its locks at once", QUEUES)
+def no_grace_for_holders() -> list[Patch]:
+    return [(holders, "GRACE_S", 0.0)]
 
 
 # --- the keeper -----------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _simulate(outcome: Outcome) -> None:
         invariants = Invariants(cluster)
         world.loop.observer = workload.observer(invariants)
         try:
-            with invariants.judge.judging():
+            with invariants.judge.judging(), workload.judging():
                 world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
             outcome.problems.append("".join(traceback.format_exception(error)))

@@ -112,6 +112,10 @@ class Workload:
         """What holds while a seed runs, for constants of the code that a run is too small for."""
         return contextlib.nullcontext()
 
+    def judging(self) -> AbstractContextManager[None]:
+        """What the workload wraps around methods of servers to judge them, while the seed runs."""
+        return contextlib.nullcontext()
+
     def calm_down(self) -> None:
         """Ends for good what clients do that disturbs others."""
 

@@ -24,6 +24,8 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.faults_queues import MoveFaults
+from proving.simulation.gone_holders import LOOK_S as HOLDERS_LOOK_S
+from proving.simulation.gone_holders import GoneHolders
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_queues import QueueInvariants
 from proving.simulation.loose_queue import TOPIC as LOOSE
@@ -65,7 +67,6 @@ WORKERS = {"plain": 2, "by-key": 2, "later": 1, LOOSE: 2}
 REDRIVERS = 2
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
-CLOCK_LOOK_S = 0.02
 IDLE_MAX_S = 5.0
 """So long a record may be ready beside a take that waits, once the cluster is whole."""
 FULL_MAX_S = 15.0
@@ -115,6 +116,7 @@ class QueueWorkload(Workload):
         self.invariants = QueueInvariants()
         if self.keeper is None:
             self.invariants.moved_to = frozenset({AGAIN, *(f"{name}.dead" for name in self.plans)})
+        self._gone_holders = GoneHolders(self.problems)
         self._move_faults = MoveFaults(cluster, cluster.world.new_random("move faults"))
         self.invariants.on_move = self._move_faults.noted
         self._queue_ids: dict[str, str] = {}
@@ -147,6 +149,9 @@ class QueueWorkload(Workload):
             unclean.append(QUEUES_TOPIC)
         invariants.unclean_topics = frozenset(unclean)
         return invariants.observe
+
+    def judging(self) -> AbstractContextManager[None]:
+        return self._gone_holders.judging()
 
     def partition_count(self, topic: str) -> int:
         """How many partitions a topic has now."""
@@ -466,7 +471,7 @@ class QueueWorkload(Workload):
         async def compare() -> None:
             while self._is_working:
                 await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
-                for leader in self._leaders():
+                for _, leader in self._leaders():
                     self.invariants.check_live(leader)
 
         await asyncio.gather(
@@ -476,7 +481,8 @@ class QueueWorkload(Workload):
         client.close()
 
     async def _watch_clocks(self) -> None:
-        """A server that begins while the clock of its host is ahead cannot know it."""
+        """A server that begins while the clock of its host is ahead cannot know it. Beside that,
+        the locks of consumers that are gone."""
         known: set[Process] = set()
         doubtful: set[Process] = set()
         while self._is_working:
@@ -488,17 +494,19 @@ class QueueWorkload(Workload):
             for process in [one for one in doubtful if not (one.alive and self._is_ahead(one))]:
                 doubtful.remove(process)
                 self.recorder.clock_in_doubt(is_over=True)
-            await asyncio.sleep(CLOCK_LOOK_S)
+            self._gone_holders.look(self._leaders())
+            await asyncio.sleep(HOLDERS_LOOK_S)
 
     def _is_ahead(self, process: Process) -> bool:
         return any(one.clock_offset_ms > 0 for one in self._cluster.hosts if one is process.host)
 
-    def _leaders(self) -> Iterator[QueueLeader]:
+    def _leaders(self) -> Iterator[tuple[Process, QueueLeader]]:
         """Of all queues, as the processes that live know it."""
         for process, host in self._cluster.replica_hosts.items():
             for replica in host._replicas.values() if process.alive else ():
                 if replica._queues is not None:
-                    yield from replica._queues._queues.values()
+                    for leader in replica._queues._queues.values():
+                        yield process, leader
 
     def _queue_id(self, plan: QueuePlan) -> str:
         if plan.is_loose:

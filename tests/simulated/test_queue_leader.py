@@ -13,6 +13,7 @@ from rayq.core.large_values import manifest_of_chunks, pinned
 from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
+    QueueFencedError,
     QueueLoadingError,
     RayqError,
     StorageError,
@@ -347,6 +348,27 @@ def test_a_connection_that_is_gone_for_a_second_frees_its_locks() -> None:
         assert taken.locks == [(0, 0, 2)]
         await asyncio.sleep(5)
         assert (await stage.describe()).locked == 2
+
+    staged(work)
+
+
+@pytest.mark.parametrize("away_s", [3.0, 0.2])
+def test_a_queue_that_begins_again_keeps_no_locks_of_who_went_meanwhile(away_s: float) -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a", b"b", b"c")
+        gone, here = stage.peer(), stage.peer()
+        await stage.take(1, holder="gone", peer=gone)
+        await stage.take(1, holder="here", peer=here)
+        stage.keeper.failure = QueueFencedError("A later opening has this state.")
+        with pytest.raises(RayqError):  # This opening ends.
+            await stage.take(1, holder="there", peer=here, wait_ms=500)
+        gone.closed.set_result(None)
+        await asyncio.sleep(away_s)
+        stage.keeper.failure = None
+        await asyncio.sleep(2)
+        assert (await stage.describe()).locked == 1
+        taken = await stage.take(holder="two", peer=here)
+        assert taken.locks == [(0, 0, 2), (2, 2, 1)]
 
     staged(work)
 

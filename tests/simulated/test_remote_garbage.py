@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from proving.simulation import World
+from proving.simulation.world import Host
 from rayq.actors.broker.remote_garbage import LATE_PUTS_MS, LOOK_INTERVAL_S, RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import NOT_LOOKED, StoreOwnership
 from rayq.config import DAY_MS, ClusterConfig
@@ -115,6 +116,33 @@ def test_what_a_topic_left_is_removed_after_the_delay_and_for_good_a_day_later()
         swept.objects.put(late, b"late")
         await asyncio.sleep(LATE_PUTS_MS / 1000)
         assert late not in swept.objects.store and not swept.state.garbage
+
+    swept.run(script)
+
+
+@pytest.mark.parametrize("began", ["before", "in the leap"])
+def test_a_wall_clock_that_leaps_takes_nothing_of_a_deleted_topic_before_its_delay(
+    began: str,
+) -> None:
+    swept = Swept()
+    host = swept.process.host
+    assert isinstance(host, Host)
+
+    async def script() -> None:
+        swept.delete()
+        if began == "before":
+            swept.start(swept.sweep())
+            await asyncio.sleep(DAY_S / 4)
+        host.jump_clock(10 * DAY_MS)
+        if began == "in the leap":
+            swept.start(swept.sweep())
+        await asyncio.sleep(3 * LOOK_INTERVAL_S)
+        assert len(swept.objects.store) == 9 and swept.asked == []
+        host.jump_clock(-10 * DAY_MS)
+        await asyncio.sleep(DAY_S / 2)
+        assert len(swept.objects.store) == 9 and swept.asked == []
+        await asyncio.sleep(DAY_S)
+        assert not swept.objects.store
 
     swept.run(script)
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 
 from rayq.actors.broker.store_ownership import StoreOwnership
+from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink, list_objects
 from rayq.config import DAY_MS, ClusterConfig
@@ -30,6 +31,8 @@ from rayq.wire import messages
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 60.0
+CLOCK_LOOK_S = 5.0
+"""A wall clock that leaps is noticed as soon as that."""
 LATE_PUTS_MS = DAY_MS
 
 
@@ -48,6 +51,7 @@ class RemoteGarbageSweep:
         ask_controller: messages.Ask,
     ) -> None:
         self._environment = environment
+        self._clock_watch = ClockWatch(environment.clock)
         self._delay_ms = config.remote_delete_delay_ms
         self._metadata = metadata
         self._objects = objects
@@ -56,10 +60,16 @@ class RemoteGarbageSweep:
         self._ask_controller = ask_controller
         self._swept_once: set[str] = set()
         """The topics, by id, whose objects were removed for the first time."""
+        self._known: set[str] = set()
+        """The deleted topics that were there at the last look, by id."""
 
     async def run(self) -> None:
+        clock = self._environment.clock
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            look_s = clock.monotonic() + LOOK_INTERVAL_S
+            while (left_s := look_s - clock.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, CLOCK_LOOK_S))
+                self._look_at_clock()
             live = [one for one, known in self._metadata.state.brokers.items() if known.live]
             if self._broker != min(live, default=None):
                 continue
@@ -72,8 +82,17 @@ class RemoteGarbageSweep:
                         *(garbage.name, error),
                     )
 
+    def _look_at_clock(self) -> None:
+        """How long ago a topic was deleted only the wall clock says, which may be wrong just now:
+        until it was right for long enough that was no longer ago than this process knows."""
+        garbage = self._metadata.state.garbage
+        for topic_id in garbage.keys() - self._known:
+            self._clock_watch.doubt(garbage[topic_id].deleted_ms)
+        self._known = set(garbage)
+        self._clock_watch.look()
+
     async def _look_at(self, garbage: RemoteGarbage) -> None:
-        age_ms = self._environment.clock.wall_ms() - garbage.deleted_ms
+        age_ms = self._clock_watch.now_ms() - garbage.deleted_ms
         is_last = age_ms >= self._delay_ms + LATE_PUTS_MS
         is_first = age_ms >= self._delay_ms and garbage.topic_id not in self._swept_once
         if not is_first and not is_last:

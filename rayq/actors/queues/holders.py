@@ -4,7 +4,7 @@ holders have (docs/protocol.md, the rules of queues)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from rayq.wire.server import Peer
 
@@ -29,8 +29,10 @@ class Holders:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Connection, dict[str, None]] = {}
         self._holders: dict[str, dict[Connection, None]] = {}
-        self._gone: dict[str, Connection] = {}
+        self._left: dict[str, Connection] = {}
         """Those without a connection, by the last one that they had."""
+        self._gone: dict[str, None] = {}
+        """The last that have had none for `GRACE_S`."""
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     @property
@@ -38,6 +40,12 @@ class Holders:
         """How many connections have named holders: as many as there are consumers, about. Holders
         are more: a consumer takes another name after each take that failed."""
         return len(self._connections)
+
+    @property
+    def gone(self) -> Set[str]:
+        """The last `HOLDERS_MAX` that have had no connection for `GRACE_S`. A queue that begins
+        again has their locks again, where it was not kept that they are free."""
+        return self._gone.keys()
 
     def heard(self, holder: str, peer: Peer) -> None:
         """A request of this holder came over a connection."""
@@ -55,6 +63,7 @@ class Holders:
             self._forget(connection, next(iter(named)))
         named[holder] = None
         self._holders.setdefault(holder, {})[connection] = None
+        self._left.pop(holder, None)
         self._gone.pop(holder, None)
 
     def _closed(self, connection: Connection) -> None:
@@ -64,7 +73,7 @@ class Holders:
         left = [holder for holder in holders if self._forget(connection, holder)]
         self._connections.pop(connection, None)
         if left:
-            self._gone.update(dict.fromkeys(left, connection))
+            self._left.update(dict.fromkeys(left, connection))
             self._timers[connection] = self._loop.call_later(
                 GRACE_S, self._are_gone, connection, left
             )
@@ -81,16 +90,20 @@ class Holders:
 
     def _are_gone(self, connection: Connection, left: list[str]) -> None:
         del self._timers[connection]
-        gone = {holder for holder in left if self._gone.get(holder) is connection}
+        gone = [holder for holder in left if self._left.get(holder) is connection]
         for holder in gone:
-            del self._gone[holder]
+            del self._left[holder]
+        self._gone.update(dict.fromkeys(gone))
+        while len(self._gone) > HOLDERS_MAX:
+            del self._gone[next(iter(self._gone))]
         if gone:
-            self._on_gone(gone)
+            self._on_gone(set(gone))
 
     def end(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._left.clear()
         self._gone.clear()
         for connection in self._connections:
             connection.remove_done_callback(self._closed)

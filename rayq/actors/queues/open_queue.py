@@ -7,7 +7,7 @@ it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict
 
@@ -368,7 +368,7 @@ class OpenQueue:
     def _now(self) -> _Now:
         return {"now_ms": self._clock_watch.now_ms(), "now_s": self._clock.monotonic()}
 
-    def free_holders(self, holders: set[str]) -> None:
+    def free_holders(self, holders: Set[str]) -> None:
         """Nobody has heard of these holders for a while: their records are for others."""
         if self.state.free_holders(holders):
             self._decided()

@@ -153,6 +153,7 @@ class QueueLeader:
             opened.reconfigure(self.queue, self.config)  # It may have changed meanwhile.
             self._lock_clock.look()
             self._failure, self._was_full, self.open = None, False, opened
+            opened.free_holders(self.holders.gone)
             self._ready.notify()
             await opened.serve()
         finally:

@@ -1,0 +1,108 @@
+"""Whether the locks of a consumer that is gone are free within a second, and not before.
+
+A leader hears of a holder by its requests, and of its end by the end of their connections. From the
+last of these on a second is promised. The judge notes which connections named a holder, and looks
+at the locks of every open queue now and then: the code that it judges has no part in that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Set
+from unittest import mock
+
+from proving.simulation.loop import START_S
+from proving.simulation.owner import OPEN
+from proving.simulation.process import Process
+from rayq.actors.queues.holders import Holders
+from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.wire.server import Peer
+
+PROMISED_S = 1.0
+"""As docs/promises.md and rule 56 say; not the constant of the code that is judged."""
+LOOK_S = 0.02
+"""So often the judge looks: it may see the end of a connection so much too late."""
+SLACK_S = 0.25
+"""A process may be busy just then."""
+
+
+class GoneHolders:
+    """See the module. `judging` wraps the servers' methods; `look` is to be called every `LOOK_S`;
+    `problems` gets what was found."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self._problems = problems
+        self._connections: dict[Holders, dict[str, list[asyncio.Future[None]]]] = {}
+        """The connections that have named each holder, of each leader."""
+        self._ended_s: dict[asyncio.Future[None], float] = {}
+        """When the end of a connection was seen."""
+        self._waits_s: dict[tuple[OpenQueue, str], float] = {}
+        """Since when an opening that could act has had locks of a holder that is gone."""
+        self._looked_s = 0.0
+
+    @contextlib.contextmanager
+    def judging(self) -> Iterator[None]:
+        """Notes who is heard and whose locks are freed, for the length of a `with` block."""
+        heard, free_holders = Holders.heard, OpenQueue.free_holders
+
+        def note_heard(holders: Holders, holder: str, peer: Peer) -> None:
+            named = self._connections.setdefault(holders, {}).setdefault(holder, [])
+            if peer.closed not in named:
+                named.append(peer.closed)
+            heard(holders, holder, peer)
+
+        def judge_freed(opened: OpenQueue, holders: Set[str]) -> None:
+            for holder in sorted(holders):
+                self._judge_freed(opened, holder)
+            free_holders(opened, holders)
+
+        with (
+            mock.patch.object(Holders, "heard", note_heard),
+            mock.patch.object(OpenQueue, "free_holders", judge_freed),
+        ):
+            yield
+
+    def look(self, leaders: Iterable[tuple[Process, QueueLeader]]) -> None:
+        """Looks at the leaders of all processes that live."""
+        now_s = self._looked_s = asyncio.get_running_loop().time()
+        waits_s: dict[tuple[OpenQueue, str], float] = {}
+        for process, leader in leaders:
+            named = self._connections.get(leader.holders, {})
+            gone = {one for one in named if self._gone_since_s(named[one], now_s) is not None}
+            opened = leader.open
+            if not gone or opened is None or process.gate != OPEN:
+                continue  # It begins again, or stands still: its time counts from the end of that.
+            for holder in {one for block in opened.state._blocks.values() for one in block.holders}:
+                if holder not in gone:
+                    continue  # What a new leader has not heard of it cannot miss.
+                since_s = waits_s[opened, holder] = self._waits_s.get((opened, holder), now_s)
+                if now_s - since_s > PROMISED_S + SLACK_S:
+                    self._problems.append(
+                        f"{leader.where}: at {now_s - START_S:.3f} {holder} still has locks, and "
+                        f"has had no connection since {since_s - START_S:.3f}"
+                    )
+                    del named[holder]  # It is told once.
+        self._waits_s = waits_s
+
+    def _gone_since_s(
+        self, connections: list[asyncio.Future[None]], now_s: float
+    ) -> float | None:
+        """Since when all of these are closed, as far as it was seen. None: one of them is open."""
+        if not all(one.done() for one in connections):
+            return None
+        return max(self._ended_s.setdefault(one, now_s) for one in connections)
+
+    def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        named = self._connections.get(opened._holders, {})
+        if holder not in named or now_s - self._looked_s > 2 * LOOK_S:
+            return  # It was told of, or the run has ended.
+        gone_since_s = self._gone_since_s(named[holder], now_s)
+        if gone_since_s is None or now_s - gone_since_s < PROMISED_S - 2 * LOOK_S:
+            since = "has one" if gone_since_s is None else f"lost it at {gone_since_s - START_S:.3f}"
+            self._problems.append(
+                f"{opened.queue} in {opened.topic}-{opened.partition}: the locks of {holder} are "
+                f"freed for want of a connection at {now_s - START_S:.3f}, and it {since}"
+            )
