@@ -9,6 +9,7 @@ import asyncio
 import errno
 
 from proving.simulation.faults import Faults, Injection
+from proving.simulation.faults_aimed import found_soon
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import ProcessHost
 from rayq.actors.controller.controller import Controller
@@ -17,6 +18,7 @@ TAIL = 4
 """The number of records that make a tail."""
 PATIENCE_S = 2.0
 """The longest wait for a change that is under way."""
+LOOK_S = 0.0005
 
 
 async def cut_off_the_controller(faults: Faults) -> None:
@@ -113,14 +115,18 @@ async def _while_a_change_is_under_way(faults: Faults) -> None:
     """Returns as soon as a controller has written something that is not committed, mostly."""
     if faults._rng.random() < 0.2:
         return
-    until_s = faults._world.now_s + PATIENCE_S
-    while faults._world.now_s < until_s:
-        for _, controller in _controllers(faults):
-            quorum = controller._quorum
-            if quorum.commit_index < quorum.last_index:
-                await asyncio.sleep(faults._rng.choice((0.0, 0.0005, 0.005)))
-                return
-        await asyncio.sleep(0.0005)
+    if await found_soon(
+        faults, lambda: _with_a_change(faults), patience_s=PATIENCE_S, look_s=LOOK_S
+    ):
+        await asyncio.sleep(faults._rng.choice((0.0, 0.0005, 0.005)))
+
+
+def _with_a_change(faults: Faults) -> list[Controller]:
+    return [
+        controller
+        for _, controller in _controllers(faults)
+        if controller._quorum.commit_index < controller._quorum.last_index
+    ]
 
 
 def _controllers(faults: Faults) -> list[tuple[ProcessHost, Controller]]:

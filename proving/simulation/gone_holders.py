@@ -101,7 +101,9 @@ class GoneHolders:
             return  # It was told of, or the run has ended.
         gone_since_s = self._gone_since_s(named[holder], now_s)
         if gone_since_s is None or now_s - gone_since_s < PROMISED_S - 2 * LOOK_S:
-            since = "has one" if gone_since_s is None else f"lost it at {gone_since_s - START_S:.3f}"
+            since = "has one"
+            if gone_since_s is not None:
+                since = f"lost it at {gone_since_s - START_S:.3f}"
             self._problems.append(
                 f"{opened.queue} in {opened.topic}-{opened.partition}: the locks of {holder} are "
                 f"freed for want of a connection at {now_s - START_S:.3f}, and it {since}"

@@ -589,7 +589,7 @@ class Invariants:
         history, config = self.histories[_key(replica)], log.config
         limit = min(limit, log.cleaned_offset, log.end_offset)
         until_s = self._cluster.world.now_s - config.delete_retention_ms / 1000
-        if any(host.clock_jumps for host in self._cluster.world.hosts):
+        if any(host.clock_changes for host in self._cluster.world.hosts):
             until_s = self._cluster.world.now_s  # Wall clocks give the age of tombstones.
         for batch in _batches(disk, log, seen, seen.compared, limit):
             if batch.base_offset >= limit:

@@ -6,7 +6,10 @@
 - Each object that it lists is in the store and holds, byte for byte, the batches that leaders have
   committed; its footer says what it holds.
 - What it says of producers, transactions and epochs is what the batches below its end say.
-- Nothing that the committed manifest names is ever deleted, nor what it named a moment ago.
+- Nothing that the committed manifest names is ever deleted, nor what it named a moment ago, nor
+  what it named of a topic that was deleted a moment ago. A wall clock that leaps shortens no delay
+  by more than rule 16 says.
+- A pin ends only where it was given up or has had its time, and retention passes none.
 - A replica's log starts locally no later than the committed remote end, and a leader offers no
   offset that is neither on its disk nor in the store.
 - The log starts where it may: it goes on only by retention or delete_records.
@@ -23,18 +26,25 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from proving.simulation.clock_doubt import dated_s, most_aged_s
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.derived_state import Derived, fault_of_manifest
 from proving.simulation.disk import SimulatedDisk
 from proving.simulation.invariants import InvariantError, Invariants
-from proving.simulation.object_store import SimulatedObjectStore
+from proving.simulation.object_store import SimulatedObjectStore, StoreChange
 from proving.simulation.owner import Owner
 from proving.simulation.replica_changes import ReplicaChanges
-from proving.simulation.world import START_WALL_MS
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted, decode_entry
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    RemoteMoved,
+    SnapshotPinned,
+    SnapshotUnpinned,
+    TopicDeleted,
+    decode_entry,
+)
 from rayq.errors import RayqError
 from rayq.records import TopicIdPartition
 from rayq.remote_pointer import RemotePointer
@@ -44,7 +54,12 @@ from rayq.storage.remote.data_object import read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject, decode_manifest, page_names
 
 SLACK_S = 0.2
-"""A leader looks at its clock a moment before it writes a manifest."""
+"""A leader looks at its clock a moment before it writes a manifest, and a controller before its
+record is committed."""
+
+
+PIN_SLACK_S = 1.0
+"""The time of a pin begins with its decision, which is committed later."""
 
 
 @dataclass(slots=True)
@@ -107,6 +122,12 @@ class TieredInvariants:
         self._changes_seen = 0
         self._objects_of: dict[str, TopicIdPartition] = {}
         """By name: of which partition's committed manifest it is, or was."""
+        self._left_with_topic: dict[str, float] = {}
+        """By name: when the topic was deleted whose committed manifest named it."""
+        self._pinned_s: dict[str, tuple[float, float]] = {}
+        """By pin: when it was renewed for the last time, and for how many seconds."""
+        self.given_up: set[str] = set()
+        """The pins that somebody may have asked to end."""
         self.uploaded = 0
         """How many objects were committed."""
 
@@ -175,11 +196,25 @@ class TieredInvariants:
     # --- the metadata -----------------------------------------------------------------------------
 
     def _check_record(self, state: ClusterState, record: MetadataRecord) -> None:
+        now_s = self._cluster.world.now_s
         if isinstance(record, TopicDeleted):
             for key in [one for one in self._histories if one[0] == record.topic_id]:
-                del self._histories[key]
+                history = self._histories.pop(key)
+                if history.pointer is not None and history.manifest is not None:
+                    names = _named(history.pointer, history.manifest)
+                    self._left_with_topic |= dict.fromkeys(names, now_s)
         elif isinstance(record, RemoteMoved):
             self._check_move(state, record)
+        elif isinstance(record, SnapshotPinned):
+            self._pinned_s[record.pin_id] = now_s, record.ttl_ms / 1000
+        elif isinstance(record, SnapshotUnpinned) and record.pin_id in self._pinned_s:
+            pinned_s, ttl_s = self._pinned_s.pop(record.pin_id)
+            lasted_s = now_s - pinned_s
+            if record.pin_id not in self.given_up and lasted_s < ttl_s - PIN_SLACK_S:
+                raise InvariantError(
+                    f"the pin {record.pin_id} ends {lasted_s:.3f} s after it was renewed, and was "
+                    f"to last for {ttl_s} s"
+                )
 
     def _check_move(self, state: ClusterState, record: RemoteMoved) -> None:
         key = record.topic_id, record.partition
@@ -203,8 +238,9 @@ class TieredInvariants:
             if before.leader_epoch != after.leader_epoch:
                 # A leader knows what it replaced itself. One that was deposed may still read this.
                 gone.add(before.manifest)
-            for name in gone:
-                history.left_s[name] = (manifest.written_ms - START_WALL_MS) / 1000
+            host = self._cluster.hosts[partition.value.leader or 0]
+            at_s = dated_s(host, manifest.written_ms, self._cluster.world.now_s)
+            history.left_s |= dict.fromkeys(gone, at_s)
         history.pointer, history.manifest = after, manifest
         for name in _named(after, manifest):
             self._objects_of[name] = key
@@ -344,14 +380,13 @@ class TieredInvariants:
     # --- the store --------------------------------------------------------------------------------
 
     def _check_deletions(self) -> None:
-        delay_s = self._cluster.config.remote_delete_delay_ms / 1000
-        has_jumps = any(host.clock_jumps for host in self._cluster.hosts)
-        now_s = self._cluster.world.now_s
         news = self._store.changes[self._changes_seen :]
         self._changes_seen += len(news)
         for change in news:
             if not change.is_deleted:
                 continue
+            if change.name in self._left_with_topic:
+                self._check_delay(change, self._left_with_topic[change.name], "its topic was gone")
             key = self._objects_of.get(change.name)
             if key is None:
                 continue  # It was never committed.
@@ -363,12 +398,20 @@ class TieredInvariants:
                 raise InvariantError(
                     f"{change.by} deletes {change.name}, which the committed manifest names"
                 )
-            left_s = history.left_s.get(change.name)
-            if left_s is not None and now_s < left_s + delay_s - SLACK_S and not has_jumps:
-                raise InvariantError(
-                    f"{change.by} deletes {change.name}, {now_s - left_s:.3f} s after it left the "
-                    f"manifest; {delay_s} s is the delay"
-                )
+            if change.name in history.left_s:
+                self._check_delay(change, history.left_s[change.name], "it left the manifest")
+
+    def _check_delay(self, change: StoreChange, since_s: float, since: str) -> None:
+        """The host of whoever deletes has seen the delay pass, as far as it can know."""
+        cluster, now_s = self._cluster, self._cluster.world.now_s
+        delay_s = cluster.config.remote_delete_delay_ms / 1000
+        host = next(one for one in cluster.hosts if one.name == change.host)
+        aged_s = most_aged_s(cluster.hosts, host, since_s, now_s)
+        if aged_s < delay_s - SLACK_S:
+            raise InvariantError(
+                f"{change.by} deletes {change.name}, {now_s - since_s:.3f} s after {since} (its "
+                f"clock may say {aged_s:.3f} s); {delay_s} s is the delay"
+            )
 
     def _left_just_now(self, key: TopicIdPartition, name: str) -> bool:
         """Whether a pointer is committed that names it no more, and that no broker has applied yet:

@@ -8,6 +8,8 @@ import msgspec
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.controller.controller import Controller
 from rayq.actors.remote import manifests, remote_log, sweeps, uploads
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
@@ -239,6 +241,55 @@ def stored_bytes_counted_twice() -> list[Patch]:
 @plants("41", "retention does not look at pins", TIERED)
 def pins_ignored() -> list[Patch]:
     return [(RemoteLog, "pinned_offset", None)]
+
+
+@plants("41", "retention looks at pins before it loads the list, not after", TIERED)
+def pins_read_before_the_list() -> list[Patch]:
+    due_start = RemoteRetention._due_start
+
+    async def mutated(self: Any, now_ms: int) -> Any:
+        limit = self._limit_offset()
+        self._limit_offset = lambda: limit
+        try:
+            return await due_start(self, now_ms)
+        finally:
+            del self._limit_offset
+
+    return [(RemoteRetention, "_due_start", mutated)]
+
+
+@plants("46", "a pin ends after half of its time", TIERED)
+def pins_end_early() -> list[Patch]:
+    unpin = Controller._unpin_expired
+
+    def mutated(self: Any, now_s: float) -> None:
+        before = dict(self._pinned_s)
+        for pin_id, pin in self.state.pins.items():
+            self._pinned_s.setdefault(pin_id, now_s)
+            self._pinned_s[pin_id] -= pin.ttl_ms / 2000
+        unpin(self, now_s)
+        self._pinned_s |= before
+
+    return [(Controller, "_unpin_expired", mutated)]
+
+
+@plants("41", "what leaves the list is deleted by a wall clock that leaps", TIERED)
+def deleted_by_a_leaping_clock() -> list[Patch]:
+    delete_removed = sweeps.Sweeps.delete_removed
+
+    async def mutated(self: Any, manifest: Any, now_ms: int) -> Any:
+        return await delete_removed(self, manifest, self._environment.clock.wall_ms())
+
+    return [(sweeps.Sweeps, "delete_removed", mutated)]
+
+
+@plants("42", "what a deleted topic left is removed by a wall clock that leaps", TIERED)
+def garbage_by_a_leaping_clock() -> list[Patch]:
+    def mutated(self: Any) -> None:
+        clock = self._environment.clock
+        self._clock_watch = ClockWatch(clock)
+
+    return [(RemoteGarbageSweep, "_look_at_clock", mutated)]
 
 
 @plants("41", "a new leader offers what the committed list does not have any more", TIERED)

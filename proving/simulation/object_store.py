@@ -49,11 +49,13 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """A PUT or a DELETE that was carried out; `by` is the process that had asked for it."""
+    """A PUT or a DELETE that was carried out; `by` is the process that had asked for it, `host`
+    its host."""
 
     name: str
     is_deleted: bool
     by: str
+    host: str
 
 
 @dataclass
@@ -115,21 +117,21 @@ class SimulatedObjectStore:
 
     # --- what requests do -------------------------------------------------------------------------
 
-    def put(self, name: str, data: bytes, by: str) -> None:
+    def put(self, name: str, data: bytes, by: str, host: str = "") -> None:
         held = self._objects.get(name)
         if held is None:
             self._objects[name] = StoredObject(data, self.world.now_s)
-            self._changed(StoreChange(name, False, by))
+            self._changed(StoreChange(name, False, by, host))
         else:
             assert held.data == data, f"{by} puts other bytes as {name}, which is there"
 
-    def delete(self, names: Sequence[str], by: str) -> None:
+    def delete(self, names: Sequence[str], by: str, host: str = "") -> None:
         for name in names:
             held = self._objects.pop(name, None)
             if held is not None:
                 held.deleted_s = self.world.now_s
                 self._gone.append((name, held))
-                self._changed(StoreChange(name, True, by))
+                self._changed(StoreChange(name, True, by, host))
 
     def list(self, prefix: str, after: str, age_s: float) -> list[ObjectMeta]:
         """What was there `age_s` ago."""
@@ -171,8 +173,8 @@ class ProcessObjectStore:
 
     async def put(self, name: str, data: Buffer) -> None:
         content = bytes(data)
-        by = self._process.name
-        await self._ask("PUT", name, lambda: self._store.put(name, content, by), len(content))
+        who = self._process.name, self._process.host.name
+        await self._ask("PUT", name, lambda: self._store.put(name, content, *who), len(content))
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
         def read() -> bytes:
@@ -200,9 +202,9 @@ class ProcessObjectStore:
         return await self._ask("LIST", prefix, lambda: self._store.list(prefix, after, age_s))
 
     async def delete(self, names: Sequence[str]) -> None:
-        chosen, by = list(names), self._process.name
+        chosen, who = list(names), (self._process.name, self._process.host.name)
         what = chosen[0] if chosen else ""
-        await self._ask("DELETE", what, lambda: self._store.delete(chosen, by))
+        await self._ask("DELETE", what, lambda: self._store.delete(chosen, *who))
 
     async def sign(self, name: str, expires_s: float) -> str:
         return f"simulated:{name}"

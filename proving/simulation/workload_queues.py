@@ -23,6 +23,7 @@ from proving.simulation import queue_bounds
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults_aimed import OF_QUEUES
 from proving.simulation.faults_queues import MoveFaults
 from proving.simulation.gone_holders import LOOK_S as HOLDERS_LOOK_S
 from proving.simulation.gone_holders import GoneHolders
@@ -87,7 +88,7 @@ class QueueWorkload(Workload):
 
     topics = (ORDERS,)
     topics_on_disk: tuple[str, ...] = (ORDERS, LATER, "plain.dead", QUEUES_TOPIC)
-    more_faults: Sequence[Injection] = WITH_GROUPS
+    more_faults: Sequence[Injection] = (*WITH_GROUPS, *OF_QUEUES)
     lasts_s = 24.0
     heals_at_s = 18.0
     records_min = 300

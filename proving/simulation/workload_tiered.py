@@ -24,6 +24,12 @@ from unittest import mock
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults_aimed import (
+    OF_REMOTE_STORAGE,
+    OF_TRANSACTIONS,
+    PATIENCE_S,
+    lists_being_loaded,
+)
 from proving.simulation.faults_remote import WITH_REMOTE_STORAGE
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_tiered import TieredInvariants
@@ -63,6 +69,7 @@ QUESTION_TIMEOUT_S = 6.0
 PROBE_S = 1.0
 PROBED_MAX = 20
 PIN_S = 6.0
+LIST_LOOK_S = 0.002
 UNCLEAN_SHARE = 8
 """How often an unclean election is among the faults, where there is a topic for it."""
 BURY_S = 8.0
@@ -77,6 +84,7 @@ SMALL = (
     (data_object, "CRC_BYTES", 1024),
     (remote_garbage, "LATE_PUTS_MS", 65_000),  # Lists may be a minute old.
     (remote_garbage, "LOOK_INTERVAL_S", 2.0),
+    (remote_garbage, "CLOCK_LOOK_S", 0.2),
     (sweeps, "SUPERSEDED_S", 10.0),
     (adoption, "LISTING_DELAY_S", 5.0),
 )
@@ -129,7 +137,7 @@ class RemoteStorage(Workload):
     """The part that workloads with remote storage share: the faults, the invariants, and the end,
     in which everything is stored and no garbage is left."""
 
-    more_faults: Sequence[Injection] = WITH_REMOTE_STORAGE
+    more_faults: Sequence[Injection] = (*WITH_REMOTE_STORAGE, *OF_REMOTE_STORAGE)
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
@@ -146,7 +154,7 @@ class RemoteStorage(Workload):
         return {
             **super().cluster_options(rng),
             "remote_storage_url": URL,
-            "remote_delete_delay_ms": rng.choice((500, 3_000, 8_000)),
+            "remote_delete_delay_ms": rng.choice((500, 3_000, 8_000, 60_000)),
             "remote_sweep_interval_ms": rng.choice((1_000, 5_000)),
             "remote_cache_bytes": rng.choice((0, 5_000, 1 << 20)),
             "remote_read_bytes_per_s": rng.choice((None, 100_000)),
@@ -181,9 +189,13 @@ class RemoteStorage(Workload):
         await self._cluster.wait_until(
             self._cluster.is_whole, "all replicas in sync again", limit_s=END_LIMIT_S
         )
+        delay_s = self._cluster.config.remote_delete_delay_ms / 1000
         await self._wait_for_none(
-            self._garbage, "are in the store, and nothing refers to them", limit_s=END_LIMIT_S
+            self._garbage,
+            "are in the store, and nothing refers to them",
+            limit_s=END_LIMIT_S + 2 * delay_s,
         )
+        assert not self.tiered.state.pins, f"pins do not end: {self.tiered.state.pins}"
         self.tiered.check_ends()
         return count
 
@@ -195,7 +207,7 @@ class RemoteStorage(Workload):
     def _not_stored(self) -> list[str]:
         """The partitions whose committed records are not all in the store. (Where wall clocks have
         jumped, a segment may be young for long.)"""
-        if any(host.clock_jumps for host in self._cluster.hosts):
+        if any(host.clock_changes for host in self._cluster.hosts):
             return []
         starts = {
             key: replica._replica_log.log.start_offset
@@ -441,6 +453,8 @@ class TieredWorkload(RemoteStorage, Operators):
         while self._is_sending:
             await asyncio.sleep(rng.expovariate(1 / PIN_S))
             pin_id = process.environment.new_id()
+            if rng.random() < 0.7:
+                await self._until_a_list_is_loaded(topic_id)
             with contextlib.suppress(RayqError):
                 starts = await consumer.beginning_offsets(places)
                 for _ in range(rng.choice((1, 3))):
@@ -454,12 +468,21 @@ class TieredWorkload(RemoteStorage, Operators):
                     await client.change(pin, timeout_s=QUESTION_TIMEOUT_S)
                     await asyncio.sleep(rng.uniform(0, 4))
                 if rng.random() < 0.7:
+                    self.tiered.given_up.add(pin_id)
                     unpin = messages.UnpinSnapshot(
                         request_id=process.environment.new_id(), pin_id=pin_id
                     )
                     await client.change(unpin, timeout_s=QUESTION_TIMEOUT_S)
         await consumer.close()
         client.close()
+
+    async def _until_a_list_is_loaded(self, topic_id: str) -> None:
+        """Retention has to look at the pins after that, not before."""
+        until_s = self._cluster.world.now_s + PATIENCE_S
+        while not lists_being_loaded(self._cluster, topic_id):
+            if self._cluster.world.now_s > until_s:
+                return
+            await asyncio.sleep(LIST_LOOK_S)
 
     async def _bury(self, name: str, process: Process, rng: random.Random) -> None:
         """Makes a topic, fills it and deletes it."""
@@ -489,7 +512,7 @@ class TieredWorkload(RemoteStorage, Operators):
 class TieredTransactionWorkload(RemoteStorage, TransactionWorkload):
     """The clients with transactions, whose topics have remote storage."""
 
-    more_faults = (*WITH_GROUPS, *WITH_REMOTE_STORAGE)
+    more_faults = (*WITH_GROUPS, *WITH_REMOTE_STORAGE, *OF_REMOTE_STORAGE, *OF_TRANSACTIONS)
 
 
 def _records_of(data: bytes, place: TopicPartition) -> list[Record]:

@@ -20,6 +20,7 @@ from proving.simulation.atomic_jobs import AtomicJobs
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults_aimed import OF_TRANSACTIONS
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants
@@ -69,7 +70,7 @@ class TransactionWorkload(Workload):
 
     topics = ("orders",)
     topics_on_disk: tuple[str, ...] = ("orders", PAIRS, COPIES, OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
-    more_faults: Sequence[Injection] = WITH_GROUPS
+    more_faults: Sequence[Injection] = (*WITH_GROUPS, *OF_TRANSACTIONS)
     lasts_s = 42.0
     heals_at_s = 32.0
     syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))

@@ -116,7 +116,10 @@ class Host:
         self.disk = world.new_disk(f"{name}.disk")
         self.processes: list[Process] = []
         self.clock_offset_ms = 0
-        self.clock_jumps = 0
+        self.clock_changes: list[tuple[float, int]] = []
+        """When the wall clock jumped, in virtual seconds, and how far off it was from then on."""
+        self.began_ahead_s: list[float] = []
+        """When processes began while it was ahead, which they cannot know."""
         self.thread_s = THREAD_S
         self._boots = 0
 
@@ -130,6 +133,8 @@ class Host:
         pid = self.world.next_pid()
         rng = self.world.new_random(f"process {pid}")
         process = Process(self, f"{name}#{pid}", pid, rng)
+        if self.clock_offset_ms > 0:
+            self.began_ahead_s.append(self.world.now_s)
         self.processes.append(process)
         self.world.loop.new_owner(process)
         self.world.trace.note(f"{self.name} starts {process.name}")
@@ -169,5 +174,5 @@ class Host:
     def jump_clock(self, milliseconds: int) -> None:
         """Moves the wall clock forward, or back by a negative number."""
         self.clock_offset_ms += milliseconds
-        self.clock_jumps += 1
+        self.clock_changes.append((self.world.now_s, self.clock_offset_ms))
         self.world.trace.note(f"{self.name}: the wall clock jumps by {milliseconds} ms")

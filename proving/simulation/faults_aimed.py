@@ -1,0 +1,229 @@
+"""Faults that are aimed at a state: they strike a host just while something is going on there.
+
+A *target* says on which hosts that is so now. Rare states last for a moment: a delay is waited for,
+a list is being loaded, a move is under way. Faults that come at any moment hardly ever meet them,
+and then on another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.faults import Faults, Injection
+from proving.simulation.link import NetworkHost
+from proving.simulation.process import Process
+from proving.simulation.world import Host
+from rayq.actors.remote.leader_remote import LeaderRemote
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica import Replica
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
+
+PATIENCE_S = 4.0
+"""The longest wait for a target."""
+LOOK_S = 0.002
+LEAPS_MS = (1_200_000, 1_200_000, 60_000, -1_200_000)
+LEAP_S = (0.1, 1.0)
+"""How long a leap lasts: soon over, so that it may shorten next to nothing."""
+STRIKES = ("leap", "leap", "leap", "kill a process", "kill", "pause", "cut off", "power loss")
+
+T = TypeVar("T")
+Target = Callable[[SimulatedCluster], list[Process]]
+"""The processes in which it is so now."""
+
+
+async def found_soon(
+    faults: Faults,
+    find: Callable[[], list[T]],
+    *,
+    patience_s: float = PATIENCE_S,
+    look_s: float = LOOK_S,
+) -> list[T]:
+    """What `find` finds, as soon as it finds anything. Empty: it found nothing for so long."""
+    until_s = faults._world.now_s + patience_s
+    while faults._world.now_s < until_s:
+        found = find()
+        if found:
+            return found
+        await asyncio.sleep(look_s)
+    return []
+
+
+def aimed_at(what: str, target: Target) -> Injection:
+    """A fault of any kind that strikes where `target` says. `what` is going on there."""
+
+    async def strike(faults: Faults) -> None:
+        victims = await found_soon(faults, lambda: target(faults._cluster))
+        if not victims:
+            return
+        rng = faults._rng
+        victim = rng.choice(victims)
+        host = next(one for one in faults._cluster.hosts if one is victim.host)
+        kind = rng.choice(STRIKES)
+        faults._begin(f"while {what}: {kind} of {victim.name} on {host.name}")
+        await _strike(faults, kind, victim, host)
+
+    return strike
+
+
+async def _strike(faults: Faults, kind: str, victim: Process, host: Host) -> None:
+    number = faults._cluster.hosts.index(host)
+    if kind == "leap":
+        leap_ms = faults._rng.choice(LEAPS_MS)
+        host.jump_clock(leap_ms)
+        await asyncio.sleep(faults._rng.uniform(*LEAP_S))
+        host.jump_clock(-leap_ms)
+    elif kind == "pause":
+        victim.pause()
+        await faults._last(0.5, 9.0)
+        victim.resume()
+    elif kind == "cut off":
+        servers: list[NetworkHost] = [*faults._cluster.hosts, faults._cluster.controller_host]
+        others = [one for one in servers if one is not host]
+        await faults._cut([host], others, faults._rng.random() < 0.7)
+    else:
+        if kind == "kill a process":
+            victim.kill()
+        elif kind == "kill":
+            await faults._crash_host(number)
+        else:
+            host.power_loss()
+        await faults._last(0.1, 4.0)
+        faults._ensure_broker(number)
+
+
+# --- where something is going on ------------------------------------------------------------------
+
+
+def _replicas(cluster: SimulatedCluster) -> Iterator[tuple[Process, Replica]]:
+    for process, host in cluster.replica_hosts.items():
+        for replica in host._replicas.values() if process.alive else ():
+            yield process, replica
+
+
+def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
+    """Where a queue's records wait for a time of day, or after a failure."""
+    return _queues(cluster, lambda leader: leader.open.state._delayed > 0)
+
+
+def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
+    """Where a consumer has just lost its connection, and its locks have a second."""
+    return _queues(cluster, lambda leader: bool(leader.holders._timers))
+
+
+def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
+    """Where dead letters or redriven records are on their way."""
+    return _queues(cluster, lambda leader: bool(leader.open.state._moves))
+
+
+def _queues(cluster: SimulatedCluster, holds: Callable[..., bool]) -> list[Process]:
+    return [
+        process
+        for process, replica in _replicas(cluster)
+        if replica._queues is not None
+        and any(
+            leader.open is not None and holds(leader)
+            for leader in replica._queues._queues.values()
+        )
+    ]
+
+
+def lists_being_loaded(
+    cluster: SimulatedCluster, topic_id: str | None = None
+) -> list[Process]:
+    """Who loads the list of a partition's objects, of any topic or of this one."""
+    return _remote(
+        cluster,
+        lambda remote: (
+            remote.log._loading.locked() and topic_id in (None, remote._assignment.topic_id)
+        ),
+    )
+
+
+def objects_to_be_deleted(cluster: SimulatedCluster) -> list[Process]:
+    """Whose list has objects that are deleted after a delay."""
+    return _remote(
+        cluster, lambda remote: bool(remote.log._loaded and remote.log._loaded[1].removed)
+    )
+
+
+def _remote(cluster: SimulatedCluster, holds: Callable[[LeaderRemote], bool]) -> list[Process]:
+    return [
+        process
+        for process, replica in _replicas(cluster)
+        if isinstance(replica._role, Leader)
+        and replica._role.remote is not None
+        and holds(replica._role.remote)
+    ]
+
+
+def deleted_topics(cluster: SimulatedCluster) -> list[Process]:
+    """The broker that removes what deleted topics have left in the store, after a delay."""
+    for process, broker in cluster.broker_of.items():
+        state = broker.metadata.state
+        lowest = min((one for one, known in state.brokers.items() if known.live), default=None)
+        if process.alive and state.garbage and process is cluster.broker_processes.get(lowest or 0):
+            return [process]
+    return []
+
+
+def open_transactions(cluster: SimulatedCluster) -> list[Process]:
+    """Who coordinates a transaction whose time runs."""
+    return _transactions(cluster, is_decided=False)
+
+
+def missing_markers(cluster: SimulatedCluster) -> list[Process]:
+    """Who coordinates a transaction that is decided, and lacks markers."""
+    return _transactions(cluster, is_decided=True)
+
+
+def _transactions(cluster: SimulatedCluster, *, is_decided: bool) -> list[Process]:
+    return [
+        process
+        for process, replica in _replicas(cluster)
+        if isinstance(replica._coordinator, TransactionCoordinator)
+        and any(
+            one.is_decided is is_decided for one in replica._coordinator.state.transactions.values()
+        )
+    ]
+
+
+def reassignments(cluster: SimulatedCluster) -> list[Process]:
+    """Who leads a partition that is being moved."""
+    newest = max(cluster.brokers.values(), key=lambda one: one.metadata.version).metadata.state
+    moving = {
+        (topic.topic_id, number)
+        for topic, number, partition in newest.all_partitions()
+        if partition.value.target
+    }
+    return [
+        process
+        for process, replica in (_replicas(cluster) if moving else ())
+        if isinstance(replica._role, Leader)
+        and (replica.assignment.topic_id, replica.assignment.partition) in moving
+    ]
+
+
+_MOVE = aimed_at("a partition is moved", reassignments)
+_DELAY = aimed_at("records wait for a time", queues_with_delays)
+
+OF_QUEUES: list[Injection] = [
+    _DELAY,
+    _DELAY,
+    aimed_at("a consumer has just gone", queues_with_holders_away),
+    aimed_at("records are moved", queues_with_moves),
+    _MOVE,
+]
+OF_REMOTE_STORAGE: list[Injection] = [
+    aimed_at("objects wait for their deletion", objects_to_be_deleted),
+    aimed_at("objects wait for their deletion", objects_to_be_deleted),
+    aimed_at("a deleted topic waits for its removal", deleted_topics),
+    aimed_at("a list is loaded", lists_being_loaded),
+    _MOVE,
+]
+OF_TRANSACTIONS: list[Injection] = [
+    aimed_at("a transaction's time runs", open_transactions),
+    aimed_at("markers are missing", missing_markers),
+]
