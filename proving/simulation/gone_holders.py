@@ -22,8 +22,10 @@ from rayq.wire.server import Peer
 
 PROMISED_S = 1.0
 """As docs/promises.md and rule 56 say; not the constant of the code that is judged."""
+EARLY_S = 0.01
+"""Timers fire as exactly as that."""
 LOOK_S = 0.02
-"""So often the judge looks: it may see the end of a connection so much too late."""
+"""So often the judge looks."""
 SLACK_S = 0.25
 """A process may be busy just then."""
 
@@ -37,7 +39,7 @@ class GoneHolders:
         self._connections: dict[Holders, dict[str, list[asyncio.Future[None]]]] = {}
         """The connections that have named each holder, of each leader."""
         self._ended_s: dict[asyncio.Future[None], float] = {}
-        """When the end of a connection was seen."""
+        """When a leader heard that a connection had ended."""
         self._waits_s: dict[tuple[OpenQueue, str], float] = {}
         """Since when an opening that could act has had locks of a holder that is gone."""
         self._looked_s = 0.0
@@ -45,7 +47,7 @@ class GoneHolders:
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """Notes who is heard and whose locks are freed, for the length of a `with` block."""
-        heard, free_holders = Holders.heard, OpenQueue.free_holders
+        heard, closed, free_holders = Holders.heard, Holders._closed, OpenQueue.free_holders
 
         def note_heard(holders: Holders, holder: str, peer: Peer) -> None:
             named = self._connections.setdefault(holders, {}).setdefault(holder, [])
@@ -53,13 +55,18 @@ class GoneHolders:
                 named.append(peer.closed)
             heard(holders, holder, peer)
 
+        def note_closed(holders: Holders, connection: asyncio.Future[None]) -> None:
+            self._ended_s[connection] = asyncio.get_running_loop().time()
+            closed(holders, connection)
+
         def judge_freed(opened: OpenQueue, holders: Set[str]) -> None:
-            for holder in sorted(holders):
+            for holder in sorted(_with_locks(opened) & holders):
                 self._judge_freed(opened, holder)
             free_holders(opened, holders)
 
         with (
             mock.patch.object(Holders, "heard", note_heard),
+            mock.patch.object(Holders, "_closed", note_closed),
             mock.patch.object(OpenQueue, "free_holders", judge_freed),
         ):
             yield
@@ -69,14 +76,13 @@ class GoneHolders:
         now_s = self._looked_s = asyncio.get_running_loop().time()
         waits_s: dict[tuple[OpenQueue, str], float] = {}
         for process, leader in leaders:
-            named = self._connections.get(leader.holders, {})
-            gone = {one for one in named if self._gone_since_s(named[one], now_s) is not None}
-            opened = leader.open
-            if not gone or opened is None or process.gate != OPEN:
+            named, opened = self._connections.get(leader.holders, {}), leader.open
+            if opened is None or process.gate != OPEN:
                 continue  # It begins again, or stands still: its time counts from the end of that.
-            for holder in {one for block in opened.state._blocks.values() for one in block.holders}:
-                if holder not in gone:
-                    continue  # What a new leader has not heard of it cannot miss.
+            for holder in _with_locks(opened):
+                # What a new leader has not heard of it cannot miss.
+                if holder not in named or self._gone_since_s(named[holder], now_s) is None:
+                    continue
                 since_s = waits_s[opened, holder] = self._waits_s.get((opened, holder), now_s)
                 if now_s - since_s > PROMISED_S + SLACK_S:
                     self._problems.append(
@@ -89,10 +95,10 @@ class GoneHolders:
     def _gone_since_s(
         self, connections: list[asyncio.Future[None]], now_s: float
     ) -> float | None:
-        """Since when all of these are closed, as far as it was seen. None: one of them is open."""
+        """Since when all of these are closed. None: one of them is open."""
         if not all(one.done() for one in connections):
             return None
-        return max(self._ended_s.setdefault(one, now_s) for one in connections)
+        return max(self._ended_s.get(one, now_s) for one in connections)
 
     def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -100,7 +106,7 @@ class GoneHolders:
         if holder not in named or now_s - self._looked_s > 2 * LOOK_S:
             return  # It was told of, or the run has ended.
         gone_since_s = self._gone_since_s(named[holder], now_s)
-        if gone_since_s is None or now_s - gone_since_s < PROMISED_S - 2 * LOOK_S:
+        if gone_since_s is None or now_s - gone_since_s < PROMISED_S - EARLY_S:
             since = "has one"
             if gone_since_s is not None:
                 since = f"lost it at {gone_since_s - START_S:.3f}"
@@ -108,3 +114,8 @@ class GoneHolders:
                 f"{opened.queue} in {opened.topic}-{opened.partition}: the locks of {holder} are "
                 f"freed for want of a connection at {now_s - START_S:.3f}, and it {since}"
             )
+
+
+def _with_locks(opened: OpenQueue) -> set[str]:
+    """The holders that have locks."""
+    return {holder for block in opened.state._blocks.values() for holder in block.holders}

@@ -125,6 +125,30 @@ def unreachable_participant_left_out() -> list[Patch]:
 # --- the leader -----------------------------------------------------------------------------------
 
 
+@plants("31", "a transaction has half of its time", TRANSACTIONS)
+def transactions_time_out_early() -> list[Patch]:
+    join = transaction_changes.join
+
+    def mutated(state: Any, key: Any, participant: Any, *, now_s: float, now_ms: int) -> Any:
+        is_known = key in state.deadlines_s
+        records = join(state, key, participant, now_s=now_s, now_ms=now_ms)
+        if not is_known and key in state.deadlines_s:
+            state.deadlines_s[key] -= (state.deadlines_s[key] - now_s) / 2
+        return records
+
+    return [(transaction_changes, "join", mutated)]
+
+
+@plants("31", "a new coordinator grants a transaction no time", TRANSACTIONS)
+def no_time_after_a_failover() -> list[Patch]:
+    return [(transaction_changes, "FAILOVER_TIMEOUT_MS", 0)]
+
+
+@plants("31", "a transaction of a dead producer stays open", TRANSACTIONS)
+def transactions_never_time_out() -> list[Patch]:
+    return [(transaction_changes, "expired", lambda state, now_s, now_ms: [])]
+
+
 @plants("25", "a leader appends before its partition has joined", TRANSACTIONS)
 def appended_before_the_join() -> list[Patch]:
     batch = TransactionAdmission.batch

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from proving.simulation.atomic_jobs import AtomicJobs
@@ -27,6 +27,7 @@ from proving.simulation.invariants_transactions import TransactionInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.transaction_times import TransactionTimes
 from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
 from rayq.actors.replica.replica import Replica
@@ -80,6 +81,7 @@ class TransactionWorkload(Workload):
         self.history = TransactionHistory()
         self.groups = GroupInvariants(cluster)
         self.invariants = TransactionInvariants()
+        self._times = TransactionTimes(self.problems)
         self._is_wild = True
         self._is_copying = True
         self._slots: list[asyncio.Task[None]] = []
@@ -120,6 +122,9 @@ class TransactionWorkload(Workload):
 
         invariants.on_committed = committed
         return observe
+
+    def judging(self) -> AbstractContextManager[None]:
+        return self._times.judging()
 
     @property
     def outputs(self) -> list[TopicPartition]:

@@ -14,6 +14,8 @@ QUICK_HUNTS = (
     "dead_before_written",
     "moved_batch_not_recognised",
     "move_unnumbered",
+    "gone_holders_keep_locks",
+    "no_grace_for_holders",
 )
 """Planted bugs that the first seeds find; `make hunt` plants the others."""
 

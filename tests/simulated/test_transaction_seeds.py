@@ -7,7 +7,13 @@ import pytest
 from tests.simulated.support import found_by, passing
 
 TRANSACTIONS = ("--scenario", "transactions")
-QUICK_HUNTS = ("appended_before_the_join", "no_marker_where_nothing_is_open", "decision_split")
+QUICK_HUNTS = (
+    "appended_before_the_join",
+    "no_marker_where_nothing_is_open",
+    "decision_split",
+    "transactions_time_out_early",
+    "transactions_never_time_out",
+)
 """Planted bugs that the first seeds find; `make hunt` plants the others."""
 
 
