@@ -123,6 +123,27 @@ def test_a_stop_just_after_a_topic_was_deleted_asks_none_of_its_processes(
     assert [one.message for one in caplog.records if "did not stop by itself" in one.message] == []
 
 
+def test_neither_a_broker_nor_a_process_remembers_the_replicas_of_deleted_topics(
+    tmp_path: Path,
+) -> None:
+    """A process tells what it was told to close, when its broker is new: with each topic that there
+    ever was, no request would hold that."""
+    with LocalCluster(1, data_dir=tmp_path, replicas_per_process=100) as cluster:
+        cluster.create_topic("stays")
+        for number in range(3):
+            cluster.create_topic(f"t{number}", partitions=2)
+            cluster.admin.delete_topic(f"t{number}")
+        servers = cluster._servers
+        assert servers is not None
+        (process,) = servers.runtimes[0].processes.values()
+        assert isinstance(process, LocalHostProcess)
+        host = process._replica_host
+        eventually(lambda: len(host.replicas) == 1, "the replicas are closed")
+        eventually(lambda: not host._let_go, "the process has forgotten them")
+        (known,) = servers.brokers[0]._replicas._hosts
+        assert not known.let_go
+
+
 def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str) -> None:
     producer = cluster.producer()
     producer.send(topic, b"old").result(60)

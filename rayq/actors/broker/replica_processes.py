@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
@@ -52,6 +52,15 @@ class ReplicaProcess:
     """What waits on its disk for the object store."""
     heard_s: float = 0.0
     changed: Signal = field(default_factory=Signal)
+
+    def forget_deleted(self, topics: Container[str]) -> list[str]:
+        """Forgets what it let go of topics that are not among `topics` any more: their ids do not
+        come again. Without this a process would remember each topic that there ever was. Returns
+        the ids."""
+        gone = {topic_id for topic_id, _ in self.let_go if topic_id not in topics}
+        if gone:
+            self.let_go = {key for key in self.let_go if key[0] not in gone}
+        return sorted(gone)
 
     def registration(
         self, endpoint: Address, status: messages.ReplicaStatus, partition_epoch: int = 0
@@ -265,6 +274,7 @@ class ReplicaProcesses:
     def forget(self, key: TopicIdPartition) -> None:
         """The partition's files are gone."""
         self._backoff_s.pop(key, None)
+        self._not_before_s.pop(key, None)
 
     def kill_holder(self, key: TopicIdPartition, pid: int, start_time: int, now_s: float) -> bool:
         """Kills the process that holds a partition's directory and did not present itself for a

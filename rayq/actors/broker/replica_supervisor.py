@@ -197,6 +197,7 @@ class ReplicaSupervisor:
             version = self._metadata.version
             assignments: list[messages.PartitionAssignment] = []
             removed: list[TopicIdPartition] = []
+            deleted: list[str] = []
             if version >= request.version:
                 for key in host.keys | known:
                     is_new = key not in known or self._placed.changed_at(key) > request.version
@@ -208,8 +209,9 @@ class ReplicaSupervisor:
                             host.let_go.add(key)
                     elif is_new:
                         assignments.append(self._placed.assignment(key[1], *found))
+                deleted = host.forget_deleted(self._metadata.state.topics)
             remaining_s = deadline_s - self._environment.clock.monotonic()
-            if assignments or removed or remaining_s <= 0:
+            if assignments or removed or deleted or remaining_s <= 0:
                 break
             await host.changed.wait(remaining_s)
         host.heard_s = self._environment.clock.monotonic()
@@ -224,6 +226,7 @@ class ReplicaSupervisor:
             object_server=None if self._objects is None else self._objects.endpoint,
             remote_halt=None if self._objects is None else self._objects.halt,
             remote_backlog_bytes=sum(one.remote_backlog_bytes for one in self._hosts),
+            deleted=deleted,
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:

@@ -214,6 +214,8 @@ class ReplicaHost:
             replica = self._replicas.pop((topic_id, partition), None)
             if replica is not None:
                 replica.abandon()
+        if answer.deleted:
+            self._let_go = {key for key in self._let_go if key[0] not in answer.deleted}
         for number, assignment in enumerate(answer.assignments, 1):
             if number % ASSIGNED_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # Those who wait for other replicas have their turn.

@@ -186,6 +186,9 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     the same place under the same id, or it is not known yet. None: they may."""
     remote_backlog_bytes: int = 0
     """What waits on the node's disk for the object store, in all replica processes."""
+    deleted: list[str] = msgspec.field(default_factory=list)
+    """The ids of topics of which the process has closed replicas, and which were deleted: no topic
+    has such an id again, so it need not remember them."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
