@@ -7,7 +7,7 @@ means that there is nothing to do, so every request may be repeated. Errors are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +34,7 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_names import partition_prefix, topic_prefix
+from rayq.remote_names import RemoteName, parse_folder, partition_prefix, topic_prefix
 from rayq.remote_pointer import (
     RESTORED_EPOCH_MAX,
     RESTORED_OFFSET_MAX,
@@ -45,6 +45,9 @@ from rayq.remote_pointer import (
 PINS_MAX = 1000
 PINNED_PARTITIONS_MAX = 100_000
 """The most partitions that all pins name together, each pin for itself."""
+FOLDERS_MAX = 100_000
+"""The most folders of the object store that the metadata name: one for each topic that is stored
+there or was, until all of it is removed, and one for each partition that was restored."""
 RESTORED_PIN_MS = DAY_MS
 """For so long retention takes nothing of a topic that was restored: most of it may be older than
 its retention allows, and somebody has just asked for it."""
@@ -242,7 +245,7 @@ def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[Metad
         return []
     assert state.cluster_id is not None, "with a controller it is known"
     own = topic_prefix(state.cluster_id, topic.topic_id)
-    restored = sorted(one for one in _folders(topic) if not one.startswith(own))
+    restored = sorted(_restored_folders(topic, own))
     return [RemoteGarbage(topic.topic_id, topic.name, now_ms, (own, *restored))]
 
 
@@ -258,13 +261,16 @@ def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[M
             f"What the topic {topic_id} had in the object store is no garbage (any more): it was "
             "restored, or is removed already."
         )
+    prefixes = frozenset(garbage.prefixes)
+    # As metadata of an earlier rayq may have them.
+    strange = [one for one in prefixes if parse_folder(one) is None]
     for topic in state.topics.values():
-        for folder in _folders(topic):
-            if any(folder.startswith(one) or one.startswith(folder) for one in garbage.prefixes):
-                raise InvalidRequestError(
-                    f"What {garbage.name!r} left in the object store stays: topic {topic.name!r} "
-                    f"has its objects in {folder}."
-                )
+        folder = _folder_in(prefixes, strange, state, topic)
+        if folder is not None:
+            raise InvalidRequestError(
+                f"What {garbage.name!r} left in the object store stays: topic {topic.name!r} has "
+                f"its objects in {folder}."
+            )
     pins = [pin.pin_id for pin in state.pins.values() if pin.topic_id == topic_id]
     if pins:
         raise InvalidRequestError(
@@ -308,6 +314,13 @@ def check_restored(
         raise InvalidRequestError(
             f"{len(restored)} partitions are to be restored, and the topic gets {partitions}."
         )
+    _check_folders(state, sum(pointer is not None for pointer in restored))
+    removing = {
+        prefix: garbage.name
+        for garbage in state.garbage.values()
+        if garbage.is_removing
+        for prefix in garbage.prefixes
+    }
     used = {
         one.remote.name.prefix: f"{topic.name}-{number}"
         for topic, number, one in state.all_partitions()
@@ -316,7 +329,7 @@ def check_restored(
     for number, pointer in enumerate(restored):
         if pointer is None:
             continue
-        problem = _is_not_to_restore(state, pointer, used)
+        problem = _is_not_to_restore(state, pointer, used, removing)
         if problem is not None:
             raise InvalidRequestError(f"Partition {number} cannot be restored: {problem}.")
         assert pointer.name is not None, pointer
@@ -324,9 +337,13 @@ def check_restored(
 
 
 def _is_not_to_restore(
-    state: ClusterState, pointer: RemotePointer, used: Mapping[str, str]
+    state: ClusterState,
+    pointer: RemotePointer,
+    used: Mapping[str, str],
+    removing: Mapping[str, str],
 ) -> str | None:
-    """Why a topic must not be created with this pointer. `used` says whose each folder is."""
+    """Why a topic must not be created with this pointer. `used` says whose each folder is, and
+    `removing` what left the folders that are being removed."""
     problem = what_is_wrong(pointer)
     name = pointer.name
     if problem is not None or name is None:
@@ -343,12 +360,12 @@ def _is_not_to_restore(
         return (
             f"its objects are those of {user}, which would delete them: restore a copy of them"
         )
-    for garbage in state.garbage.values():
-        if garbage.is_removing and name.prefix.startswith(garbage.prefixes):
-            return (
-                f"its objects are being removed, since {garbage.name!r} was deleted longer ago "
-                "than remote_delete_delay_ms"
-            )
+    deleted = next((removing[one] for one in _folders_around(name) if one in removing), None)
+    if deleted is not None:
+        return (
+            f"its objects are being removed, since {deleted!r} was deleted longer ago than "
+            "remote_delete_delay_ms"
+        )
     return None
 
 
@@ -360,10 +377,12 @@ def restore(
     pointers = {number: one for number, one in enumerate(restored) if one is not None}
     if not pointers:
         return []
+    names = [one.name for one in pointers.values() if one.name is not None]
+    folders = {folder for name in names for folder in _folders_around(name)}
     records: list[MetadataRecord] = [
         RemoteGarbageRemoved(garbage.topic_id)
         for garbage in state.garbage.values()
-        if any(one.manifest.startswith(garbage.prefixes) for one in pointers.values())
+        if not folders.isdisjoint(garbage.prefixes)
     ]
     records.extend(RemoteMoved(topic_id, number, one) for number, one in pointers.items())
     starts = {number: one.start for number, one in pointers.items()}
@@ -398,6 +417,7 @@ def check_remote_config(
             f"What {before.name!r} had in the object store is still being removed: that takes "
             "remote_delete_delay_ms and a day. See `rayq storage status`, and try again then."
         )
+    _check_folders(state, 1)
     for broker in sorted(one for one in state.brokers if state.is_live(one)):
         trouble = store.troubles.get(broker, "it was not heard of yet")
         if trouble is not None:
@@ -421,7 +441,58 @@ def unknown_marks(state: ClusterState, marks: Collection[tuple[int, str]]) -> li
     )
 
 
-def _folders(topic: Topic) -> set[str]:
-    """What the names of the objects begin with that the topic's pointers name."""
+# --- folders --------------------------------------------------------------------------------------
+# They are as many as partitions: whatever is asked of them costs as much as there are, not more.
+
+
+def _restored_folders(topic: Topic, own: str) -> set[str]:
+    """The folders of partitions, outside of the topic's `own`, where its pointers are."""
     pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]
-    return {one.name.prefix for one in pointers if one.name is not None}
+    names = [one.name for one in pointers if not one.manifest.startswith(own)]
+    return {name.prefix for name in names if name is not None}
+
+
+def _folders_around(name: RemoteName) -> tuple[str, str]:
+    """That of the object's partition, and that of its topic."""
+    return name.prefix, topic_prefix(name.cluster_id, name.topic_id)
+
+
+def _folder_in(
+    prefixes: Set[str], strange: Sequence[str], state: ClusterState, topic: Topic
+) -> str | None:
+    """A folder with objects of the topic that is one of `prefixes`, or in one of them; `strange`
+    are those of them that are no folders. None: there is none."""
+    assert state.cluster_id is not None, "with a controller it is known"
+    own = topic_prefix(state.cluster_id, topic.topic_id)
+    for number, partition in topic.partitions.items():
+        pointer = partition.remote
+        if pointer is None:
+            continue
+        if pointer.manifest.startswith(own):
+            around = (partition_prefix(state.cluster_id, topic.topic_id, number), own)
+        elif pointer.name is not None:
+            around = _folders_around(pointer.name)
+        else:
+            continue
+        if not prefixes.isdisjoint(around) or any(
+            around[0].startswith(one) or one.startswith(around[0]) for one in strange
+        ):
+            return around[0]
+    return None
+
+
+def _check_folders(state: ClusterState, added: int) -> None:
+    """Raises OverloadedError where topics, and what deleted ones have left, have too many folders.
+    A topic that is deleted leaves no more than it had: so it can always be deleted."""
+    count = sum(len(garbage.prefixes) for garbage in state.garbage.values())
+    for topic in state.topics.values():
+        if may_have_objects(topic):
+            assert state.cluster_id is not None, "with a controller it is known"
+            own = topic_prefix(state.cluster_id, topic.topic_id)
+            count += 1 + len(_restored_folders(topic, own))
+    if count + added > FOLDERS_MAX:
+        raise OverloadedError(
+            f"Topics have {count} folders in the object store, with those that deleted topics have "
+            f"left there, and {FOLDERS_MAX} is the most. Wait until what was deleted is removed "
+            "(remote_delete_delay_ms and a day): see `rayq storage status`."
+        )

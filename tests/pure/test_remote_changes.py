@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -584,6 +585,61 @@ def test_nothing_is_removed_that_a_pointer_or_a_pin_has_a_use_for() -> None:
 
 
 # --- configs -------------------------------------------------------------------------------------
+
+
+def test_what_deleted_topics_leave_has_a_bound_and_no_topic_is_kept_from_being_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_changes, "FOLDERS_MAX", 3)
+    state = tiered()
+    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    create(state, "u")
+    create(state, "v")
+    with pytest.raises(OverloadedError, match="3 folders.*3 is the most"):
+        create(state, "w")
+    create(state, "w", stored=False)
+    with pytest.raises(OverloadedError):
+        topic_changes.alter_topic_config(state, "w", {"remote_storage": True}, store=WORKS)
+    topic_changes.alter_topic_config(state, "u", {"remote_storage": "read"}, store=WORKS)
+    for name in ("u", "v"):
+        apply(state, topic_changes.delete_topic(state, name, now_ms=1))
+    with pytest.raises(OverloadedError):
+        create(state, "w2")
+    apply(state, [RemoteGarbageRemoved(id_of("t"))])
+    with pytest.raises(OverloadedError):
+        create(state, "w2", partitions=2, restored=[elsewhere(0), elsewhere(1)])
+    create(state, "w2")
+
+
+def test_what_is_asked_of_folders_costs_as_much_as_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not as much as the product of those that are asked for and those that were left."""
+    monkeypatch.setattr(topic_changes, "check_replica_limits", lambda *_: None)
+
+    def costs_s(count: int) -> list[float]:
+        state = tiered()
+        asked = [elsewhere(number) for number in range(count)]
+        create(state, "back", partitions=count, restored=asked)
+        more = [
+            pointer(manifest=manifest(1, folder(number, "more", OTHER))) for number in range(count)
+        ]
+        for one in range(4):
+            left = tuple(folder(number, f"left{one}", OTHER) for number in range(count))
+            state.garbage[f"g{one}"] = RemoteGarbage(f"g{one}", "g", 0, left, one % 2 == 0)
+        config, costs = TopicConfig(remote_storage=True), []
+        for asks in (
+            lambda: remote_changes.check_restored(state, config, count, more),
+            lambda: remote_changes.restore(state, "g2", more),
+            lambda: remote_changes.begin_removal(state, "g1", 0),
+        ):
+            began_s = time.process_time()
+            asks()
+            costs.append(time.process_time() - began_s)
+        return costs
+
+    for few_s, many_s in zip(costs_s(200), costs_s(3200), strict=True):
+        assert many_s < 64 * few_s + 0.02  # 16 times as many.
 
 
 @pytest.mark.parametrize(

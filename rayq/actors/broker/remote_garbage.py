@@ -73,6 +73,7 @@ class RemoteGarbageSweep:
             live = [one for one, known in self._metadata.state.brokers.items() if known.live]
             if self._broker != min(live, default=None):
                 continue
+            self._swept_once.intersection_update(self._metadata.state.garbage)
             for garbage in list(self._metadata.state.garbage.values()):
                 try:
                     await self._look_at(garbage)
