@@ -118,11 +118,11 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
 def sessions_end_with_their_coordinator() -> list[Patch]:
     end_sessions = group_changes.end_sessions
 
-    def mutated(state: Any, *, now_s: float, **options: Any) -> Any:
+    def mutated(state: Any, name: str, *, now_s: float, **options: Any) -> Any:
         for _, group, member, one in state.all_members():
             if group.sessions[member].heard_s is None:
                 group.sessions[member].heard_s = now_s - one.session_timeout_ms / 1000 - 1
-        return end_sessions(state, now_s=now_s, **options)
+        return end_sessions(state, name, now_s=now_s, **options)
 
     return [(group_changes, "end_sessions", mutated)]
 

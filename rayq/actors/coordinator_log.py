@@ -116,7 +116,6 @@ class CoordinatorLog(Generic[RecordT]):
                 keys.append(key)
                 values.append(value)
                 size_bytes += len(key) + len(value or b"")
-        batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
         request = messages.Produce(
             topic_id=self._topic_id,
             partition=self._partition,
@@ -125,6 +124,7 @@ class CoordinatorLog(Generic[RecordT]):
             timeout_ms=APPEND_TIMEOUT_MS,
         )
         try:
+            batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
             outcome = self._leader.produce(request, memoryview(batch))
         except RayqError as error:
             self._on_failure(error)

@@ -26,7 +26,6 @@ from rayq.core.group_state import (
     Group,
     GroupState,
     Session,
-    SubscribedTopic,
     partitions_of,
 )
 from rayq.core.topic_pattern import check_pattern
@@ -193,20 +192,19 @@ def disconnected(state: GroupState, group: str, member: str, *, now_s: float) ->
 
 
 def end_sessions(
-    state: GroupState, *, now_s: float, now_ms: int, disconnect_grace_ms: int
+    state: GroupState, name: str, *, now_s: float, now_ms: int, disconnect_grace_ms: int
 ) -> list[Record]:
-    """Takes out the members that were silent for a session, did not come back after their
-    connection broke, or did not give up partitions in time."""
-    records: list[Record] = []
-    for name, group in list(state.groups.items()):
-        gone: dict[str, str] = {}
-        for member, one in group.members.items():
-            reason = _why_gone(one, group.sessions[member], now_s, disconnect_grace_ms)
-            if reason is not None:
-                gone[member] = f"{_who(member, one.client)} {reason}"
-        if gone:
-            records += _remove(state, name, gone, now_ms)
-    return records
+    """Takes out the members of a group that were silent for a session, did not come back after
+    their connection broke, or did not give up partitions in time."""
+    group = state.groups.get(name)
+    if group is None:
+        return []
+    gone: dict[str, str] = {}
+    for member, one in group.members.items():
+        reason = _why_gone(one, group.sessions[member], now_s, disconnect_grace_ms)
+        if reason is not None:
+            gone[member] = f"{_who(member, one.client)} {reason}"
+    return _remove(state, name, gone, now_ms) if gone else []
 
 
 def _why_gone(
@@ -267,22 +265,11 @@ def _remove(
 # --- topics -------------------------------------------------------------------------------------
 
 
-def set_topics(
-    state: GroupState, topics: Mapping[str, SubscribedTopic], *, now_ms: int
-) -> list[Record]:
-    """Takes the cluster's topics as the metadata has them now. Groups that read a topic which
-    appeared, grew or went are rebalanced."""
-    if topics == state.topics:
+def follow_topics(state: GroupState, name: str, *, now_ms: int) -> list[Record]:
+    """Rebalances a group that reads a topic which appeared, grew or went, since the state took
+    other topics."""
+    if name not in state.groups or not state.groups[name].members:
         return []
-    state.take_topics(topics)
-    records: list[Record] = []
-    for name, group in state.groups.items():
-        if group.members:
-            records += _follow_topics(state, name, now_ms)
-    return records
-
-
-def _follow_topics(state: GroupState, name: str, now_ms: int) -> list[Record]:
     draft = GroupDraft(state, name, now_ms)
     wanted = partitions_of(draft.topics_read())
     aimed: set[TopicIdPartition] = set()

@@ -140,27 +140,26 @@ def delete_group(state: GroupState, group: str) -> list[Record]:
     return _tombstones(group, known.offsets, is_whole=True)
 
 
-def expire_offsets(state: GroupState, *, now_ms: int, retention_ms: int) -> list[Record]:
-    """Forgets old positions of groups without members, and groups that have nothing left."""
-    records: list[Record] = []
-    for name, group in state.groups.items():
-        if group.members:
-            continue
-        empty_since_ms = group.value.empty_since_ms or 0
-        old = [
-            at
-            for at, one in group.offsets.items()
-            if now_ms - max(empty_since_ms, one.commit_time_ms) > retention_ms
-            and at not in group.pending
-        ]
-        is_whole = len(old) == len(group.offsets) and not group.pending
-        if old or is_whole:
-            records += _tombstones(name, old, is_whole=is_whole)
-    return records
+def expire_offsets(
+    state: GroupState, name: str, *, now_ms: int, retention_ms: int
+) -> list[Record]:
+    """Forgets old positions of a group without members, and the group where it has nothing left."""
+    group = state.groups.get(name)
+    if group is None or group.members:
+        return []
+    empty_since_ms = group.value.empty_since_ms or 0
+    old = [
+        at
+        for at, one in group.offsets.items()
+        if now_ms - max(empty_since_ms, one.commit_time_ms) > retention_ms
+        and at not in group.pending
+    ]
+    is_whole = len(old) == len(group.offsets) and not group.pending
+    return _tombstones(name, old, is_whole=is_whole) if old or is_whole else []
 
 
-def forget_topics(state: GroupState, *, now_s: float) -> list[Record]:
-    """Forgets positions in topics that were missing for long: those topics were deleted."""
+def topics_gone(state: GroupState, *, now_s: float) -> set[str]:
+    """The ids of topics with positions that were missing for long: those topics were deleted."""
     existing = {info.topic_id for info in state.topics.values()}
     missing = {
         topic_id
@@ -170,15 +169,16 @@ def forget_topics(state: GroupState, *, now_s: float) -> list[Record]:
     }
     since_s = {topic_id: state.topics_gone.get(topic_id, now_s) for topic_id in missing}
     state.topics_gone = since_s
-    gone = {topic_id for topic_id, at_s in since_s.items() if now_s - at_s > TOPIC_GONE_S}
-    if not gone:
+    return {topic_id for topic_id, at_s in since_s.items() if now_s - at_s > TOPIC_GONE_S}
+
+
+def forget_topics(state: GroupState, name: str, gone: Collection[str]) -> list[Record]:
+    """Forgets a group's positions in these topics."""
+    group = state.groups.get(name)
+    if group is None:
         return []
-    return [
-        OffsetRecord(name, topic_id, partition, None)
-        for name, group in state.groups.items()
-        for topic_id, partition in sorted(group.offsets)
-        if topic_id in gone and (topic_id, partition) not in group.pending
-    ]
+    places = [at for at in group.offsets if at[0] in gone and at not in group.pending]
+    return [OffsetRecord(name, *at, None) for at in sorted(places)]
 
 
 def _set(

@@ -25,6 +25,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
+from tests.pure import all_groups
 
 P0, P1, P2, P3 = (("T", number) for number in range(4))
 SAID = (
@@ -45,7 +46,7 @@ class Coordinator:
         self.state = GroupState({**load_assignors(None), "failing": failing})
         self.now_s = 0.0
         self.topics = {"t": SubscribedTopic("T", partitions)}
-        self.apply(group_changes.set_topics(self.state, self.topics, now_ms=0))
+        self.apply(all_groups.set_topics(self.state, self.topics, now_ms=0))
 
     @property
     def now(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Coordinator:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.apply(group_changes.end_sessions(self.state, disconnect_grace_ms=1000, **self.now))
+        self.apply(all_groups.end_sessions(self.state, disconnect_grace_ms=1000, **self.now))
 
     @property
     def reason(self) -> str:
@@ -403,7 +404,7 @@ def test_a_group_follows_its_topics() -> None:
     one.beat("a", topics=("later",), pattern="t|new-.*")
     assert one.members["a"].assigned == {P0, P1}
     topics = {"t": SubscribedTopic("T2", 1), "new-1": SubscribedTopic("N", 1), "later": SubscribedTopic("L", 1)}
-    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
     assert one.members["a"].assigned == {("T2", 0), ("N", 0), ("L", 0)}
     assert one.members["a"].revoking == {P0, P1}
     assert "later" in one.reason
@@ -414,7 +415,7 @@ def test_positions_in_a_deleted_topic_are_forgotten_after_a_while() -> None:
     one.commit("", 0, 5, P0, ("new", 0))
     for seconds in (0, 5, 6):
         one.now_s += seconds
-        one.apply(group_offsets.forget_topics(one.state, now_s=one.now_s))
+        one.apply(all_groups.forget_topics(one.state, now_s=one.now_s))
     assert set(one.state.groups["g"].offsets) == {P0}
 
 
@@ -446,7 +447,7 @@ def test_positions_of_an_idle_group_expire_and_the_group_with_them() -> None:
     one.commit("", 0, 5, P1)
 
     def expire(now_ms: int) -> int:
-        records = group_offsets.expire_offsets(one.state, now_ms=now_ms, retention_ms=10_000)
+        records = all_groups.expire_offsets(one.state, now_ms=now_ms, retention_ms=10_000)
         one.apply(records)
         return sum(isinstance(record, OffsetRecord) for record in records)
 
@@ -481,7 +482,7 @@ def test_a_failing_assignor_refuses_the_join_and_never_strands_the_others() -> N
     one.state.assignors = {**good, "failing": failing}
     one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
     assert "b" not in one.members
-    one.apply(group_changes.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
     assert one.members["a"].target == {P0, P1, P2, P3}
     assert "uniform instead of 'failing'" in one.reason
 
@@ -519,11 +520,11 @@ def test_a_new_topic_costs_each_pattern_one_look(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("rayq.core.group_state.matches", counting)
     topics = {"t": SubscribedTopic("T", 1), "t2": SubscribedTopic("U", 1), "u": SubscribedTopic("V", 1)}
-    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
     one.beat("a", topics=(), pattern="t.*")
     assert looked == ["t2", "u"]
     assert one.members["a"].target == {P0, ("U", 0)}
-    one.apply(group_changes.set_topics(one.state, {"t2": SubscribedTopic("U", 1)}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {"t2": SubscribedTopic("U", 1)}, now_ms=0))
     assert looked == ["t2", "u"]
     assert one.members["a"].target == {("U", 0)}
 

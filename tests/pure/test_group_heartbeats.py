@@ -20,6 +20,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
+from tests.pure import all_groups
 from tests.pure.test_group_changes import P0, P1, P2, P3, SAID, Coordinator
 
 replace = msgspec.structs.replace
@@ -137,7 +138,7 @@ def test_a_heartbeat_counts_under_the_present_epoch_and_the_one_before(
 def test_what_a_member_says_otherwise_is_kept_and_the_rest_stays(name: str, is_anew: bool) -> None:
     """A rebalance follows where the targets depend on it."""
     one = Coordinator(partitions=2)
-    one.apply(group_changes.set_topics(one.state, {**one.topics, "u": SubscribedTopic("U", 1)}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {**one.topics, "u": SubscribedTopic("U", 1)}, now_ms=0))
     one.join("a")
     before, group = one.members["a"], group_of(one)
     one.now_s = 5
@@ -398,12 +399,12 @@ def test_a_rebalance_tells_the_assignor_what_there_is_now() -> None:
 
     one.state.assignors = {**one.state.assignors, "asking": asking}
     topics = {**one.topics, "u": SubscribedTopic("U", 1), "v": SubscribedTopic("V", 1)}
-    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
     one.join("b", topics=("t", "gone"), assignor="asking")
     one.join("a", topics=(), pattern="u|t", assignor="asking", instance="i")
     del topics["u"]
     asked.clear()
-    one.apply(group_changes.set_topics(one.state, {**topics, "t": SubscribedTopic("T", 3)}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {**topics, "t": SubscribedTopic("T", 3)}, now_ms=0))
     ((members, partitions, current),) = asked
     assert list(members.items()) == [("a", ({"t"}, "i")), ("b", ({"t"}, None))]
     assert partitions == {"t": 3}
@@ -420,7 +421,7 @@ def test_where_an_assignor_fails_the_reason_says_so_within_bounds() -> None:
     assert one.reason == ("member b left: " + "x" * 600)[:512]
     assert group_of(one).assignor == "failing"
     one.state.assignors = {name: good[name] for name in ("uniform", "range")}
-    one.apply(group_changes.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
     assert one.reason.startswith(
         "the partitions of t changed (uniform instead of 'failing': There is no assignor 'failing'"
     )

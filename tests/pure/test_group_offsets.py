@@ -26,6 +26,7 @@ from rayq.errors import (
     OffsetPendingError,
     UnknownMemberError,
 )
+from tests.pure import all_groups
 from tests.pure.test_group_changes import P0, P1, P2, Coordinator
 
 HOLDS = PendingOffset(7, 3, "", 0, 11, None, "")
@@ -371,7 +372,7 @@ def test_the_positions_of_all_groups_together_have_a_limit_that_stops_no_known_o
     with pytest.raises(GroupLimitError, match="group 'j' gets no more"):
         group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=0)
     one.apply(group_offsets.set_offsets(one.state, "g", [position(P0)], now_ms=1))
-    one.apply(group_offsets.expire_offsets(one.state, now_ms=10, retention_ms=1))
+    one.apply(all_groups.expire_offsets(one.state, now_ms=10, retention_ms=1))
     assert one.state.positions == 0
     one.apply(group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=10))
 
@@ -422,7 +423,7 @@ def test_a_position_is_kept_from_its_commit_and_from_the_last_member_on(
     empty_since_ms = None if empty_since_s is None else empty_since_s * 1_000
     one.state.replay(GroupRecord("g", GroupValue(empty_since_ms=empty_since_ms)))
     one.state.replay(OffsetRecord("g", *P0, OffsetValue(1, None, "", committed_s * 1_000)))
-    records = group_offsets.expire_offsets(one.state, now_ms=int(now_s * 1_000), retention_ms=10_000)
+    records = all_groups.expire_offsets(one.state, now_ms=int(now_s * 1_000), retention_ms=10_000)
     forgotten = [OffsetRecord("g", *P0, None), GroupRecord("g", None)]
     assert records == (forgotten if is_old else [])
 
@@ -445,7 +446,7 @@ def test_what_is_old_goes_and_what_is_young_or_held_stays() -> None:
         OffsetRecord("held", *P1, None),
         GroupRecord("empty", None),
     ]
-    assert group_offsets.expire_offsets(one.state, now_ms=10_001, retention_ms=10_000) == expected
+    assert all_groups.expire_offsets(one.state, now_ms=10_001, retention_ms=10_000) == expected
 
 
 def test_positions_of_a_topic_that_is_gone_for_ten_seconds_are_forgotten() -> None:
@@ -455,7 +456,7 @@ def test_positions_of_a_topic_that_is_gone_for_ten_seconds_are_forgotten() -> No
     hold(one, ("X", 7), group="h")
 
     def forget(now_s: float) -> list[Record]:
-        return group_offsets.forget_topics(one.state, now_s=now_s)
+        return all_groups.forget_topics(one.state, now_s=now_s)
 
     def exists(*ids: str) -> None:
         one.state.take_topics({name: SubscribedTopic(name, 1) for name in ids})

@@ -11,6 +11,7 @@ from rayq.core.assignors import load_assignors
 from rayq.core.group_records import GroupRecord, MemberRecord
 from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, InvalidRequestError, UnknownMemberError
+from tests.pure import all_groups
 from tests.pure.test_group_changes import P0, P1, P2, P3, Coordinator
 
 HASTY = {"max_poll_interval_ms": 4_000}
@@ -109,7 +110,7 @@ def test_three_of_those_that_are_taken_out_together_are_named(members: str, reas
     one = Coordinator()
     one.join(*members)
     one.now_s = 11
-    records = group_changes.end_sessions(one.state, disconnect_grace_ms=1000, **one.now)
+    records = all_groups.end_sessions(one.state, disconnect_grace_ms=1000, **one.now)
     assert [record[:2] for record in records[:-1]] == [("g", member) for member in members]
     assert all(record.value is None for record in records[:-1])
     one.apply(records)
@@ -129,12 +130,12 @@ def test_sessions_end_in_each_group_for_itself() -> None:
     one.pass_time(0)
     untouched = one.state.groups["h"].value
     one.now_s = 15
-    records = group_changes.end_sessions(one.state, disconnect_grace_ms=1000, **one.now)
+    records = all_groups.end_sessions(one.state, disconnect_grace_ms=1000, **one.now)
     assert {record[0] for record in records} == {"g"}
     one.apply(records)
     assert one.state.groups["h"].value is untouched
     one.now_s = 20.1
-    one.apply(group_changes.end_sessions(one.state, disconnect_grace_ms=1000, **one.now))
+    one.apply(all_groups.end_sessions(one.state, disconnect_grace_ms=1000, **one.now))
     assert not one.state.groups["h"].members and not one.state.groups["i"].members
     reason = "member x (cli) was silent for 20.1 s, its session is 20 s"
     assert one.state.groups["h"].value.reason == one.state.groups["i"].value.reason == reason
@@ -304,13 +305,13 @@ def test_a_static_member_that_is_away_longer_than_its_session_is_unknown() -> No
 def test_up_to_three_topics_that_changed_are_named(grown: str, reason: str) -> None:
     one = Coordinator()
     topics = {name: SubscribedTopic(name.upper(), 1) for name in "abcd"}
-    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
     one.join("m", topics=("a", "b", "c", "d"))
     later = {
         name: info._replace(partitions=2) if name in grown else info
         for name, info in topics.items()
     }
-    one.apply(group_changes.set_topics(one.state, later, now_ms=3_000))
+    one.apply(all_groups.set_topics(one.state, later, now_ms=3_000))
     value = one.state.groups["g"].value
     assert (value.reason, value.rebalance_time_ms) == (reason, 3_000)
     assert one.members["m"].assigned == {
@@ -322,20 +323,20 @@ def test_topics_that_a_group_does_not_read_are_nothing_to_it() -> None:
     one = Coordinator(partitions=2)
     one.join("a")
     before = one.state.groups["g"].value
-    assert group_changes.set_topics(one.state, dict(one.topics), now_ms=9) == []
+    assert all_groups.set_topics(one.state, dict(one.topics), now_ms=9) == []
     more = {**one.topics, "u": SubscribedTopic("U", 3)}
-    assert group_changes.set_topics(one.state, more, now_ms=9) == []
+    assert all_groups.set_topics(one.state, more, now_ms=9) == []
     assert one.state.topics == more
     one.apply(group_changes.leave(one.state, "g", "a", "", now_ms=0))
     empty = one.state.groups["g"].value
-    assert group_changes.set_topics(one.state, {}, now_ms=9) == [], "a group without members"
+    assert all_groups.set_topics(one.state, {}, now_ms=9) == [], "a group without members"
     assert one.state.groups["g"].value is empty is not before
 
 
 def test_a_topic_that_went_is_named_and_its_partitions_are_given_up() -> None:
     one = Coordinator(partitions=2)
     one.join("a", "b", topics=("t", "u"))
-    one.apply(group_changes.set_topics(one.state, {}, now_ms=0))
+    one.apply(all_groups.set_topics(one.state, {}, now_ms=0))
     assert one.reason == "the partitions of t changed"
     for member in ("a", "b"):
         value = one.members[member]

@@ -18,6 +18,7 @@ from rayq.core.group_offsets import OffsetCommit
 from rayq.core.group_records import GroupRecord, MemberRecord, OffsetRecord, Record
 from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, GroupNotEmptyError, RayqError, UnknownMemberError
+from tests.pure import all_groups
 
 GROUP = "g"
 GRACE_MS = 1000
@@ -29,7 +30,7 @@ ASSIGNORS = load_assignors(None)
 
 def fresh(topics: dict[str, SubscribedTopic]) -> GroupState:
     state = GroupState(ASSIGNORS)
-    group_changes.set_topics(state, topics, now_ms=0)
+    all_groups.set_topics(state, topics, now_ms=0)
     return state
 
 
@@ -139,13 +140,13 @@ class Groups(RuleBasedStateMachine):
         for records in self.log[place:]:
             for record in records:
                 self.state.replay(record)
-        self.append(group_changes.set_topics(self.state, self.topics, now_ms=self.now["now_ms"]))
+        self.append(all_groups.set_topics(self.state, self.topics, now_ms=self.now["now_ms"]))
 
     @rule(seconds=st.sampled_from([0.1, 0.7, 4.0, 20.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
         self.append(
-            group_changes.end_sessions(self.state, disconnect_grace_ms=GRACE_MS, **self.now)
+            all_groups.end_sessions(self.state, disconnect_grace_ms=GRACE_MS, **self.now)
         )
 
     @rule(topic=st.sampled_from(["t", "u"]))
@@ -153,7 +154,7 @@ class Groups(RuleBasedStateMachine):
         info = self.topics[topic]
         if info.partitions < 6:
             self.topics = {**self.topics, topic: info._replace(partitions=info.partitions + 1)}
-            self.append(group_changes.set_topics(self.state, self.topics, now_ms=self.now["now_ms"]))
+            self.append(all_groups.set_topics(self.state, self.topics, now_ms=self.now["now_ms"]))
 
     # --- the members ------------------------------------------------------------------------
 
@@ -318,7 +319,7 @@ class Groups(RuleBasedStateMachine):
                     self.commit_up_to(len(self.log))
                     self.obey(self.readers[name])
             self.append(
-                group_changes.end_sessions(self.state, disconnect_grace_ms=GRACE_MS, **self.now)
+                all_groups.end_sessions(self.state, disconnect_grace_ms=GRACE_MS, **self.now)
             )
         self.commit_up_to(len(self.log))
         self.check_settled()

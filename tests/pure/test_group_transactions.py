@@ -27,6 +27,7 @@ from rayq.errors import (
     TransactionOrderError,
     UnknownMemberError,
 )
+from tests.pure import all_groups
 from tests.pure.test_group_changes import P0, P1, Coordinator
 
 FAMILY, OTHER = 1 << 61, (1 << 61) + (1 << 20)
@@ -158,21 +159,21 @@ def test_pending_positions_outlive_the_retention_of_positions_and_deleted_topics
     one = Groups()
     one.commit("", 0, 1, P0)
     one.send("", 5, P0)
-    group_changes.set_topics(one.state, {}, now_ms=0)
-    assert group_offsets.forget_topics(one.state, now_s=0) == []
-    assert group_offsets.forget_topics(one.state, now_s=60) == []
-    assert group_offsets.expire_offsets(one.state, now_ms=10**9, retention_ms=1) == []
+    all_groups.set_topics(one.state, {}, now_ms=0)
+    assert all_groups.forget_topics(one.state, now_s=0) == []
+    assert all_groups.forget_topics(one.state, now_s=60) == []
+    assert all_groups.expire_offsets(one.state, now_ms=10**9, retention_ms=1) == []
     one.end()
-    assert len(group_offsets.forget_topics(one.state, now_s=60)) == 1
-    assert len(group_offsets.expire_offsets(one.state, now_ms=10**9, retention_ms=1)) == 2
+    assert len(all_groups.forget_topics(one.state, now_s=60)) == 1
+    assert len(all_groups.expire_offsets(one.state, now_ms=10**9, retention_ms=1)) == 2
 
 
 def test_a_group_may_have_nothing_but_pending_positions() -> None:
     one = Groups()
     one.send("", 5, P0, group="new")
-    assert group_offsets.expire_offsets(one.state, now_ms=10**9, retention_ms=1) == []
+    assert all_groups.expire_offsets(one.state, now_ms=10**9, retention_ms=1) == []
     one.end(is_commit=False)
-    assert group_offsets.expire_offsets(one.state, now_ms=10**9, retention_ms=1) != []
+    assert all_groups.expire_offsets(one.state, now_ms=10**9, retention_ms=1) != []
 
 
 def test_only_what_a_member_owns_goes_into_its_transaction() -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 
 from rayq.actors.coordinator import LOADING_WAIT_S
-from rayq.actors.groups.group_coordinator import TICK_S, TOPICS_INTERVAL_S, TOPICS_WAIT_MS
+from rayq.actors.groups.group_coordinator import (
+    OFFSETS_CHECK_INTERVAL_S,
+    TICK_S,
+    TOPICS_INTERVAL_S,
+    TOPICS_WAIT_MS,
+    GroupCoordinator,
+)
 from rayq.errors import (
     ControllerUnavailableError,
     CoordinatorLoadingError,
@@ -531,5 +539,55 @@ def test_each_rebalance_is_counted_and_logged_once(caplog: pytest.LogCaptureFixt
         assert of.measured("rayq_consumergroup_members") == {"h": 0}
         with pytest.raises(UnknownGroupError):
             await of.describe()
+
+    coordinating(work)
+
+
+def test_what_concerns_many_groups_is_decided_for_one_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once would keep the heartbeats of the process waiting, until its broker kills it; and
+    one decision for all may be larger than a batch."""
+
+    async def work(of: Groups) -> None:
+        groups = [f"g{number}" for number in range(20)]
+        gone = of.connection()
+        for group in groups:
+            await of.beat("a", group=group)
+            await of.beat("b", group=group, peer=gone)
+        await of.set_offsets(1, 0, group="old")
+        await of.set_offsets(1, 0, group="older")
+        turn, noted = 0, list[tuple[int, set[str]]]()
+        append = GroupCoordinator._append
+
+        def bump() -> None:
+            nonlocal turn
+            turn += 1
+
+        def note(self: GroupCoordinator, records: Any) -> None:
+            if records:
+                noted.append((turn, {one.group for one in records}))
+                asyncio.get_running_loop().call_soon(bump)
+            append(self, records)
+
+        monkeypatch.setattr(GroupCoordinator, "_append", note)
+
+        def check(decided: Collection[str]) -> None:
+            assert {group for _, named in noted for group in named} == set(decided)
+            assert all(len(named) == 1 for _, named in noted)
+            assert len({turn for turn, _ in noted}) == len(noted) == len(decided)
+            noted.clear()
+
+        of.change_topics(t=4)
+        await asyncio.sleep(1.0)
+        check(groups)
+        gone.closed.set_result(None)
+        await asyncio.sleep(5.0)
+        check(groups)
+        of.change_topics()
+        await asyncio.sleep(2.0)
+        check(groups)
+        await asyncio.sleep(3 * OFFSETS_CHECK_INTERVAL_S)
+        assert [named for _, named in noted if named <= {"old", "older"}][:2] == [{"old"}, {"older"}]
 
     coordinating(work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
@@ -479,14 +480,8 @@ class GroupCoordinator(Coordinator[Record]):
                 continue
             if late_s > TICK_S:
                 group_changes.prolong_sessions(self.state, late_s)
-            self._append(
-                group_changes.end_sessions(
-                    self.state,
-                    now_s=now_s,
-                    now_ms=now_ms,
-                    disconnect_grace_ms=self._config.group_disconnect_grace_ms,
-                )
-            )
+            if not await self._end_sessions(now_s, now_ms):
+                return
             for transaction in group_transactions.abandoned(self.state):
                 if transaction not in self._aborts:
                     self._aborts.add(transaction)
@@ -495,17 +490,48 @@ class GroupCoordinator(Coordinator[Record]):
                     )
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
-                old_ms = self._clock_watch.now_ms()
-                self._append(
-                    group_offsets.expire_offsets(
-                        self.state,
-                        now_ms=old_ms,
-                        retention_ms=self._config.offsets_retention_ms,
-                    )
+                if not await self._forget_old(now_s):
+                    return
+
+    async def _end_sessions(self, now_s: float, now_ms: int) -> bool:
+        """As `_of_each_group`."""
+        grace_ms = self._config.group_disconnect_grace_ms
+        return await self._of_each_group(
+            lambda name: group_changes.end_sessions(
+                self.state, name, now_s=now_s, now_ms=now_ms, disconnect_grace_ms=grace_ms
+            )
+        )
+
+    async def _forget_old(self, now_s: float) -> bool:
+        """As `_of_each_group`."""
+        old_ms, retention_ms = self._clock_watch.now_ms(), self._config.offsets_retention_ms
+        goes_on = await self._of_each_group(
+            lambda name: group_offsets.expire_offsets(
+                self.state, name, now_ms=old_ms, retention_ms=retention_ms
+            )
+        )
+        if goes_on:
+            self._append(group_transactions.forget_ended(self.state, now_ms=old_ms))
+        if goes_on and self._has_topics:
+            gone = group_offsets.topics_gone(self.state, now_s=now_s)
+            if gone:
+                goes_on = await self._of_each_group(
+                    lambda name: group_offsets.forget_topics(self.state, name, gone)
                 )
-                self._append(group_transactions.forget_ended(self.state, now_ms=old_ms))
-                if self._has_topics:
-                    self._append(group_offsets.forget_topics(self.state, now_s=now_s))
+        return goes_on
+
+    async def _of_each_group(self, decide: Callable[[str], list[Record]]) -> bool:
+        """Decides of one group after the other, and others have their turn in between. One decision
+        of all of them would keep heartbeats waiting, and might be larger than any batch. False: the
+        state was dropped meanwhile, and nothing more may follow from it."""
+        generation = self._log.generation
+        for name in list(self.state.groups):
+            if records := decide(name):
+                self._append(records)
+                await asyncio.sleep(0)
+                if generation != self._log.generation:
+                    return False
+        return True
 
     async def _watch_topics(self) -> None:
         """Keeps the topics fresh while there are groups."""
@@ -530,9 +556,14 @@ class GroupCoordinator(Coordinator[Record]):
                     one.name: SubscribedTopic(one.topic_id, len(one.partitions))
                     for one in answer.topics
                 }
-                self._append(
-                    group_changes.set_topics(self.state, topics, now_ms=clock.wall_ms())
-                )
+                if topics != self.state.topics:
+                    self.state.take_topics(topics)
+                    if not await self._of_each_group(
+                        lambda name: group_changes.follow_topics(
+                            self.state, name, now_ms=clock.wall_ms()
+                        )
+                    ):
+                        continue
                 self._has_topics = True
                 self._ready.notify()
             await asyncio.sleep(TOPICS_INTERVAL_S)

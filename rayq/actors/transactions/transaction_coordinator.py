@@ -45,6 +45,7 @@ TICK_S = 0.1
 """How often time-outs are looked at."""
 MARKER_RETRY_S = 0.1
 MARKER_RETRY_MAX_S = 1.0
+FORGOTTEN_AT_ONCE = 1000
 UNUSED_CHECK_INTERVAL_S = 60.0
 
 
@@ -438,9 +439,10 @@ class TransactionCoordinator(Coordinator[Record]):
                 await self._expire(key, generation)
             if now_s >= unused_s and generation == self._log.generation:
                 unused_s = now_s + UNUSED_CHECK_INTERVAL_S
-                self._append(
-                    changes.forget_unused(self.state, now_ms=self._clock_watch.now_ms())
-                )
+                unused = changes.forget_unused(self.state, now_ms=self._clock_watch.now_ms())
+                for first in range(0, len(unused), FORGOTTEN_AT_ONCE):
+                    # All of them may be more than a batch holds; none depends on another.
+                    self._append(unused[first : first + FORGOTTEN_AT_ONCE])
 
     async def _expire(self, key: TransactionKey, generation: int) -> None:
         """Aborts a transaction that has had its time, or leaves it to the next look."""
