@@ -4,7 +4,7 @@ Those of consumers that have something to do come after all others."""
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -57,11 +57,17 @@ class WaitingTakes:
 
     def __init__(self, make_empty: Callable[[], Answer | RayqError]) -> None:
         self._make_empty = make_empty
-        self._takes: deque[WaitingTake] = deque()
+        # There may be a hundred thousand: nothing here looks at all of them.
+        self._idle: OrderedDict[WaitingTake, None] = OrderedDict()
+        """Of consumers that have nothing to do, in the order in which they came."""
+        self._ahead: OrderedDict[WaitingTake, None] = OrderedDict()
+        """The others, likewise."""
+        self._of: dict[Connection, dict[WaitingTake, None]] = {}
+        """All of these by the connection over which they came."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
-        return len(self._takes)
+        return len(self._idle) + len(self._ahead)
 
     def add(self, request: messages.Take, connection: Connection) -> asyncio.Future[Answer]:
         """The answer of a take, which waits from now on."""
@@ -75,24 +81,39 @@ class WaitingTakes:
             request.is_ahead,
         )
         take.timer = self._loop.call_later(request.wait_ms / 1000, self._too_long, take)
-        self._takes.append(take)
+        self._put(take)
         return take.answer
+
+    def _line_of(self, take: WaitingTake) -> OrderedDict[WaitingTake, None]:
+        return self._ahead if take.is_ahead else self._idle
+
+    def _put(self, take: WaitingTake) -> None:
+        self._line_of(take)[take] = None
+        self._of.setdefault(take.connection, {})[take] = None
+
+    def _remove(self, take: WaitingTake) -> bool:
+        """Whether it was here, and not in somebody's hands."""
+        line = self._line_of(take)
+        if take not in line:
+            return False
+        del line[take]
+        others = self._of[take.connection]
+        del others[take]
+        if not others:
+            del self._of[take.connection]
+        return True
 
     def next(self) -> WaitingTake | None:
         """The take that is next, which is in the caller's hands now: `finish` it, or put it
         `back`."""
-        if not self._takes:
-            return None
-        if self._takes[0].is_ahead:
-            for take in self._takes:
-                if not take.is_ahead:
-                    self._takes.remove(take)
-                    return take
-        return self._takes.popleft()
+        take = next(iter(self._idle or self._ahead), None)
+        if take is not None:
+            self._remove(take)
+        return take
 
     def idle_count(self) -> int:
         """How many of those that wait have nothing to do."""
-        return sum(not take.is_ahead for take in self._takes)
+        return len(self._idle)
 
     def back(self, take: WaitingTake) -> bool:
         """There is nothing for it yet: it stays the next. False: it waits no more."""
@@ -102,27 +123,26 @@ class WaitingTakes:
         if take.timer is None:
             take.finish(self._make_empty())
             return False
-        self._takes.appendleft(take)
+        self._put(take)
+        self._line_of(take).move_to_end(take, last=False)
         return True
 
     def share(self, available: int) -> int:
         """How many of the available records the take may have that is in the caller's hands."""
-        return max(1, -(-available // (len(self._takes) + 1)))
+        return max(1, -(-available // (len(self) + 1)))
 
     def _too_long(self, take: WaitingTake) -> None:
         take.timer = None
-        if take in self._takes:
-            self._takes.remove(take)
+        if self._remove(take):
             take.finish(self._make_empty())
 
     def closed(self, connection: Connection) -> None:
         """Nobody would get the answers of this connection's takes."""
-        gone = [take for take in self._takes if take.connection is connection]
-        for take in gone:
-            self._takes.remove(take)
+        for take in list(self._of.get(connection, ())):
+            self._remove(take)
             take.drop()
 
     def fail(self, error: RayqError) -> None:
-        takes, self._takes = self._takes, deque()
-        for take in takes:
+        for take in [*self._idle, *self._ahead]:
+            self._remove(take)
             take.finish(error)
