@@ -320,6 +320,32 @@ def test_a_broken_connection_ends_the_session_of_those_who_do_not_come_back() ->
     coordinating(work)
 
 
+def test_the_end_of_a_connection_looks_at_no_member_of_another_one() -> None:
+    """Thousands may end at once, each beside the members of all others."""
+
+    async def work(of: Groups) -> None:
+        class Noted(dict[Any, Any]):
+            def items(self) -> Any:
+                raise AssertionError("all members are looked at")
+
+            __iter__ = values = items
+
+        broken, sound = of.connection(), of.connection()
+        await of.beat("a", peer=broken)
+        epoch = await of.beat("b", peer=broken)
+        await of.beat("b", epoch=epoch, peer=sound)
+        await of.beat("c", peer=broken)
+        await of.beat("c", epoch=LEAVE, peer=broken)
+        coordinator = of.coordinator
+        coordinator._connections = Noted(coordinator._connections)
+        broken.closed.set_result(None)
+        await asyncio.sleep(GRACE_S + 2 * TICK_S)
+        assert await of.members() == ["b"]
+        assert list(coordinator._watched.values()) == [{("g", "b"): None}]
+
+    coordinating(work)
+
+
 def test_connections_of_an_earlier_state_mean_nothing() -> None:
     async def work(of: Groups) -> None:
         first, second = of.connection(), of.connection()

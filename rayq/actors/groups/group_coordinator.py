@@ -91,8 +91,8 @@ class GroupCoordinator(Coordinator[Record]):
         self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
         self._connections: dict[MemberKey, asyncio.Future[None]] = {}
-        self._watched: dict[asyncio.Future[None], None] = {}
-        """The connections whose end is noticed: those of members, and of some that have left."""
+        self._watched: dict[asyncio.Future[None], dict[MemberKey, None]] = {}
+        """The connections whose end is noticed, each with its members, which may all have left."""
         self._requests_waiting = 0
         self._topics_wanted = Signal()
         self._forget_source = self._environment.metrics.add_source(self._measure)
@@ -204,15 +204,21 @@ class GroupCoordinator(Coordinator[Record]):
 
     def _watch(self, key: MemberKey, peer: Peer) -> None:
         """Learns when the connection of the member's last heartbeat ends."""
+        self._unwatch(key)
         self._connections[key] = peer.closed
         if peer.closed not in self._watched:
-            self._watched[peer.closed] = None
+            self._watched[peer.closed] = {}
             peer.closed.add_done_callback(self._disconnected)
+        self._watched[peer.closed][key] = None
+
+    def _unwatch(self, key: MemberKey) -> None:
+        connection = self._connections.pop(key, None)
+        if connection is not None:
+            self._watched[connection].pop(key, None)
 
     def _disconnected(self, closed: asyncio.Future[None]) -> None:
-        self._watched.pop(closed, None)
         now_s = self._environment.clock.monotonic()
-        for key in [key for key, one in self._connections.items() if one is closed]:
+        for key in self._watched.pop(closed, ()):
             del self._connections[key]
             group_changes.disconnected(self.state, *key, now_s=now_s)
 
@@ -407,7 +413,7 @@ class GroupCoordinator(Coordinator[Record]):
                 key = (record.group, record.member)
                 self._release(key)
                 if record.value is None:
-                    self._connections.pop(key, None)
+                    self._unwatch(key)
         if any(isinstance(record, MemberRecord) for record in records):
             self._log.append(records)
             return
