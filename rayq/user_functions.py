@@ -14,8 +14,10 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from types import CoroutineType, FunctionType, MethodType
+import subprocess
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
+from types import BuiltinFunctionType, CoroutineType, FunctionType, MethodType
 from typing import Any
 
 from rayq.errors import HandlerError
@@ -31,11 +33,19 @@ LAZY: tuple[type, ...] = (
     AsyncGenerator,
     map,
     filter,
-    itertools.starmap,
+    zip,
+    enumerate,
+    type(iter(int, None)),
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
     type(contextlib.contextmanager(iter)([])),
     type(contextlib.asynccontextmanager(iter)([])),  # type: ignore[arg-type]
 )
-"""What runs nothing until somebody iterates over it, or enters it."""
+"""What runs nothing until somebody iterates over it, or enters it. Not every iterator: files and the
+cursors of databases are what comes back from work that is done."""
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+_COLLECTIONS = (list, tuple, set, frozenset, dict)
+_LOOKED_AT_MAX = 100
+"""How many items of a collection that came back are looked at."""
 
 
 def name_of(function: object) -> str:
@@ -142,22 +152,59 @@ def is_awaitable(result: object) -> bool:
 
 def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:
     """Checks what a function returned that is called for what it does. Raises HandlerError where
-    that shows that it has not done it. `may_go_on`: nobody counts on it, so it may be a future,
-    which goes on by itself."""
-    if result is None or (may_go_on and hasattr(type(result), "add_done_callback")):
+    that, or an item of it, shows that it has not done it. `may_go_on`: nobody counts on it, so it
+    may be a future, which goes on by itself."""
+    if result is None:
         return
-    if isinstance(result, LAZY) and not is_awaitable(result):
+    if isinstance(result, _FUNCTIONS):
         raise HandlerError(
-            f"{what} returned a {type(result).__name__}, of which nothing has run: do the work "
-            "without yield."
+            f"{what} returned a function ({name_of(result)}), which nobody calls: call it, or take "
+            "it for the handler itself."
         )
-    if is_awaitable(result) or hasattr(type(result), "add_done_callback"):
+    if (why := _unrun(result, may_go_on=may_go_on)) is not None:
         close_unrun(result)
-        kind = "an awaitable" if is_awaitable(result) else "a future"
-        raise HandlerError(
-            f"{what} returned {kind} ({type(result).__name__}), which nobody awaits here: do the "
-            "work, or wait for its result, before it returns."
-        )
+        raise HandlerError(f"{what} returned {why}")
+    items = list(_items(result))
+    for item in items:
+        if (why := _unrun(item, may_go_on=may_go_on)) is not None:
+            for one in items:
+                close_unrun(one)
+            raise HandlerError(f"{what} returned a {type(result).__name__} with {why}")
+
+
+def _unrun(result: object, *, may_go_on: bool) -> str | None:
+    """Says of a result that has not run, or not ended, what it is and what to do instead."""
+    is_future = hasattr(type(result), "add_done_callback")
+    if may_go_on and is_future:
+        return None
+    name = type(result).__name__
+    if is_awaitable(result):
+        kind = "an awaitable"
+    elif isinstance(result, LAZY):
+        return f"a {name}, of which nothing has run: do the work without yield."
+    elif is_future or (not may_go_on and _goes_on(result)):
+        kind = "a future" if is_future else "work that has not ended"
+    else:
+        return None
+    return (
+        f"{kind} ({name}), which nobody awaits here: do the work, or wait for its result, before "
+        "it returns."
+    )
+
+
+def _goes_on(result: object) -> bool:
+    """Whether it is a thread or a process that goes on by itself, or has yet to be begun."""
+    if isinstance(result, threading.Thread):
+        return result.ident is None or result.is_alive()
+    return isinstance(result, subprocess.Popen) and result.poll() is None
+
+
+def _items(result: object) -> Iterator[object]:
+    """The first items of a collection."""
+    if not isinstance(result, _COLLECTIONS):
+        return iter(())
+    items: Iterable[object] = result.values() if isinstance(result, dict) else result
+    return itertools.islice(items, _LOOKED_AT_MAX)
 
 
 def close_unrun(result: object) -> None:

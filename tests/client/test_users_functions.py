@@ -20,6 +20,7 @@ from rayq.errors import (
     DeserializationError,
     HandlerError,
     SerializationError,
+    TaskArgumentsError,
     UnknownBrokerError,
     UnknownQueueError,
 )
@@ -154,6 +155,8 @@ HANDLERS: dict[str, tuple[Callable[[], tuple[Done, Any]], str, str]] = {
         "fails",
     ),
     "lazy": (lambda: (d := Done(), d.lazy), "fails", "fails"),
+    "list of coroutines": (lambda: (d := Done(), lambda t: [d.coroutine(t)]), "fails", "fails"),
+    "function that comes back": (lambda: (d := Done(), lambda _: d.plain), "fails", "fails"),
     "class": (lambda: (Done(), Plain), "refused", "refused"),
 }
 
@@ -253,6 +256,7 @@ RAISED: dict[str, BaseException] = {
         WorseError(),
         FalseError(),
         UnknownQueueError("another queue"),
+        TaskArgumentsError("of another function"),
     )
 }
 """By name: pytest prints the arguments of a test, and not all of these can be printed."""

@@ -8,6 +8,9 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sqlite3
+import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
@@ -108,6 +111,12 @@ UNKNOWN_LAZY = [
     Calls(async_generator),
     lambda *_: map(plain, [1]),
     lambda *_: itertools.starmap(plain, [(1,)]),
+    lambda *_: itertools.chain.from_iterable([map(plain, [1])]),
+    lambda *_: itertools.islice(map(plain, [1]), 1),
+    lambda *_: itertools.takewhile(plain, [1]),
+    lambda *_: zip(map(plain, [1]), [2], strict=True),
+    lambda *_: enumerate(map(plain, [1])),
+    lambda *_: iter(lambda: plain(1), None),
     contextlib.contextmanager(generator),
     contextlib.asynccontextmanager(async_generator),
 ]
@@ -143,14 +152,68 @@ def test_what_comes_back_shows_that_nothing_has_run(function: Callable[..., Any]
         assert inspect.getcoroutinestate(result) == inspect.CORO_CLOSED, "Python has no complaint"
 
 
+@pytest.mark.parametrize(
+    "collected",
+    [
+        lambda one: [one],
+        lambda one: (None, one),
+        lambda one: {"a": one},
+        lambda one: {one},
+        lambda one: frozenset([one]),
+    ],
+)
+@pytest.mark.parametrize("function", [coroutine, generator, async_generator, Awaited])
+def test_a_collection_of_what_has_not_run_is_no_work_that_is_done(
+    function: Callable[..., Any], collected: Callable[[Any], Any]
+) -> None:
+    one = function()
+    with pytest.raises(HandlerError, match=r"^f returned a \w+ with an? "):
+        check_ran("f", collected(one))
+    if inspect.iscoroutine(one):
+        assert inspect.getcoroutinestate(one) == inspect.CORO_CLOSED, "Python has no complaint"
+
+
+@pytest.mark.parametrize(
+    "result", [plain, coroutine, Calls(plain).method, functools.partial(plain, 1), [].append]
+)
+def test_a_function_that_comes_back_was_called_by_nobody(result: object) -> None:
+    with pytest.raises(HandlerError, match="^f returned a function .* which nobody calls"):
+        check_ran("f", result)
+
+
+def test_a_thread_or_process_that_has_not_ended_is_no_work_that_is_done() -> None:
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    for result in (thread, [thread], process):
+        with pytest.raises(HandlerError, match="work that has not ended"):
+            check_ran("f", result)
+        check_ran("f", result, may_go_on=True)
+    thread.start()
+    with pytest.raises(HandlerError, match="work that has not ended"):
+        check_ran("f", thread)
+    may_end.set()
+    thread.join()
+    process.communicate()
+    check_ran("f", [thread, process])
+
+
+def test_the_cursor_of_a_statement_that_ran_may_come_back() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        check_ran("f", connection.execute("SELECT 1"))
+
+
 def test_a_future_is_no_work_that_is_done_but_may_go_on_where_nobody_counts_on_it() -> None:
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     with pytest.raises(HandlerError, match="returned a future"):
         check_ran("f", future)
+    with pytest.raises(HandlerError, match="returned a list with a future"):
+        check_ran("f", [future])
     check_ran("f", future, may_go_on=True)
+    check_ran("f", [future], may_go_on=True)
 
 
-@pytest.mark.parametrize("result", [0, [], "text", iter([1]), {"a": 1}, object(), ValueError("x")])
+@pytest.mark.parametrize("result", [0, [], "text", iter([1]), {"a": 1}, object(), ValueError("x"), [1] * 1000, int])
 def test_anything_else_may_come_back(result: object) -> None:
     check_ran("f", result)
 

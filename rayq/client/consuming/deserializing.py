@@ -89,14 +89,19 @@ def _deserialized(
 
 def _up_to_unrun(read: list[Any]) -> tuple[list[Any], BaseException | None]:
     """What a deserializer returned, up to the first that shows that it has not run."""
-    for kind in set(map(type, read)):
-        if issubclass(kind, LAZY) or hasattr(kind, "__await__"):
-            break
-    else:
+    unrun = {
+        kind
+        for kind in set(map(type, read))
+        if issubclass(kind, LAZY)
+        or hasattr(kind, "__await__")
+        or hasattr(kind, "add_done_callback")
+    }
+    if not unrun:
         return read, None
     for index, value in enumerate(read):
         try:
-            check_ran("It", value)
+            if type(value) in unrun:
+                check_ran("It", value)
         except HandlerError as error:
             for later in read[index + 1 :]:
                 close_unrun(later)

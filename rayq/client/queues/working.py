@@ -72,7 +72,7 @@ def check_done(result: object) -> BaseException | None:
 
 
 def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> None:
-    """Gives a record back, or rejects it, after its handler raised."""
+    """Gives a record back, or rejects it at its last delivery, after its handler raised."""
     logger.warning(
         "queue %s: offset %d of %s-%d failed (delivery %d): %s",
         task.queue,
@@ -82,25 +82,22 @@ def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> 
         task.delivery_count,
         told(error),
     )
-    if task.is_settled:
+    _settle(task, lambda: task.fail(error, retries))
+
+
+def note_no_call(task: QueueTask, error: BaseException) -> None:
+    """As `note_failure`, where nothing was called: what `call_of` raised. Another try would not
+    mend arguments that no function takes; another worker may know the function."""
+    if not isinstance(error, TaskArgumentsError):
+        note_failure(task, error, None)
         return
-    try:
-        if isinstance(error, TaskArgumentsError):
-            task.reject(str(error))
-        else:
-            task.fail(error, retries)
-    except (LockLostError, ClosedError) as lost:
-        logger.warning("queue %s: %s", task.queue, lost)
+    logger.warning("queue %s: %s was rejected: %s", task.queue, task, error)
+    _settle(task, lambda: task.reject(str(error)))
 
 
 def give_back(task: QueueTask) -> None:
     """After its worker was cancelled, or the program interrupted, in the middle of its handler."""
-    if task.is_settled:
-        return
-    try:
-        task.nack(0)
-    except (LockLostError, ClosedError) as lost:
-        logger.warning("queue %s: %s", task.queue, lost)
+    _settle(task, lambda: task.nack(0))
 
 
 def first_of(failures: Sequence[BaseException]) -> BaseException | None:
@@ -111,10 +108,15 @@ def first_of(failures: Sequence[BaseException]) -> BaseException | None:
 
 
 def note_success(task: QueueTask) -> None:
+    _settle(task, task.ack)
+
+
+def _settle(task: QueueTask, settle: Callable[[], None]) -> None:
+    """Does so unless the handler has settled it."""
     if task.is_settled:
         return
     try:
-        task.ack()
+        settle()
     except (LockLostError, ClosedError) as lost:
         logger.warning("queue %s: %s", task.queue, lost)
 
@@ -224,7 +226,7 @@ class ThreadWorker:
     def _handle(self, task: QueueTask) -> None:
         found, error = call(call_of, task, self._handler, self._functions)
         if error is not None:
-            note_failure(task, error, None)
+            note_no_call(task, error)
             return
         handle, _, retries = found
         result, error = call(handle)
@@ -373,7 +375,7 @@ class AsyncWorker:
                 call_of, task, self._handler, self._functions, self._is_async
             )
             if error is not None:
-                note_failure(task, error, None)
+                note_no_call(task, error)
                 return
             handle, is_async, retries = found
             error = await self._failure(handle, is_async, threads)
