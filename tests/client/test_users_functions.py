@@ -216,6 +216,43 @@ def test_a_task_that_never_ran_is_not_done(faces: Faces, fake: FakeCluster, kind
         assert done.values == [] and "returned a" in played.rejected[0, 0]
 
 
+def test_a_task_may_have_parameters_of_any_name(faces: Faces, fake: FakeCluster) -> None:
+    played = fake.queues.create("q")
+    called: list[Any] = []
+
+    def handle(self: int, args: int = 0, function: int = 0) -> None:
+        called.append((self, args, function))
+
+    with faces.make("queue", "q") as queue:
+        task = queue.task(handle, name="f")
+        sent = task.delay(self=1, args=2, function=3)
+        faces.runner.run(sent) if faces.is_async else None
+        work_until(faces, queue, lambda: bool(played.done))
+    assert called == [(1, 2, 3)]
+
+
+@pytest.mark.parametrize("args", ["ab", b"ab", {"a": 1, "b": 2}, {1, 2}, iter([1, 2]), 5])
+def test_what_put_takes_for_arguments_is_no_text_that_comes_apart(
+    faces: Faces, fake: FakeCluster, args: Any
+) -> None:
+    fake.queues.create("q")
+    with faces.make("queue", "q") as queue:
+        task = queue.task(lambda *given, **named: None, name="f")
+        with pytest.raises(TypeError, match="a list or a tuple, not "):
+            task.put(args)
+        with pytest.raises(TypeError, match="by name are a dict"):
+            task.put([], [("a", 1)])
+    assert fake.values("q") == []
+
+
+def test_a_builtin_that_does_not_say_what_it_takes_is_no_task(
+    faces: Faces, fake: FakeCluster
+) -> None:
+    fake.queues.create("q")
+    with faces.make("queue", "q") as queue, pytest.raises(HandlerError, match="'m' says not what"):
+        queue.task(max, name="m")
+
+
 # --- what handlers raise --------------------------------------------------------------------------
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from rayq.client.arguments import shown
 from rayq.client.queues.task import QueueTask
 from rayq.client.queues.task_arguments import TaskArguments
 from rayq.config import is_unicode
-from rayq.errors import InvalidRequestError
+from rayq.errors import HandlerError, InvalidRequestError
 from rayq.user_functions import check_function, is_coroutine_function, name_of
 
 P = ParamSpec("P")
@@ -43,13 +44,13 @@ class TaskFunction(Generic[P, R, PutT]):
         self._put = put
         self._arguments = TaskArguments(name, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r}>"
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> PutT:
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> PutT:
         """Has a worker call the function with these arguments. Returns, as `put` does, once that is
         durable. Raises TypeError (the function takes no such arguments), SerializationError (an
         argument would not arrive as it is), and what `put` raises."""
@@ -65,7 +66,14 @@ class TaskFunction(Generic[P, R, PutT]):
         deliver_at: datetime | None = None,
     ) -> PutT:
         """As `delay(*args, **kwargs)`, with what `queue.put` takes besides: a key, or when it is
-        due."""
+        due. Raises TypeError where `args` is no list or tuple, or `kwargs` no dict."""
+        if not isinstance(args, list | tuple):
+            raise TypeError(
+                f"The arguments of {self.name} are a list or a tuple, not {shown(args)}: "
+                "put([argument]), or delay(argument)."
+            )
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise TypeError(f"Arguments by name are a dict, not {shown(kwargs)}.")
         value = self._arguments.encoded(args, kwargs or {})
         headers = [(TASK_HEADER, self.name.encode())]
         return self._put(
@@ -104,7 +112,10 @@ class Functions(Generic[PutT]):
                 f"This queue has a task {name!r} already: give one of them another name, "
                 "@q.task(name=...)."
             )
-        made = self._known[name] = TaskFunction(function, name, retries, put)
+        try:
+            made = self._known[name] = TaskFunction(function, name, retries, put)
+        except ValueError as error:
+            raise HandlerError(f"Task {name!r} says not what arguments it takes: {error}.") from error
         return made
 
     def check_plain(self, instead: str) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from typing import Any, get_type_hints
 
 import msgspec
@@ -137,47 +137,50 @@ def _shown(given: object) -> str:
 
 
 def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
-    """Whether an argument has arrived as it was given."""
+    """Whether an argument has arrived as it was given: as what type, too. (A function that takes a
+    float takes a whole number.)"""
     if depth >= DEPTH_MAX:
         return False
-    if type(given) in _EXACT and type(given) is type(arrived):
+    if type(given) is not type(arrived):
+        return type(given) is int and type(arrived) is float and given == arrived
+    if type(given) in _EXACT:
         return bool(given == arrived)
-    if isinstance(given, bool) or isinstance(arrived, bool):
-        return False
-    if isinstance(given, Mapping):
-        return (
-            isinstance(arrived, Mapping)
-            and len(given) == len(arrived)
-            and all(
-                _is_same(key, its_key, depth + 1) and _is_same(one, its_one, depth + 1)
-                for (key, one), (its_key, its_one) in zip(
-                    given.items(), arrived.items(), strict=True
-                )
-            )
+    if isinstance(given, dict):
+        return len(given) == len(arrived) and all(
+            _is_same(key, its_key, depth + 1) and _is_same(one, its_one, depth + 1)
+            for (key, one), (its_key, its_one) in zip(given.items(), arrived.items(), strict=True)
         )
-    for kind in (list, tuple):
-        if isinstance(given, kind):
-            return (
-                isinstance(arrived, kind)
-                and len(given) == len(arrived)
-                and all(
-                    _is_same(one, its_one, depth + 1)
-                    for one, its_one in zip(given, arrived, strict=True)
-                )
-            )
+    if isinstance(given, list | tuple):
+        return len(given) == len(arrived) and all(
+            _is_same(one, its_one, depth + 1) for one, its_one in zip(given, arrived, strict=True)
+        )
+    if isinstance(given, set | frozenset):
+        found = {one: one for one in arrived}
+        return len(given) == len(found) and all(
+            one in found and _is_same(one, found[one], depth + 1) for one in given
+        )
     if (names := _fields(given)) is not None:
-        return type(given) is type(arrived) and all(
+        return all(
             _is_same(getattr(given, name, None), getattr(arrived, name, None), depth + 1)
             for name in names
         )
     try:
-        if isinstance(given, datetime) and given.tzinfo is not None:
-            return given.astimezone(UTC) == arrived.astimezone(UTC) and (
-                arrived.tzinfo is not None
-            )
+        if isinstance(given, datetime | time):
+            return _is_same_time(given, arrived)
         return bool(given == arrived)
     except Exception:  # noqa: BLE001 - a user's class may do anything
         return False
+
+
+def _is_same_time(given: Any, arrived: Any) -> bool:
+    """A zone travels as its distance to UTC, which says which of two equal hours it is, too."""
+    if (given.tzinfo is None) != (arrived.tzinfo is None):
+        return False
+    if given.tzinfo is None:
+        return bool(given == arrived and given.fold == arrived.fold)
+    if isinstance(given, datetime):
+        return bool(given.astimezone(UTC) == arrived.astimezone(UTC))
+    return bool(given == arrived)
 
 
 def _fields(given: object) -> list[str] | None:
