@@ -40,8 +40,8 @@ LAZY: tuple[type, ...] = (
     type(contextlib.contextmanager(iter)([])),
     type(contextlib.asynccontextmanager(iter)([])),  # type: ignore[arg-type]
 )
-"""What runs nothing until somebody iterates over it, or enters it. Not every iterator: files and the
-cursors of databases are what comes back from work that is done."""
+"""What runs nothing until somebody iterates over it, or enters it. Not every iterator: files and
+the cursors of databases come back from work that is done."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _LOOKED_AT_MAX = 100

@@ -4,7 +4,7 @@ that says what to write."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rayq.records import TopicPartition
 
@@ -87,3 +87,18 @@ def shown(given: object) -> str:
     """The repr of a value, cut where it is long."""
     text = repr(given)
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
+
+
+def many(what: str, given: object) -> list[Any]:
+    """The values or keys of many records, as a list. Raises TypeError, also for a text: of that
+    each character would be a record."""
+    if isinstance(given, list):
+        return given
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping) or not isinstance(
+        given, Iterable
+    ):
+        raise TypeError(
+            f"The {what} of many records are a list (a list of bytes, where nothing serializes "
+            f"them), not {shown(given)}."
+        )
+    return list(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from rayq.errors import (
     UnknownQueueError,
     UnknownTopicError,
 )
+from rayq.storage.batch import due_header, due_ms_of
 from rayq.wire.messages import Produce, Settle
 from tests.client.faces import Faces, wait
 from tests.client.fake_broker import FakeCluster
@@ -305,6 +307,33 @@ ROWS: dict[str, tuple[Callable[[Faces], Any], Any]] = {
     "flush closed": (lambda of: closed(of.make("queue", "q")).flush(), ClosedError),
     "take none": (lambda of: of.make("queue", "q").take(0), InvalidRequestError),
     "put late": (lambda of: of.make("queue", "q").put(b"v", delay_s=-1), InvalidRequestError),
+    "work for a text": (lambda of: worked(of, stop_when_idle_s="1"), TypeError),
+    "work for no time": (lambda of: worked(of, stop_when_idle_s=math.nan), InvalidRequestError),
+    "work, idle since before": (lambda of: worked(of, stop_when_idle_s=-1), InvalidRequestError),
+    "work without an end": (
+        lambda of: worked(of, stop_timeout_s=math.inf, stop_when_idle_s=math.inf),
+        [b"1", b"stop"],
+    ),
+    "work and stop never": (lambda of: worked(of, stop_timeout_s=None), TypeError),
+    "work and stop before": (lambda of: worked(of, stop_timeout_s=-1), InvalidRequestError),
+    "put letters": (lambda of: of.make("queue", "q").put_many("ab"), TypeError),
+    "put letters late": (lambda of: of.make("queue", "q").put_many(b"ab", delay_s=1), TypeError),
+    "put what comes, late": (
+        lambda of: of.make("queue", "q").put_many(iter([b"a", b"b"]), delay_s=1),
+        None,
+    ),
+    "send letters": (
+        lambda of: of.make("producer", value_serializer=str.encode).send_many("t", "ab"),
+        TypeError,
+    ),
+    "send letters as keys": (
+        lambda of: of.make("producer", key_serializer=str.encode).send_many("t", [b"v"], keys="k"),
+        TypeError,
+    ),
+    "send a mapping": (
+        lambda of: of.make("producer", value_serializer=str.encode).send_many("t", {"a": 1}),
+        TypeError,
+    ),
     "no such queue": (lambda of: of.make("queue", "nosuch").take(1, 0.1), UnknownQueueError),
     "topics": (lambda of: of.admin().list_topics(), ["q", "t"]),
     "no such topic": (lambda of: of.admin().describe_topic("nosuch"), UnknownTopicError),
@@ -323,6 +352,22 @@ def test_a_call_does_the_same_on_both_faces(faces: Faces, fake: FakeCluster, nam
             act(faces)
     else:
         assert act(faces) == expected
+
+
+@pytest.mark.parametrize("name_and_due", [tuple, list])
+def test_a_delay_counts_though_the_headers_of_a_delayed_record_come_along(
+    faces: Faces, fake: FakeCluster, name_and_due: Callable[[Any], Any]
+) -> None:
+    fake.queues.create("q")
+    before: list[Any] = [name_and_due(due_header(1)), ("other", b"x")]
+    with faces.make("queue", "q") as queue:
+        queue.put(b"v", headers=before, delay_s=60)
+    with faces.make("consumer", "q", auto_offset_reset="earliest") as consumer:
+        while not (records := consumer.poll(0.1)):
+            pass
+    headers = records[0].headers
+    assert [name for name, _ in headers] == ["other", "rayq.due"]
+    assert (due_ms_of(headers) or 0) > time.time() * 1000
 
 
 def test_a_consumer_that_is_polled_twice_at_once_says_so(faces: Faces, fake: FakeCluster) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from rayq.client.arguments import shown, topic_name
+from rayq.client.arguments import many, shown, topic_name
 from rayq.client.producing.accumulator import (
     BATCH_OVERHEAD_BYTES,
     HEADER_OVERHEAD_BYTES,
@@ -319,9 +319,9 @@ class Intake:
         known = self.topics.get(topic_name(topic))
         if known is None:
             return None
-        values = _plain_column("value", _column("values", values))
+        values = _plain_column("value", many("values", values))
         if keys is not None:
-            keys = _plain_column("key", _column("keys", keys))
+            keys = _plain_column("key", many("keys", keys))
             if len(keys) != len(values):
                 raise InvalidRequestError(
                     f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
@@ -449,14 +449,6 @@ def _plain_bytes(what: str, found: object) -> bytes:
             "rayq.json_serializer or str.encode."
         )
     return b"".join((found,))
-
-
-def _column(what: str, given: Sequence[bytes | None]) -> list[bytes | None]:
-    if isinstance(given, list):
-        return given
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"The {what} of send_many are a list of bytes, not {shown(given)}.")
-    return list(given)
 
 
 def _plain_column(what: str, column: list[bytes | None]) -> list[bytes | None]:

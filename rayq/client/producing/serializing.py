@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rayq.client.arguments import many
 from rayq.config import ProducerConfig, Serializer
 from rayq.errors import SerializationError
 from rayq.user_functions import close_unrun, name_of, told
@@ -46,11 +47,12 @@ class Serializers:
 def _serialized_column(
     what: str, serializer: Serializer | None, column: Iterable[Any], topic: str
 ) -> list[Any]:
+    items = many(f"{what}s", column)
     if serializer is None:
-        return list(column)
+        return items
     return [
         item if item is None else _serialized(what, serializer, item, topic, index)
-        for index, item in enumerate(column)
+        for index, item in enumerate(items)
     ]
 
 

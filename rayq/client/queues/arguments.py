@@ -8,9 +8,10 @@ from numbers import Real
 from typing import Any
 
 from rayq.client.admin.queues import queue_name
-from rayq.client.arguments import shown, whole_number
+from rayq.client.arguments import many, shown, whole_number
+from rayq.client.timeouts import seconds
 from rayq.errors import InvalidRequestError
-from rayq.storage.batch import due_header
+from rayq.storage.batch import DUE_HEADER, due_header
 
 PutHeaders = Iterable[tuple[str, bytes]] | None
 
@@ -57,8 +58,8 @@ def whole_between(name: str, given: Any, least: int, most: int) -> int:
 def with_due_time(
     headers: PutHeaders, delay_s: Any, deliver_at: Any, wall_ms: int
 ) -> PutHeaders:
-    """The headers of a record that is put, with the one that says when it is due. Raises TypeError,
-    InvalidRequestError."""
+    """The headers of a record that is put, with the one that says when it is due: instead of one
+    that came along with those of another record. Raises TypeError, InvalidRequestError."""
     if delay_s is None and deliver_at is None:
         return headers
     if delay_s is not None and deliver_at is not None:
@@ -69,7 +70,19 @@ def with_due_time(
         due_ms = _due_ms(deliver_at)
         if due_ms - wall_ms > DELAY_S_MAX * 1000:
             raise InvalidRequestError(f"deliver_at is within ten years, not {deliver_at!r}.")
-    return [*(headers or ()), due_header(max(due_ms, 0))]
+    kept = [
+        one
+        for one in headers or ()
+        if not (isinstance(one, tuple | list) and one and one[0] == DUE_HEADER)
+    ]
+    return [*kept, due_header(max(due_ms, 0))]
+
+
+def worker_times(stop_when_idle_s: Any, stop_timeout_s: Any) -> tuple[float | None, float]:
+    """When a worker ends that has nothing to do (None: never), and how long its handlers may take
+    then. Raises TypeError, InvalidRequestError."""
+    idle_s = None if stop_when_idle_s is None else seconds(stop_when_idle_s)
+    return idle_s, seconds(stop_timeout_s)
 
 
 def seconds_between(name: str, given: Any, most_s: float) -> float:
@@ -83,17 +96,19 @@ def seconds_between(name: str, given: Any, most_s: float) -> float:
     return float(given)
 
 
-def check_keys(
-    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None
-) -> Sequence[bytes | None]:
-    """One key, or None, for each value. Raises InvalidRequestError."""
+def with_keys(
+    values: Iterable[bytes | None], keys: Iterable[bytes | None] | None
+) -> list[tuple[bytes | None, bytes | None]]:
+    """Each value with its key, or with None. Raises TypeError, InvalidRequestError."""
+    values = many("values", values)
     if keys is None:
-        return [None] * len(values)
+        return [(value, None) for value in values]
+    keys = many("keys", keys)
     if len(keys) != len(values):
         raise InvalidRequestError(
             f"put_many got {len(values)} values and {len(keys)} keys: it needs one each."
         )
-    return keys
+    return list(zip(values, keys, strict=True))
 
 
 def _due_ms(deliver_at: Any) -> int:

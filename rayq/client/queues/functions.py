@@ -115,7 +115,7 @@ class Functions(Generic[PutT]):
         try:
             made = self._known[name] = TaskFunction(function, name, retries, put)
         except ValueError as error:
-            raise HandlerError(f"Task {name!r} says not what arguments it takes: {error}.") from error
+            raise HandlerError(f"Task {name!r} says not what it takes: {error}.") from error
         return made
 
     def check_plain(self, instead: str) -> None:

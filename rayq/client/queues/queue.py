@@ -16,9 +16,10 @@ from rayq.client.queues.arguments import (
     CONCURRENCY_MAX,
     TAKEN_MAX,
     PutHeaders,
-    check_keys,
     whole_between,
     with_due_time,
+    with_keys,
+    worker_times,
 )
 from rayq.client.queues.functions import Functions, TaskFunction
 from rayq.client.queues.queue_core import Handed, QueueCore
@@ -168,10 +169,9 @@ class Queue(_Face):
         if headers is None:
             sender.send_many(topic, values, keys=keys).result()
             return
-        each = check_keys(values, keys)
         sent = [
             sender.send(topic, value, key=key, headers=headers)
-            for value, key in zip(values, each, strict=True)
+            for value, key in with_keys(values, keys)
         ]
         for future in sent:
             future.result()
@@ -255,6 +255,7 @@ class Queue(_Face):
         anything is taken HandlerError (a coroutine function, or one with `yield`, say).
         """
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        idle_s, stop_timeout_s = worker_times(stop_when_idle_s, stop_timeout_s)
         self._core.set_prefetch(prefetch)
         self._core.check_open()
         self._background.check_callable()
@@ -262,7 +263,7 @@ class Queue(_Face):
         self._workers.append(worker)
         ended_by: BaseException | None = None
         try:
-            worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+            worker.run(concurrency, idle_s, stop_timeout_s)
         except BaseException as error:
             ended_by = error
             raise
@@ -375,10 +376,9 @@ class AsyncQueue(_Face):
         if headers is None:
             await (await sender.send_many(topic, values, keys=keys))
             return
-        each = check_keys(values, keys)
         sent = [
             await sender.send(topic, value, key=key, headers=headers)
-            for value, key in zip(values, each, strict=True)
+            for value, key in with_keys(values, keys)
         ]
         for future in sent:
             await future
@@ -439,13 +439,14 @@ class AsyncQueue(_Face):
         it where the loop runs in the main thread. Cancelled (by Ctrl+C in `asyncio.run`, say), it
         cancels the handlers, and gives their records back."""
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        idle_s, stop_timeout_s = worker_times(stop_when_idle_s, stop_timeout_s)
         self._core.set_prefetch(prefetch)
         await self._core.open()
         worker = AsyncWorker(self, handler, self._functions)
         self._workers.append(worker)
         ended_by: BaseException | None = None
         try:
-            await worker.run(concurrency, stop_when_idle_s, stop_timeout_s)
+            await worker.run(concurrency, idle_s, stop_timeout_s)
         except BaseException as error:
             ended_by = error
             raise
