@@ -66,8 +66,14 @@ def consume(
         typer.Option("-K", "--key-delimiter", help="Print the key, this, and the value."),
     ] = None,
     delimiter: Annotated[
-        str, typer.Option("-D", "--delimiter", help="What ends a record, without --format.")
-    ] = r"\n",
+        str | None,
+        typer.Option(
+            "-D",
+            "--delimiter",
+            help="What ends a record, without --format.",
+            show_default=r"'\n'",
+        ),
+    ] = None,
     show_null: Annotated[
         bool, typer.Option("-Z", "--null", help="Print NULL for a key or value that is null.")
     ] = False,
@@ -108,12 +114,15 @@ def consume(
     `rayq topic consume flights -f '%p %o %k %s\n' -o @-1h`;
     `rayq topic consume flights -e | wc -l`.
     """
-    if json and (format_ or key_delimiter):
+    if json and format_:
         raise typer.BadParameter("--json is a format: give one")
     template = JSON if json else format_
+    if template is not None and (key_delimiter is not None or delimiter is not None):
+        raise typer.BadParameter("a format says what stands between: leave -K and -D out")
     if template is None:
         key = "" if key_delimiter is None else "%k" + key_delimiter.replace("%", "%%")
-        template = key + "%s" + delimiter.replace("%", "%%")
+        end = r"\n" if delimiter is None else delimiter
+        template = key + "%s" + end.replace("%", "%%")
     if group is not None and partitions is not None:
         raise typer.BadParameter("a group gives out the partitions: leave --partition out")
     begin = where(offset, output.now_ms())

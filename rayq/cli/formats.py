@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -196,6 +198,16 @@ class Given(NamedTuple):
 
 Parser = Callable[[bytes], Given]
 _INPUT_FIELDS = ("s", "v", "k", "p", "T", "h", "t", "o")
+_IGNORED_FIELDS = ("t", "o")
+_JSON_FIELDS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
+_JSON_NAMES = tuple(name.encode() for name in _JSON_FIELDS)
+
+
+def field_letters(template: str) -> set[str]:
+    """The letters of the tokens of a template that is read by. Raises WrongUseError."""
+    return {piece for piece in _pieces(template) if isinstance(piece, str)}
+
+
 
 
 def parser(template: str, delimiter: bytes) -> Parser:
@@ -219,7 +231,11 @@ def parser(template: str, delimiter: bytes) -> Parser:
                 "where one ends."
             )
         last = piece
-    if not {"s", "v"} & {piece for piece in pieces if isinstance(piece, str)}:
+    fields = Counter("s" if piece == "v" else piece for piece in pieces if isinstance(piece, str))
+    for letter, count in fields.items():
+        if count > 1 and letter not in _IGNORED_FIELDS:
+            raise WrongUseError(f"{template!r} has %{letter} {count} times: which one counts?")
+    if "s" not in fields:
         raise WrongUseError(f"{template!r} has no %s: where is the value?")
     return lambda line: _parse_line(line, pieces, template)
 
@@ -293,12 +309,13 @@ def parse_json(line: bytes) -> Given:
         raise InvalidRequestError(f"{shown(line)} is nested too deeply.") from None
     if not isinstance(given, dict) or "value" not in given:
         raise InvalidRequestError(f'{shown(line)} is no object with a "value".')
-    unknown = given.keys() - {
-        *("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
-    }
+    unknown = given.keys() - set(_JSON_FIELDS)
     if unknown:
         raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is no field of a record.")
     headers = given.get("headers")
+    # Of a name that is there twice `decode` tells the last only.
+    if isinstance(headers, dict) or any(line.count(b'"%b"' % one) > 1 for one in _JSON_NAMES):
+        _check_names(line)
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if pairs is not None and not (
         isinstance(pairs, list)
@@ -321,6 +338,21 @@ def parse_json(line: bytes) -> Given:
         partition=given.get("partition"),
         timestamp_ms=given.get("timestamp_ms"),
     )
+
+
+def _check_names(line: bytes) -> None:
+    """Raises InvalidRequestError where a name is there twice in one object."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        names = Counter(name for name, _ in pairs)
+        for name, count in names.items():
+            if count > 1:
+                raise InvalidRequestError(
+                    f"{shown(line)} has {name!r} {count} times: which one counts? (Headers of one "
+                    "name stand in a list of pairs.)"
+                )
+
+    json.loads(line, object_pairs_hook=once)
 
 
 def _bytes(value: Any, line: bytes) -> bytes | None:

@@ -16,7 +16,17 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.current import connected
-from rayq.cli.formats import Given, InputError, Parser, parser, shown, to_bytes, unescape
+from rayq.cli.formats import (
+    JSON,
+    Given,
+    InputError,
+    Parser,
+    field_letters,
+    parser,
+    shown,
+    to_bytes,
+    unescape,
+)
 from rayq.cli.options import ClusterAddress, Json, TopicName
 from rayq.cli.streams import read_some
 from rayq.cli.values import config_values, pair, time_ms
@@ -103,6 +113,7 @@ def produce(
     """
     if format_ is not None and key_delimiter is not None:
         raise typer.BadParameter("give one of --format and --key-delimiter")
+    _check_said_once(format_, key_delimiter, key=key, partition=partition, timestamp=timestamp)
     end = unescape(delimiter)
     if not end or key_delimiter == "":
         raise typer.BadParameter("a delimiter cannot be empty")
@@ -141,6 +152,19 @@ def produce(
         )
     else:
         output.say(f"Produced {output.counted(number, 'record')} to {topic}.")
+
+
+def _check_said_once(format_: str | None, key_delimiter: str | None, **options: object) -> None:
+    """Refuses an option that says of every record what each line says, too. (What records in JSON
+    say gives way to the options.)"""
+    letters = set() if format_ in (None, JSON) else field_letters(format_ or "")
+    for name, letter in (("key", "k"), ("partition", "p"), ("timestamp", "T")):
+        if options[name] is None:
+            continue
+        if letter in letters:
+            raise typer.BadParameter(f"give one of --{name} and %{letter} in --format")
+        if name == "key" and key_delimiter is not None:
+            raise typer.BadParameter("give one of --key and --key-delimiter")
 
 
 @contextlib.contextmanager
@@ -202,10 +226,10 @@ class Source(msgspec.Struct, frozen=True):
             value, key = value or None, key or None
         return Given(
             value=value,
-            key=self.key if key is None else key,
+            key=key if self.key is None else self.key,
             headers=[*(self.headers or ()), *(given.headers or ())] or None,
-            partition=self.partition if given.partition is None else given.partition,
-            timestamp_ms=self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
+            partition=given.partition if self.partition is None else self.partition,
+            timestamp_ms=given.timestamp_ms if self.timestamp_ms is None else self.timestamp_ms,
         )
 
     def no_key_error(self, line: bytes) -> InvalidRequestError:

@@ -129,8 +129,8 @@ def _whole(text: str, number: str, factor: int, what: str) -> int:
 
 def time_ms(text: str, now_ms: int) -> int:
     """A moment as Unix milliseconds: `-1h` (so long ago), Unix seconds (10 digits) or milliseconds
-    (13 digits) or 0, or ISO 8601 such as `2013-01-31T12:00:00Z` (without a zone: this machine's).
-    Raises WrongUseError."""
+    (13 digits) or 0, or ISO 8601 such as `2013-01-31T12:00:00Z` (without a zone: this machine's,
+    unless its clocks change just then). Raises WrongUseError."""
     given = text.strip()
     if given.startswith("-"):
         return max(0, now_ms - duration_ms(given[1:]))
@@ -145,11 +145,19 @@ def time_ms(text: str, now_ms: int) -> int:
             "have 13, and a date has dashes, such as 2013-01-31 or 2013-01-31T12:00:00Z."
         )
     try:
-        return round(datetime.fromisoformat(given).timestamp() * 1000)
+        moment = datetime.fromisoformat(given)
+        found, other = (round(moment.replace(fold=n).timestamp() * 1000) for n in (0, 1))
     except (ValueError, OverflowError):
         raise WrongUseError(
             f"{text!r} is no time: such as 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
         ) from None
+    if found != other:  # Clocks are set back, and it comes twice; or forward, and it never comes.
+        first, second = (datetime.fromtimestamp(ms / 1000).astimezone() for ms in (found, other))
+        raise WrongUseError(
+            f"{text!r} could be {first.isoformat()} or {second.isoformat()}, as clocks change here "
+            "just then: give the zone."
+        )
+    return found
 
 
 # --- positions in a log ---------------------------------------------------------------------------
@@ -218,6 +226,11 @@ def pair(text: str, what: str) -> tuple[str, str]:
         )
     if not equals:
         name, equals, value = other_name, colon, other_value
+        if value[:1].isspace():
+            raise WrongUseError(
+                f"{text!r} could have a space in its value or not: give {name}={value.strip()}, or "
+                f"{name}={value}."
+            )
     if not (name and equals):
         raise WrongUseError(f"{text!r} is no {what}: give name=value.")
     return name, value

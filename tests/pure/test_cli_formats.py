@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rayq.cli.formats import Given, formatter, json_lines, parse_json, parser, unescape
 from rayq.cli.visible import visible, visible_json
+from rayq.cli.produce import Source
 from rayq.errors import InvalidRequestError
 from rayq.records import Record
 
@@ -88,11 +89,29 @@ def test_a_template_that_cannot_be_read_by_is_refused(template: str) -> None:
         b'{"value": "v", "partition": "0"}',
         b'{"value": "v", "kee": "k"}',
         b'{"value": "\xff"}',
+        b'{"value": "v", "value": "w"}',
+        b'{"value": "v", "key": "k", "key": null}',
+        b'{"partition": 1, "value": "v", "partition": 2}',
+        b'{"value": "v", "headers": {"a": "1", "a": "2"}}',
     ],
 )
 def test_json_that_is_no_record_is_refused(line: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         parse_json(line)
+
+
+def test_what_an_option_says_of_every_record_holds_for_records_in_json() -> None:
+    line = b'{"value": "v", "key": "k", "partition": 3, "timestamp_ms": 5, "headers": [["a", "1"]]}'
+    plain = Source(parse_json, None, None, None, None, None, null_when_empty=False)
+    assert plain.record(line) == Given(b"v", b"k", [("a", b"1")], 3, 5)
+    told = Source(parse_json, None, b"all", [("b", b"2")], 0, 7, null_when_empty=False)
+    assert told.record(line) == Given(b"v", b"all", [("b", b"2"), ("a", b"1")], 0, 7)
+
+
+def test_a_name_in_a_text_is_not_there_twice() -> None:
+    line = b'{"key": "\\"key\\"", "value": "value", "headers": [["value", "key"], ["value", "x"]]}'
+    headers = [("value", b"key"), ("value", b"x")]
+    assert parse_json(line) == Given(b"value", b'"key"', headers)
 
 
 def test_json_headers_may_be_an_object() -> None:

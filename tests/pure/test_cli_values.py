@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -207,6 +208,7 @@ NO_NUMBER = ("", " ", "-", "+1", "0x10", "1e3", "1__0", "_1", "1_", "\u0663", "\
         ("partitions", "0,,1", "names no partitions"),
         ("partitions", "0:3", "names no partitions"),
         ("header", "a:b=c", "'a' with 'b=c', or 'a:b' with 'c'"),
+        ("header", "a: b", "a=b, or a= b"),
         ("header", "=c", "name=value"),
         ("header", ":c", "name=value"),
         ("config", "retention_ms=6M", "minutes or months"),
@@ -244,6 +246,27 @@ NO_NUMBER = ("", " ", "-", "+1", "0x10", "1e3", "1__0", "_1", "1_", "\u0663", "\
 def test_what_could_mean_something_else_is_refused(what: str, text: str, said: str) -> None:
     with pytest.raises((WrongUseError, ConfigError), match=re.escape(said)):
         READERS[what](text)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("text", ["2026-10-25T02:30", "2026-10-25 02:00:00", "2026-03-29T02:30"])
+def test_a_time_of_this_machine_that_comes_twice_or_never_is_refused(
+    berlin: None, text: str
+) -> None:
+    for reader in ("time", "position", "filter"):
+        prefix = {"time": "", "position": "@", "filter": "since="}[reader]
+        with pytest.raises(WrongUseError, match=r"could be .*\+0[12]:00 or .*: give the zone"):
+            READERS[reader](prefix + text.replace(" ", "T"))
+    assert time_ms(text + "+01:00", NOW_MS) == time_ms(text + "+02:00", NOW_MS) + 3_600_000
+    assert time_ms("2026-10-25T03:00", NOW_MS) == time_ms("2026-10-25T02:00Z", NOW_MS)
 
 
 @given(st.sampled_from(sorted(READERS)), st.text("0123456789mMsSdDkKbBiT-+:=/,.@_ \u0663", max_size=12))

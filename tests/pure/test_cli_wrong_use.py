@@ -51,6 +51,13 @@ topic produce a -f %z
 topic produce a -f %k
 topic produce a -D \\q
 topic produce a -K : -f %s
+topic produce a -K : -k key
+topic produce a -k key -f %k:%s
+topic produce a -p 1 -f %p:%s
+topic produce a -t 0 -f %T:%s
+topic produce a -f %s:%s
+topic produce a -f %s:%v
+topic produce a -f %k:%k:%s
 topic produce a --acks most
 topic produce a --acks 1 -X acks=all
 topic produce a -X linger=1
@@ -59,6 +66,10 @@ topic consume a -o @20270101
 topic consume a -p 1-
 topic consume a -f %z
 topic consume a --json -f %s
+topic consume a --json -K :
+topic consume a --json -D ;
+topic consume a -f %s -K :
+topic consume a -f %s -D ;
 topic consume a -n many
 topic consume a -g g -p 0
 topic consume a -g g -o 5
@@ -76,6 +87,7 @@ queue put q --delay 6M
 queue put q --delay 1h --at -1h
 queue put q --at 20270101
 queue put q -H x
+queue put q -H a:=b
 queue take q --wait soon
 queue take q -n 0
 queue take q -f %z
