@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from rayq.storage import log as log_module
 from rayq.storage.batch import encode_batch, read_header
 from rayq.testing import LocalCluster
 from tests.local.support import produce_raw
-from tests.wrong_batches import KEYED, LZ4, WRONG_BODIES, records, sealed
+from tests.wrong_batches import KEYED, LARGE, LZ4, WRONG_BODIES, pack, records, sealed
 
 ID = b"i" * 16
 VALUE = b"0123456789" * 30
@@ -78,6 +79,8 @@ def manifests(topic: str, topic_id: str, chunks: list[int], store: Path) -> dict
         "an object of another store": manifest_of_object(size, crc, ID, "s3://elsewhere/v.value"),
         "an object that is not there": manifest_of_object(size, crc, ID, f"file://{store}/v.value"),
         "an object that is a directory": manifest_of_object(size, crc, ID, f"file://{store}/dir"),
+        "an object that is a pipe": manifest_of_object(size, crc, ID, f"file://{store}/pipe"),
+        "an object that is a device": manifest_of_object(size, crc, ID, f"file://{store}/zeros"),
         "no manifest": b"\xc1 no manifest",
         "a manifest of tomorrow": b"\x97\x02" + manifest_of_chunks(size, crc, ID, chunks)[2:],
     }
@@ -89,6 +92,7 @@ BATCHES = {
     "a header of three": sealed(records(1), WRONG_BODIES["a header of three"]),
     "a batch that does not decompress": sealed({"attributes": LZ4}, b"\x10\0\0\0garbage"),
     "a codec of tomorrow": sealed({"attributes": 2}, KEYED),
+    "a manifest that is null": sealed({"attributes": LARGE}, pack(None, None, [b"k"], [None], None)),
     "a batch of tomorrow": sealed({"attributes": 1 << 12}, KEYED),
 }
 
@@ -98,6 +102,8 @@ def fill(
 ) -> Log:
     """Fills partition 0 of a topic. `store` is a directory for large values in objects."""
     (store / "dir").mkdir(parents=True)
+    os.mkfifo(store / "pipe")
+    (store / "zeros").symlink_to("/dev/zero")
     good: list[bytes] = []
     log = Log(topic, good, {}, {})
 

@@ -332,7 +332,7 @@ class DeadLetters:
                         None if header.is_large else columns.values[at],
                         [] if headers is None else list(headers[at] or ()),
                     )
-                    manifest = columns.values[at] if header.is_large else None
+                    manifest = (columns.values[at] or b"") if header.is_large else None
                     letters.append(DeadLetter(record, "ready", manifest))
         return letters, max(answer.next_offset, offset + 1)
 

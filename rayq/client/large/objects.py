@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -97,8 +98,7 @@ def read_object(uri: str, size_bytes: int, url: str) -> bytes:
         if root is not None and not os.path.isdir(root):
             raise RemoteStorageError(f"{url} is not there: is the store mounted here?")
         if path is not None:
-            with open(path, "rb") as file:
-                return file.read(size_bytes + 1)
+            return _read_file(uri, path, size_bytes + 1)
         files, name = _opened(uri)
         data: bytes = files.cat_file(name, start=0, end=size_bytes + 1)
     except RayqError:
@@ -173,6 +173,15 @@ def delete_objects(uris: Sequence[str]) -> None:
 def _local_path(uri: str) -> str | None:
     parts = urlsplit(uri)
     return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else None
+
+
+def _read_file(uri: str, path: str, size_bytes: int) -> bytes:
+    """The beginning of a file. Raises RemoteMissingError where it is none: to open a pipe would
+    wait until somebody writes into it."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise RemoteMissingError(f"{uri} is no object: it is no file.")
+        return file.read(size_bytes)
 
 
 def _write_file(path: str, value: bytes) -> None:
