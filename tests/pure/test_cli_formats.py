@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.cli.formats import Given, formatter, json_lines, parse_json, parser, unescape
-from rayq.cli.visible import visible, visible_json
 from rayq.cli.produce import Source
+from rayq.cli.visible import visible, visible_json
 from rayq.errors import InvalidRequestError
 from rayq.records import Record
 
