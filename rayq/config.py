@@ -294,7 +294,7 @@ class ClusterConfig:
     each process and one for each replica, and by how many files its processes may open."""
 
     replica_rebuild_delay_ms: Positive | None = None
-    """The replicas of a broker whose session has been over for so long are built anew on others.
+    """The replicas of a broker whose session has been over for so long are rebuilt on others.
     None: never; at least `session_timeout_ms`. Longer than any restart takes, or a restart copies
     what it would have found."""
 

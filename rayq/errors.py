@@ -9,11 +9,11 @@ knowing the class:
   answer never came).
 - `not_written`: this attempt at a write is known to have written nothing. (An earlier attempt at
   the same write may have.)
-- `stale_metadata`: the client's picture of who leads what is out of date, and is fetched anew
+- `stale_metadata`: the client's picture of who leads what is out of date, and is fetched again
   before the next try.
 - `breaks_sequence`: the leader cannot append a batch of an idempotent producer by its number,
   because it lacks the batches before it. The producer finds out which of them are written, or
-  numbers its batches anew.
+  numbers its batches from 0.
 - `ends_membership`: the member of a group that the error answers is out of its group.
 
 Errors that only servers and rayq's own client exchange derive from `InternalError` and stand last.
@@ -111,7 +111,7 @@ class TopicExistsError(RayqError):
 
 
 class UnknownTopicError(RayqError, KeyError):
-    """No such topic or partition, or the topic was deleted (and perhaps created anew) meanwhile."""
+    """No such topic or partition, or the topic was deleted (and perhaps created again)."""
 
     not_written = True
     stale_metadata = True
@@ -414,7 +414,7 @@ class CheckpointDamagedError(CheckpointError):
 
 class CheckpointMismatchError(CheckpointError, ValueError):
     """The checkpoint belongs to another cluster, or to other topics: also to one that was deleted
-    and created anew under the same name."""
+    and created again under the same name."""
 
 
 class CheckpointInUseError(CheckpointError):
@@ -736,7 +736,7 @@ class OffsetPendingError(InternalError):
 
 class UnknownMemberError(InternalError):
     """The coordinator does not know this member of the group (any more): it was silent for a
-    session, or has left. It joins anew, without its partitions."""
+    session, or has left. It joins again, without its partitions."""
 
     ends_membership = True
 

@@ -118,7 +118,7 @@ class Coordinator(ABC, Generic[RecordT]):
         self._leader.check()
         if generation is not None and generation != self._log.generation:
             raise CoordinatorLoadingError(
-                f"The coordinator of {self.where} begins anew: try again."
+                f"The coordinator of {self.where} starts over: try again."
             )
 
     async def _decide(self, decide: Callable[[], T]) -> T:
@@ -146,7 +146,7 @@ class Coordinator(ABC, Generic[RecordT]):
 
     def _reset(self, error: RayqError) -> None:
         """An append failed: what was decided may never be committed. Begins anew from the log."""
-        logger.warning("the coordinator of %s begins anew: %s", self.where, error)
+        logger.warning("the coordinator of %s starts over: %s", self.where, error)
         self._is_loaded = False
         self._fail_all(error)
         self._reset_wanted.notify()

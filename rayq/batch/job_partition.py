@@ -127,6 +127,6 @@ class JobPartition(NamedTuple):
     def _check_topic_id(self, known_id: str) -> None:
         if known_id != self.topic_id:
             raise UnknownTopicError(
-                f"Topic {self.place.topic!r} was deleted and created anew: it is not the one that "
-                "was to be used. Start the job anew."
+                f"Topic {self.place.topic!r} was deleted and created again: it is not the one that "
+                "was to be used. Start the job again."
             )

@@ -132,7 +132,7 @@ def verify_remote(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Store anew what is wrong, where the leader's disk has the records."
+            "--repair", help="Store again what is wrong, where the leader's disk has the records."
         ),
     ] = False,
     json: Json = False,

@@ -109,7 +109,7 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
     def restart_controller(self) -> None:
-        """Starts the controller's process anew."""
+        """Starts the controller's process again."""
         ...
 
     def stop_broker(self, broker: int) -> None:
@@ -601,8 +601,8 @@ class Cluster:
                 background.run(client.topic(needed, timeout_s=POOL_CHECK_TIMEOUT_S))
         if checked.dead_letter_topic == topic:
             raise ConfigError(
-                f"dead_letter_topic cannot be {topic!r} itself: what fails would come again for "
-                "ever."
+                f"dead_letter_topic cannot be {topic!r} itself: what fails would come again "
+                "forever."
             )
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
@@ -713,7 +713,7 @@ class Cluster:
 
     def stop_broker(self, broker: int) -> None:
         """Stops a broker that was drained, for good: then `admin.remove_broker` makes the cluster
-        forget it. Its directory stays; with that it may start again when its node joins anew.
+        forget it. Its directory stays; with that it may start again when its node joins again.
 
         Raises UnknownBrokerError; BrokerInUseError while it holds replicas, or while the others
         have no majority of the votes on the metadata; InvalidRequestError for a cluster that was

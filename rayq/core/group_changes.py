@@ -89,7 +89,7 @@ def heartbeat(
     if beat.member_epoch not in (before.member_epoch, before.previous_epoch):
         raise FencedMemberError(
             f"Member {shown_part(beat.member)} of group {group!r} is in epoch "
-            f"{before.member_epoch}, the heartbeat in {beat.member_epoch}: join anew."
+            f"{before.member_epoch}, the heartbeat in {beat.member_epoch}: join again."
         )
     is_changed = not _says_the_same(before, beat)
     if is_changed:
@@ -107,7 +107,7 @@ def heartbeat(
     if given_up:
         draft.put(beat.member, revoking=before.revoking - given_up)
     if is_changed and _asks_for(before) != _asks_for(draft.members[beat.member]):
-        draft.rebalance(f"{_who(beat.member, beat.client)} subscribed anew", may_fail=True)
+        draft.rebalance(f"{_who(beat.member, beat.client)} changed its subscription", may_fail=True)
     draft.reconcile()
     return draft.records()
 
@@ -127,7 +127,7 @@ def _join(
         draft.put(beat.member, revoking=NOTHING)
         draft.renew(beat.member)
         if _asks_for(before) != _asks_for(draft.members[beat.member]):
-            draft.rebalance(f"{who} subscribed anew", may_fail=True)
+            draft.rebalance(f"{who} changed its subscription", may_fail=True)
     elif twin is not None:
         # A static member came back as another process: it takes over what the earlier process had.
         old = draft.members[twin]
@@ -351,7 +351,7 @@ def _unknown(known: Group | None, group: str, member: str, instance: str | None)
         )
     return UnknownMemberError(
         f"Group {group!r} has no member {part}: its session ended, or it left. It has to join "
-        "anew."
+        "again."
     )
 
 

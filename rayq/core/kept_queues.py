@@ -336,7 +336,7 @@ class KeptQueues:
         if fence < self.fence_min:
             raise QueueFencedError(
                 f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened "
-                "before an unclean election of its keeper, which lost records: open it anew."
+                "before an unclean election of its keeper, which lost records: open it again."
             )
         state = self._states[state_key]
         grown_bytes = 0

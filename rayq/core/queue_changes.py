@@ -117,8 +117,8 @@ def alter_queue(
     for key in FIXED:
         if getattr(config, key) != getattr(queue.config, key):
             raise ConfigError(
-                f"{key} of a queue cannot be changed: delete queue {name!r} and create it anew, or "
-                "another one beside it."
+                f"{key} of a queue cannot be changed: delete queue {name!r} and create it again, "
+                "or another one beside it."
             )
     topic = state.topics[queue.topic_id]
     _check_readers(state, topic, name, config)

@@ -18,7 +18,7 @@ ERROR = "error"
 
 
 class Parsed(NamedTuple):
-    """The two parts of a parsed JSON column. Both are lazy, and each reads its input anew:
+    """The two parts of a parsed JSON column. Both are lazy, and each reads its input again:
     `materialize()` the input where you use both."""
 
     rows: Dataset

@@ -62,7 +62,7 @@ def write_topic(
 
     A task that Ray retries sends the same batches under the same numbers, and no batch is appended
     twice. Where it makes other rows than before, it fails with RewriteMismatchError. A write that
-    fails leaves the records that it has written so far. Another call writes all records anew,
+    fails leaves the records that it has written so far. Another call writes all records again,
     unless it has the same `job` (of `begin_write`) and the Dataset consists of the same blocks.
     `rayq.batch.task_writer` says how far that goes.
 

@@ -146,6 +146,6 @@ def _pickled(handler: Handler) -> bytes:
     except Exception as error:
         raise HandlerError(
             f"The handler cannot be sent to other processes: {told(error)} Make connections and "
-            "locks inside of it: a class as handler is made anew in each consumer."
+            "locks inside of it: a class as handler is instantiated in each consumer."
         ) from error
     return pickled

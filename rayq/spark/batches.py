@@ -151,7 +151,7 @@ def check_same_topics(known: Iterable[Split], found: Iterable[Split]) -> None:
         expected = ids.get(one.topic, one.topic_id)
         if expected != one.topic_id:
             raise CheckpointMismatchError(
-                f"Topic {one.topic!r} was deleted and created anew: the checkpoint is of the topic "
-                f"with id {expected}, now there is {one.topic_id}. Read the new one with a new "
-                "checkpoint."
+                f"Topic {one.topic!r} was deleted and created again: the checkpoint is of the "
+                f"topic with id {expected}, now there is {one.topic_id}. Read the new one with a "
+                "new checkpoint."
             )

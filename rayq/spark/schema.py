@@ -41,7 +41,7 @@ def read_schema(columns: tuple[str, ...]) -> StructType:
 
 
 class Parsed(NamedTuple):
-    """The two parts of a parsed JSON column. Both are lazy, and each reads its input anew:
+    """The two parts of a parsed JSON column. Both are lazy, and each reads its input again:
     `cache()` the input where you use both."""
 
     rows: DataFrame

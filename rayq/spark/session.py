@@ -1,6 +1,6 @@
 """A Spark session on the Ray that rayq runs on, through RayDP.
 
-RayDP waits for ever where Ray has no room or a node has no Java. So both are checked first: the
+RayDP waits forever where Ray has no room or a node has no Java. So both are checked first: the
 executors' CPUs and memory are reserved as a placement group, which is either there within
 `PATIENCE_S`, or is an error that says what is missing.
 """
@@ -101,7 +101,7 @@ def session(
 
     Every node needs Java 17 and the same Python environment at the same path. A process may have
     one session at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of
-    waiting for ever), SparkSessionError (another session is up, or RayDP failed), ConfigError,
+    waiting forever), SparkSessionError (another session is up, or RayDP failed), ConfigError,
     MissingExtraError.
     """
     memory_bytes = _check(executors, cores, memory)
@@ -203,7 +203,7 @@ def _major_version(java: str) -> int:
     matched = re.search(r'version "(?:1\.)?(\d+)', ran.stderr + ran.stdout)
     if ran.returncode != 0 or matched is None:
         said = (ran.stderr or ran.stdout).strip()
-        raise JavaError(f"{java} -version failed: {said!r}. Install Java anew: {JAVA_INSTALL}")
+        raise JavaError(f"{java} -version failed: {said!r}. Install Java again: {JAVA_INSTALL}")
     return int(matched[1])
 
 
@@ -212,7 +212,7 @@ def _major_version(java: str) -> int:
 
 def _check_nodes(group: PlacementGroup) -> None:
     """Checks Java on the executors' nodes, whose JVMs use the `java` on the PATH of their raylet.
-    Without it RayDP would wait for ever."""
+    Without it RayDP would wait forever."""
     here = ray.get_runtime_context().get_node_id()
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
     placed = ray.util.placement_group_table(group)["bundles_to_node_id"]

@@ -219,7 +219,7 @@ class StreamStarter:
         and the topics are found.
 
         Raises CheckpointInUseError (another query uses it), CheckpointMismatchError (it is of
-        another cluster, or of other topics, or a topic was deleted and created anew),
+        another cluster, or of other topics, or a topic was deleted and created again),
         CheckpointDamagedError, UnsupportedFormatError, CheckpointError, UnknownTopicError,
         OffsetOutOfRangeError, GroupNotEmptyError, and retriable errors of the cluster that last for
         `retry_timeout_s`.

@@ -65,6 +65,6 @@ class TopicSink:
                 f"The checkpoint is at batch {batch_id}, and batch {job.last_name} of this query "
                 "is committed: it is an older copy, or another query uses a copy of it. Going on "
                 f"would write records to {self._topic} again. Use the newest checkpoint, or begin "
-                "with a new one where the query is to begin anew."
+                "with a new one where the query is to start over."
             )
         self._write(df, job)

@@ -122,7 +122,7 @@ class ProducerState:
             if header.base_sequence != 0:
                 raise UnknownProducerError(
                     f"Producer {header.producer_id} is not known here and its batch begins at "
-                    f"sequence {header.base_sequence}, not 0: take a new epoch and number anew."
+                    f"sequence {header.base_sequence}, not 0: take a new epoch and number from 0."
                 )
             if len(self._producers) >= PRODUCERS_MAX and self._idle() is None:
                 raise TransactionLimitError(

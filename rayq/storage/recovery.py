@@ -255,7 +255,7 @@ class _Recovery:
             is_closed = following is not None
             until = following if following is not None else self._recovery_point
             if not segment.load(until, interval, is_closed=is_closed) and segment.size:
-                logger.warning("%s: the index was missing or wrong; made anew", segment.path)
+                logger.warning("%s: the index was missing or wrong; rebuilt", segment.path)
             self._is_changed |= segment.has_pending_entries
             if is_closed:
                 segment.release()
@@ -266,7 +266,7 @@ class _Recovery:
         try:
             epochs = read_epochs(self._disk, self._directory)
         except StorageError as error:
-            logger.warning("%s It is made anew from the log.", error)
+            logger.warning("%s It is rebuilt from the log.", error)
             epochs = None
         has_file = epochs is not None
         if epochs is None:
@@ -296,7 +296,7 @@ class _Recovery:
         else:
             return aborted
         logger.warning(
-            "%s: the index of aborted transactions was missing or wrong; made anew", segment.path
+            "%s: the index of aborted transactions was missing or wrong; rebuilt", segment.path
         )
         self._is_changed = True
         transactions, aborted = OpenTransactions(), AbortedIndex()

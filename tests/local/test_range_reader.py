@@ -321,7 +321,7 @@ def test_a_topic_created_anew_is_not_read_in_place_of_the_old_one(
     cluster.admin.delete_topic(topic)
     cluster.create_topic(topic)
     fill(cluster, topic, 10)
-    with pytest.raises(UnknownTopicError, match="created anew"):
+    with pytest.raises(UnknownTopicError, match="created again"):
         table_of(cluster, taken)
 
 

@@ -450,7 +450,7 @@ def test_a_topic_that_is_deleted_meanwhile_ends_the_query(
 
     cluster.create_topic(topic, replication_factor=1)
     produce(cluster, topic, 50)
-    with pytest.raises(CheckpointMismatchError, match="deleted and created anew"):
+    with pytest.raises(CheckpointMismatchError, match="deleted and created again"):
         stream(cluster, topic, tmp_path).foreach_batch(sink).start()
 
 

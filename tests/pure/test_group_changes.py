@@ -257,7 +257,7 @@ def test_who_begins_anew_with_other_topics_gets_another_target() -> None:
     assert one.members["a"].target == {P0}
     one.beat("a", 0, owned=(), topics=("u",))
     assert not one.members["a"].target
-    assert one.reason == "member a subscribed anew"
+    assert one.reason == "member a changed its subscription"
 
 
 def test_a_join_whose_answer_was_lost_may_be_repeated() -> None:

@@ -157,7 +157,7 @@ def test_what_a_member_says_otherwise_is_kept_and_the_rest_stays(name: str, is_a
         return
     assert group_of(one) == GroupValue(
         "range" if name == "assignor" else "uniform", group.epoch + 1,
-        "member a subscribed anew", 5_000, None,
+        "member a changed its subscription", 5_000, None,
     )
 
 

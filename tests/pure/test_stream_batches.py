@@ -117,7 +117,7 @@ def test_a_log_that_ends_before_the_position_is_news() -> None:
 
 def test_a_topic_made_anew_is_refused() -> None:
     progress = QueryProgress(3, [at(0, 5)])
-    with pytest.raises(CheckpointMismatchError, match="deleted and created anew"):
+    with pytest.raises(CheckpointMismatchError, match="deleted and created again"):
         next_batch(progress, [at(0, 5, 9, topic_id="b" * 32)], now_ms=1)
 
 

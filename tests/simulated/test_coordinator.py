@@ -304,7 +304,7 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
         assert [type(one) for one in found] == [expected] * 2
         with pytest.raises(CoordinatorLoadingError) as told:
             of.words._check(generation)
-        assert told.value.message == "The coordinator of __words-2 begins anew: try again."
+        assert told.value.message == "The coordinator of __words-2 starts over: try again."
         of.refuse_appends(None)
         of.commits()
         assert await of.words.heard() == (["a", "b", "c"] if fails_later else ["a"])
@@ -315,7 +315,7 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
     with caplog.at_level(logging.WARNING):
         played(work)
     assert [one.getMessage()[:40] for one in caplog.records] == [
-        "the coordinator of __words-2 begins anew"
+        "the coordinator of __words-2 starts over"
     ]
 
 

@@ -378,7 +378,7 @@ def test_held_heartbeats_end_when_the_state_is_dropped() -> None:
         of.refuse_appends(NotEnoughReplicasError("refused"))
         with pytest.raises(NotEnoughReplicasError):
             await of.set_offsets(1, 0, group="h")
-        with pytest.raises(CoordinatorLoadingError, match="begins anew"):
+        with pytest.raises(CoordinatorLoadingError, match="starts over"):
             await asyncio.wait_for(held, 0.1)
         of.refuse_appends(None)
         await asyncio.sleep(0.5)

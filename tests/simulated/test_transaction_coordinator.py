@@ -153,7 +153,7 @@ def test_a_family_that_was_drawn_for_a_state_which_is_gone_is_not_used() -> None
         waiting = asyncio.ensure_future(of.init())
         await asyncio.sleep(0)
         of.coordinator._reset(NotEnoughReplicasError("a test"))
-        with pytest.raises(CoordinatorLoadingError, match="begins anew"):
+        with pytest.raises(CoordinatorLoadingError, match="starts over"):
             await waiting
         assert await of.init() == key_of(3)
 
@@ -171,7 +171,7 @@ def test_a_request_that_waited_is_not_decided_by_a_state_that_is_gone() -> None:
         end_offset = of.end_offset
         of.coordinator._reset(NotEnoughReplicasError("a test"))
         of.leaders.answering.set()
-        with pytest.raises(CoordinatorLoadingError, match="begins anew"):
+        with pytest.raises(CoordinatorLoadingError, match="starts over"):
             await waiting
         assert await of.init() == key_of(1) and of.end_offset == end_offset
 

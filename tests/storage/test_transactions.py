@@ -303,7 +303,7 @@ def test_a_lost_index_is_made_anew(
         notes = [note for report in verify(place.disk, str(place.path)) for note in report.notes]
         assert any("damaged" in note and "aborted" in note for note in notes)
     log = place.open()
-    assert "made anew" in caplog.text
+    assert "rebuilt" in caplog.text
     assert [log.aborted_between(*between) for between in ranges] == expected
     assert path.read_bytes() == content
     caplog.clear()
@@ -480,4 +480,4 @@ def test_after_a_crash_anywhere_a_log_knows_what_its_headers_say(
             for report in verify(disk, "/data/topic-0"):
                 assert report.is_sound, report.damage
     assert count > 50, "the test crashed in each of them"
-    assert "made anew" not in caplog.text, "no crash damages what a checkpoint covers"
+    assert "rebuilt" not in caplog.text, "no crash damages what a checkpoint covers"

@@ -449,7 +449,7 @@ class ReplicaSupervisor:
                 if may_copy_anew(*found, self._broker) and (
                     DataDirectory.partition_topic_id(disk, path) in (None, key[0])
                 ):
-                    logger.warning("%s is damaged: it is copied anew from its leader", path)
+                    logger.warning("%s is damaged: it is copied again from its leader", path)
                     aside = self._directory.quarantine(path, to_remove=True)
                     self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
                 else:

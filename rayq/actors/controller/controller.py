@@ -374,7 +374,7 @@ class Controller:
             if not report.is_plausible:
                 self._implausible.say(
                     "broker %d reports a log of %s-%d that ends in epoch %s at %s: it is passed "
-                    "over. Look at that disk; replace-disk makes the replica anew.",
+                    "over. Look at that disk; replace-disk rebuilds the replica.",
                     request.broker,
                     report.topic_id,
                     report.partition,

@@ -111,12 +111,12 @@ class QueueLeader:
                 await self._open_and_serve()
             except QueueLimitError as error:
                 # What was given out is void. From the next opening on there is room to settle.
-                logger.warning("%s begins anew: %s", self.where, error)
+                logger.warning("%s starts over: %s", self.where, error)
                 self._failure, self._was_full = str(error), True
             except RayqError as error:
                 # A later opening fenced this one, or nothing can be read just now.
                 if self._failure != str(error):
-                    logger.info("%s begins anew: %s", self.where, error)
+                    logger.info("%s starts over: %s", self.where, error)
                 self._failure = str(error)
             except Exception as error:
                 # The records have other readers: this ends no replica.

@@ -439,7 +439,7 @@ class Leader:
                 raise RemoteStorageError(
                     f"{self.where} on broker {request.broker} begins at "
                     f"{request.local_start_offset}, and what it lacks below is not in the object "
-                    "store: it is copied anew once it is out of the in-sync replicas."
+                    "store: it is copied again once it is out of the in-sync replicas."
                 )
             return self._fetch_answer(leader, reset_to=log.local_start_offset)
         if self._is_below_horizon(leader, log, request):

@@ -136,7 +136,7 @@ class AsyncAdmin:
         **config: Unpack[TopicKeywords],
     ) -> None:
         """Creates a topic; returns when every partition has a leader and a full in-sync set.
-        `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
+        `timeout_s` starts over whenever a replica has started or come in sync: many of them may
         take long on a slow machine.
 
         `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. With
@@ -561,7 +561,7 @@ class AsyncAdmin:
     ) -> list[RemoteVerification]:
         """Checks that the objects of a topic's partitions (None: of all) are in the object store
         with their sizes. With `deep` each is read, and its CRCs, offsets and epochs are checked.
-        With `repair` what is missing or damaged is stored anew, where the leader still has the
+        With `repair` what is missing or damaged is stored again, where the leader still has the
         records on its own disk. `timeout_s` None: it takes as long as it takes. Raises
         UnknownTopicError, RemoteStorageError."""
         left_s = TIMEOUT_S_MAX if timeout_s is None else timeout_s

@@ -543,7 +543,7 @@ def _plan_drain(response: MetadataResponse, broker: int) -> dict[TopicPartition,
             f"Broker {broker} cannot be drained: {len(impossible)} partitions, such as "
             f"{place.topic}-{place.partition}, have {len(placements[place])} replicas, and only "
             f"the brokers {sorted(takers)} would be left to take them. Add a broker first, or "
-            "lower the replication factor of their topics (admin.set_replication_factor, `rayq "
+            "lower the replication factor of these topics (admin.set_replication_factor, `rayq "
             "topic set-replication-factor`)."
         )
     return plan

@@ -58,7 +58,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     In a group it shares the partitions of its topics with the group's other members: each is read
     by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
     polls) and `close`. Without a group it reads every partition of its topics (or those of
-    `assign`), and keeps its positions itself. Iterating yields records for ever.
+    `assign`), and keeps its positions itself. Iterating yields records forever.
 
     `Consumer[Order, str]` is one whose deserializers make an `Order` of each value and a str of
     each key; they are bytes (or None) where nothing is said.
@@ -208,7 +208,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         return self
 
     def __next__(self) -> Record[ValueT_co, KeyT_co]:
-        """Waits for the next record, for ever. `position` counts only what was yielded."""
+        """Waits for the next record, forever. `position` counts only what was yielded."""
         record = self._next(None)
         assert record is not None, "without an end there is a next one"
         return record

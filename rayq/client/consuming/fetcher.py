@@ -429,7 +429,7 @@ class Fetcher:
         if metadata.partition(*self._place(stream, topic_id)) is None:
             raise UnknownTopicError(
                 f"{stream.partition.topic}-{stream.partition.partition} is gone: the topic was "
-                "deleted (and perhaps created anew). Subscribe or assign again."
+                "deleted (and perhaps created again). Subscribe or assign again."
             )
         logger.info("fetching %s again: %s", stream.partition, error)
         stream.trouble = error

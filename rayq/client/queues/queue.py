@@ -194,7 +194,7 @@ class Queue(_Face):
         return _seen(self._run(self._core.take(count, timeout_s, is_for_threads=True)))
 
     def __iter__(self) -> Iterator[QueueTask]:
-        """Yields one record after another, for ever."""
+        """Yields one record after another, forever."""
         while True:
             yield from self.take(1, 10.0)
 
@@ -390,7 +390,7 @@ class AsyncQueue(_Face):
         return _seen(await self._core.take(count, timeout_s))
 
     async def __aiter__(self) -> AsyncIterator[QueueTask]:
-        """Yields one record after another, for ever."""
+        """Yields one record after another, forever."""
         while True:
             for task in await self.take(1, 10.0):
                 yield task

@@ -546,7 +546,9 @@ class QueueCore:
         except RayqError as error:
             logger.info("queue %s: not looked up: %s", source.name, error)
             return
-        logger.warning("queue %s was deleted and created anew: it is taken from anew", source.name)
+        logger.warning(
+            "queue %s was deleted and created again: it is taken from the start", source.name
+        )
         source.close()
         self.sources[index] = Source(self.client, self, found)
 

@@ -135,7 +135,7 @@ class _Judge:
         assert event.group is not None, "others are not among the events of groups"
         place = (event.topic, event.partition)
         where = (event.group, place)
-        self._end(event.consumer, place, "begun anew")
+        self._end(event.consumer, place, "begun again")
         commit = self._commits.get(where)
         ownership = _Ownership(
             event.consumer, where, event.epoch, 0 if commit is None else commit.offset

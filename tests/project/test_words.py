@@ -1,0 +1,45 @@
+"""What users read is in plain English: pages, help, messages and errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.local.test_pages import PAGES, ROOT
+
+OLD = re.compile(r"\b(anew|for\s+ever)\b")
+"""Say "again", "forever"."""
+DESIGN = ("architecture", "batch-jobs", "groups", "history", "protocol", "reliability", "storage", "wire")
+
+
+def lines_with_old_words(text: str) -> list[int]:
+    return [text.count("\n", 0, found.start()) + 1 for found in OLD.finditer(text)]
+
+
+def test_pages_for_users_say_again_and_forever() -> None:
+    design = {ROOT / "docs" / f"{name}.md" for name in DESIGN}
+    pages = [*(page for page in PAGES if page not in design), *(ROOT / "deploy").iterdir()]
+    found = {
+        page.relative_to(ROOT).as_posix(): lines
+        for page in pages
+        if (lines := lines_with_old_words(page.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_messages_and_help_say_again_and_forever() -> None:
+    found = []
+    for path in sorted((ROOT / "rayq").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        comments = {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if node not in comments and OLD.search(node.value)
+        ]
+    assert found == []
