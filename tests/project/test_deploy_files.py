@@ -26,6 +26,16 @@ def _launched(name: str) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md", *LAUNCHED])
+def test_whoever_is_told_to_launch_is_told_to_make_what_the_files_copy(page: str) -> None:
+    """Each of `file_mounts` has to be there before `ray up`."""
+    for name in LAUNCHED:
+        assert set(_launched(name)["file_mounts"].values()) == {"dist", "~/.ray/auth_token"}
+    before, made, _ = (ROOT / page).read_text().partition("get-auth-token --generate")
+    assert made and "pip install 'ray[default]'" in before
+    assert "pip wheel --no-deps -w dist ." in before and "CHANGE" in before
+
+
 def _kuberay() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((ROOT / "deploy/kuberay.yaml").read_text()))
 
