@@ -175,8 +175,9 @@ def _usage(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     if context is None or not message:
         return message
-    ended = message.rstrip(".")
-    return f"{ended}{'' if ended.endswith('?') else '.'} See: {context.command_path} --help"
+    from rayq.errors import sentence
+
+    return f"{sentence(message)} See: {context.command_path} --help"
 
 
 def _fail(message: str, code: int) -> int:

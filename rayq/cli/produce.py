@@ -41,6 +41,7 @@ from rayq.errors import (
     NullKeyError,
     RayqError,
     RecordTooLargeError,
+    sentence,
 )
 from rayq.records import Headers, OffsetRange, RecordMetadata
 from rayq.storage.batch import BATCH_BYTES_MAX
@@ -381,11 +382,9 @@ class Answers:
         if has_moved or not left:
             return None
         trouble = self._trouble()
-        reason = "" if trouble is None else f": {str(trouble).rstrip('.')}"
-        return (
-            f"Waiting for {output.counted(left, 'write')} to be acknowledged{reason}. "
-            "`rayq cluster health` says what is wrong."
-        )
+        reason = "" if trouble is None else f": {trouble}"
+        told = sentence(f"Waiting for {output.counted(left, 'write')} to be acknowledged{reason}")
+        return f"{told} `rayq cluster health` says what is wrong."
 
     def _take(self) -> None:
         self._taken += 1

@@ -85,7 +85,11 @@ def list_topics(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """List the topics."""
+    """List the topics.
+
+    Records are counted by their offsets: the chunks of a large value, the markers of transactions
+    and what compaction has removed count, too.
+    """
     with connected(cluster) as connection:
         infos = topics_of(connection, internal=internal)
     rows = [_overview(info) for info in infos]

@@ -20,6 +20,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     WrongClusterError,
+    sentence,
 )
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
@@ -178,10 +179,12 @@ class BrokerClient:
         self, request: AnyRequest, timeout_s: float, error: RayqError | None
     ) -> RayqError:
         tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
-        reason = str(error or "no answer in time, or metadata older than what was seen before")
+        reason = sentence(
+            error or "no answer in time, or metadata older than what was seen before"
+        )
         return TimeoutError(
             f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
-            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be "
+            f"the last reason: {reason} Check that the cluster runs and can be "
             "reached."
         )
 
@@ -269,9 +272,8 @@ class BrokerClient:
                         error = caught  # Else the refusal before it says more.
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
-                reason = str(error).rstrip(".")
                 raise TimeoutError(
                     f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
-                    f"{reason}. It may still take effect: look before you repeat it."
+                    f"{sentence(error)} It may still take effect: look before you repeat it."
                 )
             await asyncio.sleep(wait_s)

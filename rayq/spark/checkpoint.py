@@ -30,6 +30,7 @@ from rayq.errors import (
     CheckpointInUseError,
     StorageError,
     UnsupportedFormatError,
+    sentence,
 )
 from rayq.spark.batches import MicroBatch, Resumption, resume
 from rayq.spark.checkpoint_store import Store, open_store
@@ -217,6 +218,6 @@ class Checkpoint:
 
     def _damaged(self, why: str) -> CheckpointDamagedError:
         return CheckpointDamagedError(
-            f"The checkpoint {self.path} is damaged: {why.rstrip('.')}. Restore it from a copy, or "
+            f"The checkpoint {self.path} is damaged: {sentence(why)} Restore it from a copy, or "
             "start a new checkpoint with starting_offsets= set to what the sink holds."
         )

@@ -24,6 +24,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     from_wire,
+    sentence,
 )
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
@@ -356,7 +357,7 @@ def refusal(refused: Mapping[TopicPartition, str]) -> CommitRefusedError:
         by_reason.setdefault(reason, []).append(f"{topic}-{partition}")
     told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
     return CommitRefusedError(
-        f"Not committed: {told.rstrip('.')}. Another member may have gone on from the last commit, "
+        f"Not committed: {sentence(told)} Another member may have gone on from the last commit, "
         "so records after it may be handled twice. Poll again to go on with what this member owns "
         "now."
     )
