@@ -55,13 +55,6 @@ class RayqError(Exception):
         return fresh
 
 
-def sentence(text: object) -> str:
-    """The text of an error within another message: it ends with one full stop, or with its own
-    question mark."""
-    told = str(text).rstrip(". ")
-    return told if told.endswith("?") else f"{told}."
-
-
 # --- the caller's mistakes ----------------------------------------------------------------------
 
 

@@ -439,7 +439,8 @@ def drain(
     if json:
         output.print_json({"broker": broker, "moved": _as_kafka(moves)["partitions"]})
     else:
-        output.say(f"Broker {broker} holds nothing now; {len(moves)} partitions were moved.")
+        moved = output.counted(len(moves), "partition was", "partitions were")
+        output.say(f"Broker {broker} holds nothing now; {moved} moved.")
         output.say(
             f"Next: stop its node, or only it: `rayq cluster stop-broker {broker}`; then `rayq "
             f"cluster remove-broker {broker}`. Or take it back: `rayq cluster undrain {broker}`."

@@ -19,6 +19,7 @@ import msgspec
 
 from rayq.cli.layout import fold, lay_out
 from rayq.cli.visible import visible, visible_json
+from rayq.wording import counted as counted
 
 # Rich is imported only where a terminal shows its output: it takes as long to load as the rest of a
 # verb does.
@@ -170,10 +171,6 @@ def config_table(config: Mapping[str, object], defaults: Mapping[str, object], k
             for key, value in config.items()
         ],
     )
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def numbers(values: Iterable[int]) -> str:

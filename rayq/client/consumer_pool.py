@@ -17,6 +17,7 @@ from rayq.config import PoolConfig
 from rayq.errors import HandlerError, TimeoutError
 from rayq.records import PoolStatus
 from rayq.user_functions import check_function, check_kind
+from rayq.wording import counted
 
 Handler = Callable[..., Any]
 """`handler(batch)`, a plain function or a coroutine function. Or a class: each consumer makes an
@@ -133,4 +134,4 @@ def check_handler(handler: object) -> Handler:
 
 
 def _shown(lag: int | None) -> str:
-    return "an unknown number of records" if lag is None else f"{lag} records"
+    return "an unknown number of records" if lag is None else counted(lag, "record")

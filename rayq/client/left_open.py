@@ -20,6 +20,7 @@ from rayq.client.loop_thread import leave_all_for_good
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.queues.queue_core import QueueCore
 from rayq.errors import RayqError
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +100,13 @@ def _dropped(core: Core, name: str) -> None:
 def _warn(name: str, what: str, unsent: int, *, are_lost: bool) -> None:
     records = ""
     if unsent:
-        records = f"; {unsent} records are unsent"
+        records = f"; {counted(unsent, 'record is', 'records are')} unsent"
         if are_lost:
-            records = f"; {unsent} records have no outcome, and are lost unless they were sent"
+            records = "; " + counted(
+                unsent,
+                "record has no outcome, and is lost unless it was sent",
+                "records have no outcome, and are lost unless they were sent",
+            )
     text = f"{name} {what}{records}. Close it, or use it in a `with` block."
     if unsent and are_lost:
         logger.error("%s", text)
@@ -172,10 +177,10 @@ def _deliver() -> None:
         unsent = core.unsent_count()
         if unsent:
             logger.error(
-                "%s was never closed: %d records were not delivered before the program ended. "
+                "%s was never closed: %s not delivered before the program ended. "
                 "Close it, or use it in a `with` block.",
                 name,
-                unsent,
+                counted(unsent, "record was", "records were"),
             )
 
 

@@ -29,6 +29,7 @@ from rayq.errors import (
 )
 from rayq.records import TopicIdPartition
 from rayq.secret_names import shown_part
+from rayq.wording import counted
 
 OFFSETS_MAX = 100_000
 """The most committed positions of one group, and of one commit."""
@@ -216,8 +217,8 @@ def _tombstones(
 def _check_no_members(known: Group | None, group: str, what: str) -> None:
     if known is not None and known.members:
         raise GroupNotEmptyError(
-            f"Group {group!r} has {len(known.members)} members. {what} only while it has none: "
-            "stop them first."
+            f"Group {group!r} has {counted(len(known.members), 'member')}. {what} only while it "
+            "has none: stop them first."
         )
 
 

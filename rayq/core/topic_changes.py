@@ -34,6 +34,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.remote_pointer import RemotePointer
+from rayq.wording import counted
 
 TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
@@ -213,8 +214,8 @@ def create_partitions(state: ClusterState, name: str, total: int) -> list[Metada
     count = len(topic.partitions)
     if total <= count:
         raise InvalidPartitionsError(
-            f"Topic {name!r} has {count} partitions; their number can only grow, so {total} is "
-            "not possible."
+            f"Topic {name!r} has {counted(count, 'partition')}; their number can only grow, "
+            f"so {total} is not possible."
         )
     nodes = state.takers()
     if topic.replication_factor > len(nodes):

@@ -32,6 +32,7 @@ from rayq.pools.pool_batch import PoolBatch, poll_batch
 from rayq.pools.pool_handler import PoolHandler, described
 from rayq.pools.pool_transactions import PoolTransactions, RefusedOutgoing
 from rayq.records import Outgoing, Record, TopicPartition
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class PoolMember(Member):
             if error is None:
                 return True
             tries += 1
-            self._note(f"the handler raised {described(error)} ({tries} times)")
+            self._note(f"the handler raised {described(error)} ({counted(tries, 'time')})")
             if tries > self._config.retries and self._config.dead_letter_topic is not None:
                 return await self._take_apart(consumer, batch, error)
             if self._draining.is_set():

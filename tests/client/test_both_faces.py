@@ -68,7 +68,7 @@ def test_close_says_of_each_record_whether_it_may_be_written(
     with pytest.raises(TimeoutError) as told:
         producer.close(timeout_s)
     assert "close: 5 records were not delivered" in str(told.value)
-    assert "3 of them are not written. 2 were sent" in str(told.value)
+    assert "Not written: 3. Sent: 2, which may" in str(told.value)
     assert "flush" not in str(told.value)
     for future in sent:
         with pytest.raises(OutcomeUnknownError, match="may or may not be written") as unknown:

@@ -263,7 +263,7 @@ def test_a_chunk_that_fails_takes_the_record_with_it(
             future.result(30)
         lost.times = 0
         producer.send("t", b"next").result(30)
-        with pytest.raises(Exception, match="1 records"):
+        with pytest.raises(Exception, match="1 record"):
             producer.flush()
     assert [value for _, value in read(consumer)] == [b"warm", b"next"]
     assert not any(header.is_large for header in fake.headers("t"))

@@ -63,7 +63,7 @@ def test_a_dropped_producer_delivers_although_its_cluster_is_closed(fake: FakeCl
     kept = [cluster.producer()]
     slow = fake.fault(Produce, is_held=True)
     future = kept[0].send("t", b"v")
-    with pytest.warns(ResourceWarning, match="1 records are unsent"):
+    with pytest.warns(ResourceWarning, match="1 record is unsent"):
         drop(kept)
     fake.release(slow)
     cluster.close()

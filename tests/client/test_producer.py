@@ -271,7 +271,7 @@ def test_on_delivery_hears_of_success_and_of_failure(fake: FakeCluster, cluster:
         fake.fault(Produce, error=RecordTooLargeError("too large"))
         bad = producer.send("t", b"v", on_delivery=on_delivery)
         assert isinstance(bad.exception(30), RecordTooLargeError)
-        with pytest.raises(DeliveryError, match=r"1 records.*RecordTooLargeError"):
+        with pytest.raises(DeliveryError, match=r"1 record .*RecordTooLargeError"):
             producer.flush()
         producer.flush()  # told once
     assert heard[0] == (RecordMetadata("t", 0, 0, 5), None)

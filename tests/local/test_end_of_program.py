@@ -57,5 +57,5 @@ def test_what_is_asked_when_the_loop_has_been_left_is_refused_and_waits_for_noth
     # The broker may have gone just before, or just after it was sent.
     assert "It was not written." in lost or "may or may not be written" in lost
     assert len(refused) == 3 and all("The program is ending" in line for line in refused)
-    assert "1 records were not delivered before the program ended" in complained
+    assert "1 record was not delivered before the program ended" in complained
     assert "Traceback" not in complained

@@ -443,7 +443,7 @@ def test_positions_without_members_are_committed_set_listed_and_deleted(
         member = Member(coordinator, group, [topic])
         await settle(member)
         for kind, arguments in ((messages.SetGroupOffsets, [[]]), (messages.DeleteGroup, [])):
-            with pytest.raises(GroupNotEmptyError, match="1 members"):
+            with pytest.raises(GroupNotEmptyError, match="1 member"):
                 await coordinator.ask(kind, group, *arguments)
         assert (group, "stable", 1) in await listed(coordinator)
         await member.leave()

@@ -356,7 +356,7 @@ def test_a_drained_broker_is_stopped_and_removed_and_may_join_again(tmp_path: Pa
 def test_the_last_broker_cannot_be_drained_nor_one_of_too_few(tmp_path: Path) -> None:
     with LocalCluster(2, data_dir=tmp_path / "data", **FAST) as cluster:
         cluster.create_topic("t", replication_factor=2)
-        with pytest.raises(InvalidReassignmentError, match="have 2 replicas.*Add a broker first"):
+        with pytest.raises(InvalidReassignmentError, match="with 2 replicas.*Add a broker first"):
             cluster.admin.drain_broker(1)
         cluster.admin.delete_topic("t")
         cluster.create_topic("alone", replication_factor=1)

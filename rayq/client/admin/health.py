@@ -30,6 +30,7 @@ from rayq.records import (
     TopicInfo,
     TransactionListing,
 )
+from rayq.wording import counted
 
 Severity = Literal["error", "warning", "notice"]
 
@@ -321,7 +322,7 @@ def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:
         if group.lag and not group.members:
             yield Problem(
                 "notice",
-                f"Group {group.group} has a lag of {group.lag:,} records and no members",
+                f"Group {group.group} has a lag of {counted(group.lag, 'record')} and no members",
                 "nobody reads for it",
                 f"rayq group describe {group.group}",
             )

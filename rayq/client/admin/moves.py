@@ -38,6 +38,7 @@ from rayq.wire.messages import (
     SetReplicationFactor,
     TopicMetadata,
 )
+from rayq.wording import counted
 
 WATCH_MS = 500
 """How long a broker holds a question for newer metadata while moves are under way."""
@@ -540,9 +541,9 @@ def _plan_drain(response: MetadataResponse, broker: int) -> dict[TopicPartition,
     if impossible:
         place = impossible[0]
         raise InvalidReassignmentError(
-            f"Broker {broker} cannot be drained: {len(impossible)} partitions, such as "
-            f"{place.topic}-{place.partition}, have {len(placements[place])} replicas, and only "
-            f"the brokers {sorted(takers)} would be left to take them. Add a broker first, or "
+            f"Broker {broker} cannot be drained: {counted(len(impossible), 'partition')}, such as "
+            f"{place.topic}-{place.partition} with {counted(len(placements[place]), 'replica')}, "
+            f"would have only the brokers {sorted(takers)} to take them. Add a broker first, or "
             "lower the replication factor of these topics (admin.set_replication_factor, `rayq "
             "topic set-replication-factor`)."
         )

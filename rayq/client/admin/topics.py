@@ -26,6 +26,7 @@ from rayq.wire.messages import (
     ReplicaEndpoint,
     TopicMetadata,
 )
+from rayq.wording import counted
 
 DESCRIBE_TIMEOUT_S = 2.0
 """A replica that has not described itself by then is shown without offsets."""
@@ -236,7 +237,7 @@ def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
     """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
     differences = []
     if len(found.partitions) != asked.partitions:
-        differences.append(f"{len(found.partitions)} partitions, not {asked.partitions}")
+        differences.append(f"{counted(len(found.partitions), 'partition')}, not {asked.partitions}")
     first = found.partitions[0]
     factor = len(first.origin or first.replicas)
     if asked.replication_factor not in (None, factor):

@@ -25,6 +25,7 @@ from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import MaxPollIntervalError, RayqError, UnknownServerError
 from rayq.wire.messages import MEMBER_EPOCH_JOIN, GroupHeartbeat, GroupHeartbeatResponse
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -267,9 +268,9 @@ class GroupMember:
         if state.grant.generation == generation:
             return
         logger.warning(
-            "this member of group %r lost %d partitions: %s",
+            "this member of group %r lost %s: %s",
             self._coordinator.group,
-            len(self.owned.held),
+            counted(len(self.owned.held), "partition"),
             state.loss_reason,
         )
         self.beat_now()

@@ -24,7 +24,6 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     from_wire,
-    sentence,
 )
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
@@ -35,6 +34,7 @@ from rayq.wire.messages import (
     FetchCommitted,
     FetchCommittedResponse,
 )
+from rayq.wording import sentence
 
 logger = logging.getLogger(__name__)
 

@@ -44,6 +44,7 @@ from rayq.wire.messages import (
     Request,
     ResponseT,
 )
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +262,7 @@ class LargeValues:
             if topic.topic_id == place.topic_id and has_partition:
                 return
             if client.now > until_s:
-                why = f"it has {len(topic.partitions)} partitions."
+                why = f"it has {counted(len(topic.partitions), 'partition')}."
                 raise _gone(place, _ANOTHER_TOPIC if has_partition else why)
             options = {"age_max_s": 0.0}
             await asyncio.sleep(UNKNOWN_TOPIC_PATIENCE_S / 10)

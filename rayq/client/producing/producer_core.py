@@ -33,6 +33,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
 )
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -233,8 +234,8 @@ class ProducerCore:
         self._undelivered, self._first_error = 0, None
         if error is not None:
             raise DeliveryError(
-                f"{count} records that were accepted since the last flush were not delivered. The "
-                f"first failed with {type(error).__name__}: {error}"
+                f"{counted(count, 'record was', 'records were')} accepted since the last flush and "
+                f"not delivered. The first failed with {type(error).__name__}: {error}"
             ) from error
 
     def finish_callback(self, result: object) -> None:
@@ -287,10 +288,11 @@ class ProducerCore:
                 f"go on, have not ended after {timeout_s:g} s."
             )
         return TimeoutError(
-            f"close: {sum(counts.values())} records were not delivered within {timeout_s:g} s, and "
-            f"are given up. {counts[False]} of them are not written. {counts[True]} were sent and "
-            "may or may not be written, because no answer came: read the ends of their partitions "
-            "before you send them again. The future of each says which it is."
+            f"close: {counted(sum(counts.values()), 'record was', 'records were')} not delivered "
+            f"within {timeout_s:g} s; no more is tried. Not written: {counts[False]}. Sent: "
+            f"{counts[True]}, which may or may not be written, because no answer came: read the "
+            "ends of their partitions before you send them again. The future of each says which it "
+            "is."
         )
 
     async def _close_transactions(

@@ -41,6 +41,7 @@ from rayq.logs import Seldom
 from rayq.storage.batch import encode_batch
 from rayq.wire.connection import Connection
 from rayq.wire.messages import AllocateProducerId, Produce
+from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -356,8 +357,8 @@ class Sender:
             if not isinstance(error, RayqError):
                 logger.exception("a batch for %s could not be packed", flight.name)
                 error = InvalidRequestError(
-                    f"{batch.count} records for {flight.name} could not be packed, and were not "
-                    f"sent: {error!r}."
+                    f"{counted(batch.count, 'record')} for {flight.name} could not be packed, and "
+                    f"will not be sent: {error!r}."
                 )
             self._carry_out(channel, [flight.give_up(shipment, error)])
             return False
