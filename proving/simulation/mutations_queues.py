@@ -199,7 +199,9 @@ def no_grace_for_holders() -> list[Patch]:
 
 @plants("47", "the keeper takes what any leader writes", QUEUES)
 def old_leader_writes() -> list[Patch]:
-    def write(self: Any, state_key: Any, fence: int, records: Any) -> list[Record]:
+    def write(
+        self: Any, state_key: Any, fence: int, records: Any, *, gives_out: bool = True
+    ) -> list[Record]:
         return [Record(state_key, key, value) for key, value in records]
 
     return [(KeptQueues, "write", write)]

@@ -19,7 +19,7 @@ BOUNDS = {
     "BLOCKS_MAX": (4, 10),
     "HELD_BYTES_MAX": (0, 2_000, 20_000),
     "RESERVE_BYTES": (0, 1_000),
-    "WRITE_BYTES_MAX": (1, 100, 1_000),
+    "WRITE_BYTES_MAX": (500, 2_000),
     "PASSED_AT_ONCE": (1, 3),
 }
 """What a seed may lower each to. A block has four offsets at least, and the start is in one."""
