@@ -340,7 +340,11 @@ class ClusterState:
 
     def _queue_deleted(self, record: QueueDeleted) -> None:
         del self.queue_ids[self.queues.pop(record.queue_id).name]
-        self._queues_of[record.topic_id].discard(record.queue_id)
+        queues = self._queues_of[record.topic_id]
+        queues.discard(record.queue_id)
+        if not queues:
+            # A snapshot knows nothing of a topic without queues.
+            del self._queues_of[record.topic_id]
 
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id

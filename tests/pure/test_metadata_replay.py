@@ -373,6 +373,9 @@ def test_a_queue_is_altered_and_deleted_by_its_id(state: ClusterState) -> None:
     assert changed(state, QueueDeleted("Q", "T")).keys() == {"queues", "queue_ids", "_queues_of"}
     assert (set(state.queues), state.queue_ids) == ({"P"}, {"p": "P"})
     assert [queue.name for queue in state.queues_of("T")] == ["p"]
+    apply(state, [QueueDeleted("P", "T")])
+    assert state.queues_of("T") == [] and "T" in state.topics
+    assert whole(built(state.snapshot())) == whole(state)
 
 
 # --- the cluster ----------------------------------------------------------------------------------
