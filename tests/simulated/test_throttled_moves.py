@@ -39,6 +39,7 @@ def test_a_move_of_less_than_what_is_written_ends_once_its_throttle_is_lifted() 
         await move(THROTTLE_BYTES_PER_S)
         await stage.until(lambda: stage.log("t", added) is not None, "a new replica")
         copy = stage.log("t", added)
+        assert copy is not None
         for _ in range(2):
             here = copy.log.size_bytes
             await stage.pause(12)
