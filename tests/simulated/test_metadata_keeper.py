@@ -4,7 +4,8 @@ send."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ class Voter:
         return answer.last_index
 
 
-def voting(work: Callable[[Voter], Awaitable[None]]) -> None:
+def voting(work: Callable[[Voter], Coroutine[Any, Any, None]]) -> None:
     with World(seed=1) as world:
         process = world.host("voter").process("voter")
         environment = process.environment
