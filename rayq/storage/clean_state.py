@@ -103,10 +103,12 @@ class CleanState(msgspec.Struct, array_like=True, frozen=True):
 _decoder = msgspec.msgpack.Decoder(CleanState)
 
 
-def write_clean_state(disk: Disk, directory: str, state: CleanState) -> None:
-    """Replaces the file, durably. Raises OSError."""
-    content = msgspec.msgpack.encode(state)
-    checked_file.write(disk, f"{directory}/{CLEANED}", _KIND, _VERSION, content)
+def write_clean_state(
+    disk: Disk, directory: str, state: CleanState, *, syncs_directory: bool = True
+) -> None:
+    """Replaces the file, durably once the directory is synced. Raises OSError."""
+    path, content = f"{directory}/{CLEANED}", msgspec.msgpack.encode(state)
+    checked_file.write(disk, path, _KIND, _VERSION, content, syncs_directory=syncs_directory)
 
 
 def read_clean_state(disk: Disk, directory: str) -> CleanState:

@@ -290,6 +290,10 @@ class DataDirectory:
                         f"{path} belongs to cluster {meta.cluster_id}, not to {cluster_id}: use "
                         "another directory."
                     )
+                if disk.exists(f"{path}/{QUARANTINE}"):
+                    # A process that was killed may have put something aside without the syncs. With
+                    # that of `path`, below, it is durable before anything there is removed.
+                    disk.sync_dir(f"{path}/{QUARANTINE}")
                 meta = msgspec.structs.replace(meta, start_counter=meta.start_counter + 1)
                 _write_json(disk, f"{path}/{META}", meta)
                 secret = read_secret(disk, path)

