@@ -177,6 +177,9 @@ class LocalStore:
         with _failing(self.path, self.path, "made"):
             for name in names:
                 checked_file.make_directory(self._disk, f"{self.path}/{name}")
+                # A process that was killed may have left files whose names are not on disk yet.
+                # The caller goes by them.
+                self._disk.sync_dir(f"{self.path}/{name}")
 
     def read(self, name: str) -> bytes | None:
         with _failing(self.path, name, "read"):

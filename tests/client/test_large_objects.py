@@ -15,9 +15,17 @@ from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
+from rayq.client.large import objects
 from rayq.client.large import reader as reader_module
 from rayq.client.large.collect import CollectedValues, collect_values
-from rayq.client.large.objects import is_below, list_objects, prefix_of, read_object
+from rayq.client.large.objects import (
+    is_below,
+    list_objects,
+    object_uri,
+    prefix_of,
+    read_object,
+    write_object,
+)
 from rayq.core.large_values import crc_of, manifest_of_object, read_manifest
 from rayq.errors import (
     CorruptBatchError,
@@ -46,7 +54,6 @@ def consumer(cluster: Cluster, topic: str) -> Iterator[Consumer]:
     with cluster.consumer(auto_offset_reset="earliest") as made:
         made.assign([T0])
         yield made
-
 
 
 def test_a_value_is_an_object_that_only_readers_who_say_so_read(
@@ -78,6 +85,20 @@ def test_a_value_is_an_object_that_only_readers_who_say_so_read(
     assert batch.column("value").to_pylist() == [b"small", large, b"after"]
     with pytest.raises(LargeValueRefusedError):
         list(read_range(cluster, split))
+
+
+def test_directories_that_are_made_for_an_object_are_durable_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(objects, "_sync_directory", synced.append)
+    new = tmp_path / "values" / "of all"
+    write_object(object_uri(f"file://{new}", "c1", "t", ID), b"v")
+    topic, root = new / "c1" / "t", new.parent.parent
+    assert synced == [str(path) for path in (topic, new / "c1", new, new.parent, root)]
+    synced.clear()
+    write_object(object_uri(f"file://{new}", "c1", "t", ID), b"v")
+    assert synced == [str(path) for path in (topic, new / "c1", new)]
 
 
 def test_an_object_that_is_gone_or_another_is_an_error(

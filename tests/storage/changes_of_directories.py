@@ -20,6 +20,7 @@ from rayq.runtime.layout import (
     write_first_record,
 )
 from rayq.runtime.recover_quorum import recover_quorum
+from rayq.spark.checkpoint_store import LocalStore, this_process
 from rayq.storage import checked_file
 from rayq.storage.checked_file import make_directory
 from rayq.storage.data_directory import (
@@ -270,6 +271,34 @@ def put_aside(disk: CrashDisk) -> None:
     directory.close()
 
 
+# --- the checkpoint of a streaming query ----------------------------------------------------------
+
+QUERY = f"{ROOT}/query"
+
+
+def open_query(disk: CrashDisk) -> LocalStore:
+    """As a start does, which goes by the files that it finds."""
+    store = LocalStore(disk, QUERY, this_process("run"))
+    store.make_directories("offsets", "commits")
+    return store
+
+
+def begun_query(disk: CrashDisk) -> LocalStore:
+    make_directory(disk, ROOT)
+    return open_query(disk)
+
+
+def look_at_query(disk: CrashDisk) -> tuple[bytes | None, bytes | None]:
+    store = open_query(disk)
+    return store.read("offsets/0"), store.read("commits/0")
+
+
+def finish_batch(disk: CrashDisk) -> None:
+    store = open_query(disk)
+    if store.read("offsets/0") is not None:
+        store.write("commits/0", b"the end of the batch")
+
+
 # --- objects --------------------------------------------------------------------------------------
 
 
@@ -389,6 +418,15 @@ DIRECTORY_CHANGES: dict[str, Change] = {
         prepare=with_partition,
         steps=[Step(keep_aside)],
         look=look_at_either,
+    ),
+    "a batch of a streaming query": Change(
+        prepare=begun_query,
+        steps=[
+            Step(lambda store: store.write("offsets/0", b"the ranges of the batch")),
+            Step(lambda store: store.write("commits/0", b"the end of the batch")),
+        ],
+        look=look_at_query,
+        resume=finish_batch,
     ),
     "objects in a directory": Change(
         prepare=open_store,

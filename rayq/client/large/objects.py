@@ -189,13 +189,19 @@ def _write_file(path: str, value: bytes) -> None:
     directory = os.path.dirname(path)
     temporary = path + TEMPORARY_SUFFIX
     try:
+        existing = directory
+        while not os.path.isdir(existing):
+            existing = os.path.dirname(existing)
         os.makedirs(directory, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(value)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        for _ in range(3):  # Those of topic, cluster and the URL may be new.
+        # Those of topic, cluster and the URL may be new; those above them only if they were made
+        # here.
+        made = directory.count("/") - existing.count("/")
+        for _ in range(max(3, made + 1)):
             _sync_directory(directory)
             directory = os.path.dirname(directory)
     except OSError as error:
