@@ -88,8 +88,8 @@ Part = tuple[Folder, str, "Node | Folder | None"]
 
 @dataclass
 class Fault:
-    """A planted bug: the syncs of one line of rayq, as `CrashDisk.syncs` names it, do nothing, or
-    come one operation late."""
+    """A planted bug: the syncs whose line of rayq, as `CrashDisk.syncs` names it, contains `sync` do
+    nothing, or come one operation late."""
 
     sync: str
     is_late: bool = False
@@ -233,7 +233,7 @@ class CrashDisk:
         if self.syncs is not None:
             line = _line_of_sync()
             self.syncs[line] = None
-            if self.fault is not None and line == self.fault.sync:
+            if self.fault is not None and self.fault.sync in line:
                 if self.fault.is_late:
                     self._late.append(node)
                 return
@@ -389,7 +389,18 @@ class CrashFile:
 
 
 HELPERS = frozenset(
-    ["replace", "write", "make_directory", "make_dirs", "sync_dir", "write_checkpoint", "write_clean_state", "write_epochs", "write_aborted", "_write_json"]
+    [
+        "replace",
+        "write",
+        "make_directory",
+        "make_dirs",
+        "sync_dir",
+        "write_checkpoint",
+        "write_clean_state",
+        "write_epochs",
+        "write_aborted",
+        "_write_json",
+    ]
 )
 """Functions that sync for those who call them: a sync is named by the first other one."""
 
