@@ -21,6 +21,7 @@ from rayq.storage.checked_file import make_directory
 from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CLEANING, clean
 from rayq.storage.log import Log
+from rayq.storage.producer_state import ProducerState, snapshot_path
 from rayq.storage.recovery import RESET
 from rayq.storage.segment import DELETED_SUFFIX
 from rayq.storage.swap import SWAP, SwapPlan
@@ -70,6 +71,10 @@ def look_at_log(disk: CrashDisk, config: TopicConfig = PLAIN) -> LogState:
     left = (checked_file.TEMPORARY_SUFFIX, DELETED_SUFFIX, SWAP, RESET)
     assert not [name for name in disk.list(DIRECTORY) if name.endswith(left)]
     assert disk.list(f"{DIRECTORY}/{CLEANING}") == []
+    if log.local_start_offset > log.start_offset:
+        # The batches below are not here, and a cut of the log may begin with them.
+        path = snapshot_path(DIRECTORY, log.local_start_offset)
+        ProducerState().load(checked_file.read_whole(disk, path) or b"", path)
     return state_of(log)
 
 
