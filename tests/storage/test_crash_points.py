@@ -19,6 +19,8 @@ SLOW = (
     "a checkpoint",
     "a checkpoint of transactions",
     "the recovery of a torn tail",
+    "a new partition",
+    "a reset",
     "a truncation over segments",
     "a truncation to nothing",
     "a reset to a part that is in the object store",
