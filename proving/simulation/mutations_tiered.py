@@ -258,7 +258,7 @@ def pins_read_before_the_list() -> list[Patch]:
     return [(RemoteRetention, "_due_start", mutated)]
 
 
-@plants("46", "a pin ends after half of its time", TIERED)
+@plants("41", "a pin ends after half of its time", TIERED)
 def pins_end_early() -> list[Patch]:
     unpin = Controller._unpin_expired
 

@@ -549,6 +549,26 @@ def test_a_pin_holds_retention_and_not_delete_records() -> None:
     leading(work, retention_ms=DAY_MS)
 
 
+def test_a_pin_that_comes_while_the_list_is_loaded_holds_retention() -> None:
+    async def work(led: Led) -> None:
+        await led.write(43)
+        await led.look()
+        led.leader.end("it is deposed")
+        led.objects.failure = RemoteStorageError("It is away.")
+        led.begin(LEADER_EPOCH + 1)
+        await led.look(3 * DAY_MS / 1000)
+        led.objects.failure = None
+        looking = asyncio.ensure_future(led.look(120))
+        while not led.remote._loading.locked():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        led.pinned = 12
+        led.told()
+        await looking
+        assert 0 < led.log.log.start_offset <= 12
+
+    leading(work, retention_ms=DAY_MS)
+
+
 def test_what_a_queue_has_settled_leaves_disk_and_store_as_far_as_no_pin_holds_it() -> None:
     async def work(led: Led) -> None:
         await led.write(43)
