@@ -9,7 +9,7 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
-from rayq.actors.clock_watch import DelayClock
+from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -103,6 +103,7 @@ class QueueStage:
         self.log = log
         self.clock = log.environment.clock
         self.clock_watch = DelayClock(self.clock)
+        self.age_watch = ClockWatch(self.clock)
         self.keeper = Keeper()
         self.has_lease = True
         self.epoch = 0
@@ -135,7 +136,8 @@ class QueueStage:
         )
         self.leader.committed(given)
         self.served = LeaderQueues(
-            self.log, self.leader, given, links=self.keeper, clock_watch=self.clock_watch
+            self.log, self.leader, given, links=self.keeper, clock_watch=self.clock_watch,
+            age_watch=self.age_watch,
         )
         await self.copied()
         if self._ticking is None:

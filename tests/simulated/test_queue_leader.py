@@ -8,6 +8,7 @@ import pytest
 
 from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues import holders, learning, reads
+from rayq.config import DAY_MS
 from rayq.core import kept_queues, large_holds
 from rayq.core.large_values import manifest_of_chunks, pinned
 from rayq.errors import (
@@ -836,6 +837,27 @@ def test_the_chunks_of_a_record_that_was_moved_stay_for_a_week() -> None:
         await stage.lead()
         await asyncio.sleep(1)
         assert (await stage.describe()).start_offset == 3
+        assert stage.log.held_offset == 1
+
+    staged(work, retention="delete_done", visibility_timeout_s=1_000)
+
+
+def test_a_clock_that_is_days_ahead_for_some_minutes_takes_no_chunks_of_a_dead_letter() -> None:
+    async def work(stage: QueueStage) -> None:
+        await stage.put(b"a")
+        await stage.put(b"chunk", is_chunk=True)
+        manifest = manifest_of_chunks(5, 1, bytes(16), [1])
+        await stage.put(manifest, is_large=True)
+        taken = await stage.take()
+        opened = stage.served._queues["q-id"].open
+        assert opened is not None
+        opened.hold_moved(manifest)
+        assert await stage.ack(taken) == []
+        stage.host.jump_clock(10 * DAY_MS)
+        await asyncio.sleep(360)
+        assert stage.log.held_offset == 1
+        stage.host.jump_clock(-10 * DAY_MS)
+        await asyncio.sleep(60)
         assert stage.log.held_offset == 1
 
     staged(work, retention="delete_done", visibility_timeout_s=1_000)

@@ -34,12 +34,15 @@ class LeaderQueues:
         *,
         links: Links,
         clock_watch: ClockWatch,
+        age_watch: ClockWatch,
     ) -> None:
+        """`clock_watch` is for delays, `age_watch` for what is deleted by age."""
         self._replica_log = replica_log
         self._leader = leader
         self._environment = replica_log.environment
         self._links = links
         self._clock_watch = clock_watch
+        self._age_watch = age_watch
         self._reads = QueueReads(leader, replica_log.environment.clock)
         self._queues: dict[str, QueueLeader] = {}
         self._changed = Signal()
@@ -141,7 +144,9 @@ class LeaderQueues:
         for queue in self._queues.values():
             if queue.config.retention == "topic":
                 continue
-            limit = None if queue.open is None else queue.open.retention_limit
+            limit = None
+            if queue.open is not None:
+                limit = queue.open.retention_limit(self._age_watch.now_ms())
             if limit is None:
                 limit = self._replica_log.log.start_offset
             held = limit if held is None else min(held, limit)

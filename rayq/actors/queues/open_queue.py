@@ -402,13 +402,14 @@ class OpenQueue:
         if self.journal.is_full:
             self.commits.ask_for_room()
 
-    @property
-    def retention_limit(self) -> int | None:
-        """The log start may go up to here. None: the queue does not mind."""
+    def retention_limit(self, now_ms: int) -> int | None:
+        """The log start may go up to here, where it is `now_ms` for what is deleted by age. None:
+        the queue does not mind."""
         holds = self.state.holds
         if holds is None:
             return None
-        return holds.floor(self.commits.kept_start, self._clock_watch.now_ms())
+        now_ms = min(now_ms, self._clock_watch.now_ms())
+        return holds.floor(self.commits.kept_start, now_ms)
 
     def _arm_due_timer(self) -> None:
         if self._due_timer is not None:

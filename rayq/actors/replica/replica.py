@@ -274,6 +274,7 @@ class Replica:
                 assignment,
                 links=self._links,
                 clock_watch=self._delay_clock,
+                age_watch=self._clock_watch,
             )
         else:
             self._queues.committed(assignment)
