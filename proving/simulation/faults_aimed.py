@@ -25,9 +25,10 @@ PATIENCE_S = 4.0
 """The longest wait for a target."""
 LOOK_S = 0.002
 LEAPS_MS = (1_200_000, 1_200_000, 60_000, -1_200_000)
-LEAP_S = (0.1, 1.0)
-"""How long a leap lasts: soon over, so that it may shorten next to nothing."""
-STRIKES = ("leap", "leap", "leap", "kill a process", "kill", "pause", "cut off", "power loss")
+LEAP_S = (0.2, 1.8)
+"""How long a leap lasts: soon over, so that it may shorten a delay of a minute by no more than a
+part."""
+STRIKES = (*("leap",) * 5, "kill a process", "kill", "pause", "cut off", "power loss")
 
 T = TypeVar("T")
 Target = Callable[[SimulatedCluster], list[Process]]
@@ -217,9 +218,8 @@ OF_QUEUES: list[Injection] = [
     _MOVE,
 ]
 OF_REMOTE_STORAGE: list[Injection] = [
-    aimed_at("objects wait for their deletion", objects_to_be_deleted),
-    aimed_at("objects wait for their deletion", objects_to_be_deleted),
-    aimed_at("a deleted topic waits for its removal", deleted_topics),
+    *[aimed_at("objects wait for their deletion", objects_to_be_deleted)] * 3,
+    *[aimed_at("a deleted topic waits for its removal", deleted_topics)] * 3,
     aimed_at("a list is loaded", lists_being_loaded),
     _MOVE,
 ]

@@ -195,7 +195,9 @@ class RemoteStorage(Workload):
             "are in the store, and nothing refers to them",
             limit_s=END_LIMIT_S + 2 * delay_s,
         )
-        assert not self.tiered.state.pins, f"pins do not end: {self.tiered.state.pins}"
+        await self._wait_for_none(
+            lambda: [*self.tiered.state.pins], "are pins that do not end", limit_s=END_LIMIT_S
+        )
         self.tiered.check_ends()
         return count
 
