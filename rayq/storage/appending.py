@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from rayq.config import MIB, TopicConfig
+from rayq.config import GIB, INT64_MAX, MIB, TopicConfig
 from rayq.environment import Disk
 from rayq.errors import CorruptBatchError, DiskFullError, OpenFilesLimitError, StorageError
 from rayq.storage.batch import BatchHeader
@@ -18,6 +18,10 @@ ROOM_CHECK_BYTES = 4 * MIB
 LOGS_PER_DISK = 1024
 """This many logs may share a disk and fill it at the same time. So after one look a log may append
 this part of the free space above the reserve."""
+UNSYNCED_SEGMENTS_MAX = 64
+"""While so many closed segments wait for their sync, with their files open, none is closed."""
+SEGMENT_BYTES_MAX = 2 * GIB
+"""As the config has it: index entries have 32 bits for a position."""
 RELATIVE_OFFSET_MAX = 2**32 - 2
 """The highest relative offset in a segment: index entries have 32 bits for it."""
 
@@ -112,17 +116,26 @@ def check_order(
 
 
 def count_fitting(
-    config: TopicConfig, active: Segment, batches: Sequence[tuple[int, BatchHeader]]
+    config: TopicConfig,
+    active: Segment,
+    batches: Sequence[tuple[int, BatchHeader]],
+    *,
+    unsynced_segments: int,
 ) -> int:
     """How many of these batches, whose headers are stamped, the active segment takes before it must
-    roll. An empty segment takes at least one."""
+    roll. An empty segment takes at least one. While too many closed segments are not synced, it
+    takes all that a file may hold: writers would use up the descriptors of the process faster than
+    the disk syncs."""
+    bytes_max, age_max_ms = config.segment_bytes, config.segment_ms
+    if unsynced_segments >= UNSYNCED_SEGMENTS_MAX:
+        bytes_max, age_max_ms = SEGMENT_BYTES_MAX, INT64_MAX
     size, first_append_time_ms = active.size, active.first_append_time_ms
     for number, (_, header) in enumerate(batches):
         if first_append_time_ms is None:
             first_append_time_ms = header.append_time_ms
         elif (
-            size + header.length > config.segment_bytes
-            or header.append_time_ms - first_append_time_ms >= config.segment_ms
+            size + header.length > bytes_max
+            or header.append_time_ms - first_append_time_ms >= age_max_ms
             or header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
         ):
             return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayq.config import TopicConfig
 from rayq.environment import Buffer, Disk
@@ -303,7 +303,7 @@ class Log:
             append_time_ms=max(self._last_append_time_ms, now_ms),
             timestamp_from_append=timestamp_from_append,
         )
-        if count_fitting(self._config, self._segments.active, [(0, stamped)]) == 0:
+        if self._count_fitting([(0, stamped)]) == 0:
             self._roll()
         self._write(batch, self._segments.active.size)
         self._appended(stamped)
@@ -345,7 +345,7 @@ class Log:
 
     def _append_all(self, payload: memoryview, batches: list[tuple[int, BatchHeader]]) -> None:
         while batches:
-            count = count_fitting(self._config, self._segments.active, batches)
+            count = self._count_fitting(batches)
             if count == 0:
                 self._roll()
                 continue
@@ -354,6 +354,14 @@ class Log:
             for _, header in batches[:count]:
                 self._appended(header)
             del batches[:count]
+
+    def _count_fitting(self, batches: Sequence[tuple[int, BatchHeader]]) -> int:
+        return count_fitting(
+            self._config,
+            self._segments.active,
+            batches,
+            unsynced_segments=len(self._unsynced),
+        )
 
     def _make_room(self, length: int) -> None:
         try:

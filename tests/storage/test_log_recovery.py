@@ -412,8 +412,10 @@ def test_a_checkpoint_is_due_after_so_many_bytes_and_after_a_roll(place: Place) 
 def test_many_segments_open_without_being_read(place: Place) -> None:
     place.config = TopicConfig(segment_bytes=64 * 1024)
     log = place.open()
-    for _ in range(1000):
+    for number in range(1000):
         append(log, 10, size=640)
+        if number % 100 == 99:
+            flush(log)
     segments = len(place.files(".log"))
     assert segments > 90
     log.close(0)

@@ -9,6 +9,7 @@ import pytest
 
 from rayq.config import TopicConfig
 from rayq.errors import DiskFullError, StorageError
+from rayq.storage import appending
 from rayq.storage.disk import LocalFile
 from rayq.storage.log import Log
 from tests.storage.support import (
@@ -138,3 +139,29 @@ def test_a_checkpoint_without_room_costs_nothing_and_is_written_once_there_is_ro
     again = place.open()
     assert (again.end_offset, again.plan_flush(0)) == (40, None)
     assert read_bytes(again) == read_bytes(log)
+
+
+def test_segments_are_closed_no_faster_than_the_disk_syncs_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits with its files open: small segments used up the descriptors of the process."""
+    monkeypatch.setattr(appending, "UNSYNCED_SEGMENTS_MAX", 3)
+    place.config = CONFIG
+    log = place.open()
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            append(log, size=400)
+
+    write(40)
+    assert len(log._segments) == 4
+    assert log._segments.active.size > 10 * CONFIG.segment_bytes
+    flush(log)
+    write(40)
+    assert len(log._segments) == 7
+    flush(log)
+    monkeypatch.setattr(appending, "SEGMENT_BYTES_MAX", 4096)
+    write(40)
+    assert len(log._segments) > 10, "a file holds no more"
+    assert log.end_offset == 120
+    assert place.open().end_offset == 120
