@@ -18,6 +18,7 @@ from rayq.actors.transactions.links import Build
 from rayq.core import kept_queues
 from rayq.core.kept_queues import (
     FENCE_BITS,
+    KeptQueues,
     KeptRecord,
     Record,
     StateKey,
@@ -434,6 +435,35 @@ def test_a_deleted_queue_is_forgotten_with_all_its_partitions() -> None:
         of.begin()
         assert (await of.open("r", opener="b"))[1] == [(b"a", b"1"), (b"b", b"2")]
         assert _kept(of) == {StateKey("r", 0)}
+
+    keeping(work)
+
+
+def test_the_parts_of_a_deleted_queue_are_forgotten_one_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A queue has one for each partition of its topic, and a topic many queues."""
+
+    async def work(of: Kept) -> None:
+        for number in range(20):
+            await of.open("q", number)
+        turn, noted = 0, list[int]()
+        forget = KeptQueues.forget
+
+        def bump() -> None:
+            nonlocal turn
+            turn += 1
+
+        def note(self: KeptQueues, state_key: StateKey) -> Any:
+            noted.append(turn)
+            asyncio.get_running_loop().call_soon(bump)
+            return forget(self, state_key)
+
+        monkeypatch.setattr(KeptQueues, "forget", note)
+        of.queue_ids = set()
+        await asyncio.sleep(2 * DELETED_CHECK_INTERVAL_S)
+        assert _kept(of) == set()
+        assert len(noted) == len(set(noted)) == 20
 
     keeping(work)
 

@@ -6,6 +6,7 @@ newest opening of each state writes (`core.kept_queues`), and forgets the queues
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from rayq.actors.coordinator import Coordinator
@@ -183,6 +184,9 @@ class QueueKeeper(Coordinator[Record]):
                 self._sequences.pop(state_key, None)
                 self._parts.pop(state_key, None)
                 self._append(self.state.forget(state_key))
+                await asyncio.sleep(0)  # There may be one for each of many partitions.
+                if generation != self._log.generation:
+                    return
 
 
 async def deleted_queues(queue_ids: set[str], ask_broker: messages.Ask) -> set[str]:
