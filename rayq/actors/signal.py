@@ -11,19 +11,26 @@ class Signal:
     condition, then wait, with no `await` between."""
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
+        """Each with what has to hold before it is woken. Dicts keep their order."""
 
     def notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
+        waiters, self._waiters = self._waiters, {}
+        for waiter, holds in waiters.items():
+            if waiter.done():
+                continue
+            if holds is None or holds():
                 waiter.set_result(None)
+            else:
+                self._waiters[waiter] = holds
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether a notification came in time."""
+    async def wait(self, timeout_s: float, *, holds: Callable[[], bool] | None = None) -> bool:
+        """Whether a notification came in time; where `holds` is given, one at which it held. It is
+        called by who notifies: where thousands wait for different things, none is woken in vain. So
+        it is cheap, and raises nothing."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(waiter)
+        self._waiters[waiter] = holds
         timer = loop.call_later(timeout_s, _cancel, waiter)
         try:
             await waiter
@@ -34,8 +41,7 @@ class Signal:
             return False
         finally:
             timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiters.pop(waiter, None)
         return True
 
     async def wait_until(self, holds: Callable[[], bool], timeout_s: float) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import MARKER_WAIT_S, OPEN_MAX_S
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -432,6 +433,35 @@ def test_a_reader_that_waits_is_woken_when_the_transaction_has_ended() -> None:
         assert (answer.next_offset, answer.aborted) == (3, [])
         assert [header.is_control for _, header in split_batches(data)] == [False, False, True]
 
+    leading(work)
+
+
+def test_readers_that_wait_for_the_end_of_a_transaction_are_not_woken_by_each_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """20,000 of them made each write to the partition take seconds."""
+    looks = 0
+    limit = LeaderReads._fetch_limit
+
+    def noted(self: LeaderReads, request: messages.Fetch) -> int:
+        nonlocal looks
+        looks += 1
+        return limit(self, request)
+
+    async def work(led: Led) -> None:
+        await led.written()
+        reading = [asyncio.ensure_future(led.fetching(0, wait_ms=20_000)) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        assert looks == 20
+        for _ in range(5):
+            await led.written(None)
+            await led.settle()
+        assert looks == 20
+        await led.ended()
+        assert {answer.next_offset for answer, _ in await asyncio.gather(*reading)} == {7}
+        assert looks == 40
+
+    monkeypatch.setattr(LeaderReads, "_fetch_limit", noted)
     leading(work)
 
 

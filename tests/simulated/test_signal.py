@@ -132,3 +132,29 @@ def test_a_condition_is_given_its_time_over_all_notifications_together(is_late: 
         assert not await signal.wait_until(lambda: False, 0.0)
 
     played(work)
+
+
+def test_who_waits_for_something_is_woken_when_it_holds_and_by_no_other_notification() -> None:
+    async def work(signal: Signal) -> None:
+        value, woken = 0, list[int]()
+
+        async def wait_for(wanted: int) -> bool:
+            came = await signal.wait(10.0, holds=lambda: value >= wanted)
+            woken.append(wanted)
+            return came
+
+        waiting = [asyncio.ensure_future(wait_for(wanted)) for wanted in (2, 1, 3)]
+        any_news = asyncio.ensure_future(signal.wait(10.0))
+        await asyncio.sleep(0)
+        signal.notify()
+        await asyncio.sleep(1)
+        assert any_news.done()
+        assert woken == []
+        for value in (1, 2):
+            signal.notify()
+            await asyncio.sleep(1)
+            assert woken == [1, 2][:value]
+        assert await asyncio.gather(*waiting) == [True, True, False]
+        assert signal._waiters == {}
+
+    played(work)

@@ -139,8 +139,8 @@ class MetadataAnswers:
     async def _await_version(self, version_min: int, wait_ms: int) -> None:
         metadata = self._metadata
         if metadata.version < version_min and wait_ms:
-            await metadata.changed.wait_until(
-                lambda: metadata.version >= version_min, wait_ms / 1000
+            await metadata.changed.wait(
+                wait_ms / 1000, holds=lambda: metadata.version >= version_min
             )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:

@@ -17,6 +17,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    RayqError,
     RemoteMissingError,
     UnsupportedVersionError,
 )
@@ -46,6 +47,9 @@ class LeaderReads:
         self._check = check
         self._clock = replica_log.environment.clock
         self._where = replica_log.where
+        self._stable = -1, 0
+        """The high watermark at the last look, and the last stable offset then: it moves only with
+        the high watermark."""
         self.remote: RemoteReads | None = None
         """Of a topic that has or gets records in the object store."""
 
@@ -76,8 +80,28 @@ class LeaderReads:
                     return self._read_answer(log, ends, next_offset, aborted), data
             remaining_s = deadline_s - clock.monotonic()
             # The last stable offset moves only when the high watermark does.
-            if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
+            if remaining_s <= 0 or not await self._replica_log.committed.wait(
+                remaining_s, holds=lambda: self._has_news(request)
+            ):
                 return self._read_answer(log, ends, request.offset, []), b""
+
+    def _has_news(self, request: messages.Fetch) -> bool:
+        """Whether a fetch that waits gets an answer now, records or an error. Asked for each of
+        them at each commit."""
+        high_watermark = self._replica_log.high_watermark
+        if request.isolation == messages.READ_COMMITTED:
+            if self._stable[0] != high_watermark:
+                self._stable = high_watermark, self._replica_log.last_stable_offset
+            limit = self._stable[1]
+        else:
+            limit = high_watermark
+        if request.offset < limit:
+            return True
+        try:
+            self._check()
+        except RayqError:
+            return True
+        return False
 
     async def _fetch_remote(
         self, remote: RemoteReads, request: messages.Fetch, bytes_max: int, room: AnswerRoom
