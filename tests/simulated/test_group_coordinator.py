@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq.actors.coordinator import LOADING_WAIT_S
@@ -537,6 +538,24 @@ def test_a_group_of_another_coordinator_is_refused() -> None:
             )
         await of.beat("m", epoch=LEAVE, group=own)
         assert [one.group for one in await of.list_groups()] == [own]
+
+    coordinating(work)
+
+
+def test_a_group_of_another_coordinator_is_refused_before_any_topic_is_known() -> None:
+    """It was listed twice then, and nobody could describe or delete it."""
+
+    async def work(of: Groups) -> None:
+        of.given = msgspec.structs.replace(of.given, partitions=3)
+        of.failure = ControllerUnavailableError("no topics")
+        of.begin_anew()
+        other = next(name for name in "abcdefgh" if zlib.crc32(name.encode()) % 3)
+        for refused in (
+            of.set_offsets(1, 0, group=other), of.committed(group=other), of.delete(other),
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequestError, match="belongs to partition"):
+                await refused
+        assert await of.list_groups() == []
 
     coordinating(work)
 

@@ -83,6 +83,8 @@ class GroupCoordinator(Coordinator[Record]):
         self._aborts: set[group_transactions.Transaction] = set()
         """The transactions that are being aborted, since their members are gone."""
         self._topic_id = assignment.topic_id
+        self._partitions = assignment.partitions
+        """How many `__consumer_offsets` has. 0: from an older broker; then the topics say it."""
         self._assignors = load_assignors(self._config.group_assignors)
         self.state = GroupState(self._assignors)
         """What is decided, committed or not."""
@@ -390,11 +392,12 @@ class GroupCoordinator(Coordinator[Record]):
         self._check_is_here(group)
 
     def _check_is_here(self, group: str) -> None:
-        own = self.state.topics.get(OFFSETS_TOPIC)
-        if own is not None and partition_of_group(group, own.partitions) != self._partition:
+        count, own = self._partitions, self.state.topics.get(OFFSETS_TOPIC)
+        if not count and own is not None:
+            count = own.partitions
+        if count and (partition := partition_of_group(group, count)) != self._partition:
             raise InvalidRequestError(
-                f"Group {group!r} belongs to partition "
-                f"{partition_of_group(group, own.partitions)} of {OFFSETS_TOPIC}, not to "
+                f"Group {group!r} belongs to partition {partition} of {OFFSETS_TOPIC}, not to "
                 f"{self._partition}."
             )
 
