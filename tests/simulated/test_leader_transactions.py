@@ -465,6 +465,19 @@ def test_readers_that_wait_for_the_end_of_a_transaction_are_not_woken_by_each_co
     leading(work)
 
 
+def test_a_reader_that_waits_for_the_end_of_a_transaction_hears_that_the_log_is_gone() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        reading = asyncio.ensure_future(led.fetching(0, wait_ms=20_000))
+        await asyncio.sleep(0.1)
+        led.log.failure = "its disk broke"
+        led.leader.end("its disk broke")
+        with pytest.raises(RayqError, match="its disk broke"):
+            await asyncio.wait_for(reading, 1.0)
+
+    leading(work)
+
+
 @pytest.mark.parametrize("isolation", [READ_COMMITTED, READ_UNCOMMITTED])
 def test_an_answer_names_what_was_aborted_among_its_batches(isolation: int) -> None:
     async def work(led: Led) -> None:

@@ -89,19 +89,18 @@ class LeaderReads:
         """Whether a fetch that waits gets an answer now, records or an error. Asked for each of
         them at each commit."""
         high_watermark = self._replica_log.high_watermark
-        if request.isolation == messages.READ_COMMITTED:
-            if self._stable[0] != high_watermark:
-                self._stable = high_watermark, self._replica_log.last_stable_offset
-            limit = self._stable[1]
-        else:
-            limit = high_watermark
-        if request.offset < limit:
-            return True
         try:
-            self._check()
+            if request.isolation != messages.READ_COMMITTED:
+                limit = high_watermark
+            else:
+                if self._stable[0] != high_watermark:
+                    self._stable = high_watermark, self._replica_log.last_stable_offset
+                limit = self._stable[1]
+            if request.offset >= limit:
+                self._check()
         except RayqError:
             return True
-        return False
+        return request.offset < limit
 
     async def _fetch_remote(
         self, remote: RemoteReads, request: messages.Fetch, bytes_max: int, room: AnswerRoom
