@@ -14,7 +14,7 @@ import operator
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
@@ -46,6 +46,7 @@ Offsets = (
 """A bound: one word for all partitions, or a value for each, by `TopicPartition` or nested as
 `{topic: {partition: value}}`. Partitions may be decimal strings, as JSON has them."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Time = int | datetime
 """Unix time in milliseconds, or a datetime with a time zone."""
 Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time] | Mapping[str, Time]]
@@ -275,7 +276,7 @@ def _partition(what: str, given: object) -> int:
 
 def _time_ms(what: str, value: object) -> int:
     if isinstance(value, datetime) and value.tzinfo is not None:
-        value = int(value.timestamp() * 1000)
+        value = (value - _EPOCH) // timedelta(milliseconds=1)
     if type(value) is not int or value < 0:
         raise InvalidRequestError(
             f"{what} takes Unix time in milliseconds or a datetime with a time zone, not {value!r}."

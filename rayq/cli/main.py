@@ -82,8 +82,9 @@ def main() -> None:
         code = _code_of(interrupt)
     code = _flush(closed, code)
     if code != OK:
-        # Or the interpreter would flush once more at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Or the interpreter would flush once more at its end, complain, and end with 120.
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 

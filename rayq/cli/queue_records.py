@@ -244,6 +244,7 @@ def work(
 
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
         output.hush()
+        os.write(sys.stdout.fileno(), b"")  # Where it is closed the command fails for every record.
         opened.work(
             handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
         )

@@ -178,6 +178,23 @@ def test_queue_work_waits_for_the_command_alone(
     assert left_in(cluster, queue) == []
 
 
+def test_queue_work_takes_nothing_while_its_stdout_is_closed(
+    rayq_command: Command, cluster: LocalCluster, queue: str
+) -> None:
+    with cluster.queue(queue) as opened:
+        opened.put(b"v")
+    ran = rayq_command.shell(f"rayq queue work {queue} -e 1s -- cat >&-")
+    assert (ran.code, ran.err) == (1, "Error: stdout is closed.\n")
+    assert left_in(cluster, queue) == [("ready", 0)]
+
+
+def test_an_error_that_nobody_can_be_told_has_its_exit_code(rayq_command: Command) -> None:
+    ran = rayq_command.shell(
+        "rayq topic create a -p 0 2>/dev/full; echo $?; rayq topic create a -p 0 <&- >&- 2>&-; echo $?"
+    )
+    assert ran.out == "2\n2\n"
+
+
 @pytest.mark.parametrize(
     "key, in_variable",
     [(None, "0 set"), (b"", "0 set"), (b"k" * 65_536, "65536 set"), (b"k" * 200_000, "0 "), (b"a\0b", "0 ")],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from rayq import TopicPartition
 from rayq.batch import offset_ranges
 from rayq.batch.offset_ranges import (
     Split,
+    _time_ms,
     end_offsets,
     limit_ranges,
     snapshot,
@@ -153,6 +154,13 @@ def test_partitions_may_be_named_as_json_does(given: Any) -> None:
     bound = offset_ranges._Bound("starting", given, "earliest", None, None)
     places = [TopicPartition("t", 0), TopicPartition("t", 1)]
     assert [at.offset for at in bound.of(places).values()] == [5, "latest"]
+
+
+def test_a_time_is_the_millisecond_that_it_says() -> None:
+    """Through a float some are a millisecond too early."""
+    for ms in (1_078_625_331_860, 1_092_748_005_452, 1_074_829_487_820, 0, 4_102_444_800_999):
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+        assert _time_ms("starting_timestamp", at) == ms
 
 
 def test_times_may_be_datetimes_with_a_zone() -> None:
