@@ -14,8 +14,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import subprocess
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import BuiltinFunctionType, CoroutineType, FunctionType, MethodType
 from typing import Any
@@ -192,11 +190,13 @@ def _unrun(result: object, *, may_go_on: bool) -> str | None:
     )
 
 
-def _goes_on(result: object) -> bool:
-    """Whether it is a thread or a process that goes on by itself, or has yet to be begun."""
-    if isinstance(result, threading.Thread):
-        return result.ident is None or result.is_alive()
-    return isinstance(result, subprocess.Popen) and result.poll() is None
+def _goes_on(result: Any) -> bool:
+    """Whether it is a thread or a process that goes on by itself, or has yet to be begun. By what
+    it can do: `core`, which knows no threads, uses this module."""
+    kind = type(result)
+    if hasattr(kind, "is_alive") and hasattr(kind, "join"):
+        return getattr(result, "ident", None) is None or bool(result.is_alive())
+    return hasattr(kind, "communicate") and hasattr(kind, "poll") and result.poll() is None
 
 
 def _items(result: object) -> Iterator[object]:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import multiprocessing
 import sqlite3
 import subprocess
 import threading
@@ -185,7 +186,8 @@ def test_a_thread_or_process_that_has_not_ended_is_no_work_that_is_done() -> Non
     may_end = threading.Event()
     thread = threading.Thread(target=may_end.wait)
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    for result in (thread, [thread], process):
+    child = multiprocessing.get_context("spawn").Process(target=plain)
+    for result in (thread, [thread], process, child):
         with pytest.raises(HandlerError, match="work that has not ended"):
             check_ran("f", result)
         check_ran("f", result, may_go_on=True)
