@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -223,8 +224,9 @@ def work(
     ] = None,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Run a command for each record of a queue, until Ctrl+C. Exit code 0 settles the record; after
-    any other it is tried again, and goes to the dead letters in the end.
+    """Run a command for each record of a queue, until Ctrl+C, after which the commands that run may
+    finish; a second one ends them. Exit code 0 settles the record; after any other it is tried
+    again, and goes to the dead letters in the end.
 
     The command sees RAYQ_QUEUE, RAYQ_PARTITION, RAYQ_OFFSET, RAYQ_DELIVERY and RAYQ_KEY, which is
     not there for a key that has more than 65,536 bytes or a NUL: the file RAYQ_KEY_FILE has every
@@ -234,8 +236,10 @@ def work(
     if shutil.which(command[0]) is None:
         raise WrongUseError(f"There is no command {command[0]!r} to run.")
 
+    commands = _Commands()
+
     def handle(task: QueueTask) -> None:
-        code, said = run_for(task, command)
+        code, said = commands.run(task, command)
         with contextlib.suppress(OSError):  # Whether stderr can be read says nothing of the record.
             write_all(sys.stderr.fileno(), said)
         if code != 0:
@@ -245,28 +249,58 @@ def work(
     with connected(cluster, queues=[queue]) as connection, connection.queue(queue) as opened:
         output.hush()
         os.write(sys.stdout.fileno(), b"")  # Where it is closed the command fails for every record.
-        opened.work(
-            handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
-        )
+        with commands.ended():
+            opened.work(
+                handle, concurrency=concurrency, prefetch=prefetch, stop_when_idle_s=idle_s
+            )
         _tell_trouble(connection, queue)
 
 
-def run_for(task: QueueTask, command: list[str]) -> tuple[int, bytes]:
-    """Runs the command for a record. Returns its exit code and what it said on stderr. It has files
-    and no pipes: nothing that it started and left behind is waited for."""
-    with contextlib.ExitStack() as files:
-        stdin = files.enter_context(_file_of(task.value or b""))
-        stderr = files.enter_context(tempfile.TemporaryFile())
-        environment = _environment(task)
-        descriptors = []
-        if task.key is not None:
-            descriptors = [files.enter_context(_file_of(task.key)).fileno()]
-            environment["RAYQ_KEY_FILE"] = f"/dev/fd/{descriptors[0]}"
-        ran = subprocess.run(
-            command, stdin=stdin, stderr=stderr, env=environment, pass_fds=descriptors
-        )
-        stderr.seek(0)
-        return ran.returncode, stderr.read()
+class _Commands:
+    """The commands that run. Each is a process group of its own: what ends a whole group, as Ctrl+C
+    at a terminal and `timeout` do, is meant for the worker, which lets them finish."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, task: QueueTask, command: list[str]) -> tuple[int, bytes]:
+        """Runs the command for a record. Returns its exit code and what it said on stderr. It has
+        files and no pipes: nothing that it started and left behind is waited for."""
+        with contextlib.ExitStack() as files:
+            stdin = files.enter_context(_file_of(task.value or b""))
+            stderr = files.enter_context(tempfile.TemporaryFile())
+            environment = _environment(task)
+            descriptors = []
+            if task.key is not None:
+                descriptors = [files.enter_context(_file_of(task.key)).fileno()]
+                environment["RAYQ_KEY_FILE"] = f"/dev/fd/{descriptors[0]}"
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stderr=stderr,
+                env=environment,
+                pass_fds=descriptors,
+                process_group=0,
+            )
+            self._running.add(process)
+            try:
+                code = process.wait()
+            finally:
+                self._running.discard(process)
+            stderr.seek(0)
+            return code, stderr.read()
+
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """A block after which none runs: those that were not waited for, after a second Ctrl+C for
+        example, get a SIGTERM."""
+        try:
+            yield
+        finally:
+            for process in list(self._running):
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import itertools
 import os
@@ -193,6 +194,48 @@ def test_an_error_that_nobody_can_be_told_has_its_exit_code(rayq_command: Comman
         "rayq topic create a -p 0 2>/dev/full; echo $?; rayq topic create a -p 0 <&- >&- 2>&-; echo $?"
     )
     assert ran.out == "2\n2\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_worker_lets_its_command_finish(
+    rayq_command: Command, cluster: LocalCluster, queue: str, number: signal.Signals
+) -> None:
+    """Ctrl+C at a terminal, and `timeout`, signal the whole process group."""
+    cluster.admin.alter_queue(queue, max_deliveries=1)
+    with cluster.queue(queue) as opened:
+        opened.put_many([b"1", b"2"])
+    script = "echo begun; sleep 1; echo done"
+    worker = rayq_command.popen(
+        *("queue", "work", queue, "--prefetch", "0", "--", "sh", "-c", script),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert worker.stdout is not None and worker.stdout.readline() == b"begun\n"
+    os.killpg(worker.pid, number)
+    assert worker.stdout.read() == b"done\n"
+    assert worker.wait(60) == 128 + number
+    assert left_in(cluster, queue) == [("ready", 0)]
+
+
+def test_a_second_interrupt_ends_the_command(
+    rayq_command: Command, cluster: LocalCluster, queue: str
+) -> None:
+    with cluster.queue(queue) as opened:
+        opened.put(b"1")
+    script = "trap 'echo ended; kill $!' TERM; echo begun; sleep 300 & wait"
+    worker = rayq_command.popen(
+        *("queue", "work", queue, "--", "sh", "-c", script),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert worker.stdout is not None and worker.stdout.readline() == b"begun\n"
+    ends_s = time.monotonic() + 60
+    while worker.poll() is None and time.monotonic() < ends_s:
+        os.killpg(worker.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(2)
+    assert worker.returncode == 130
+    assert worker.stdout.read() == b"ended\n"
 
 
 @pytest.mark.parametrize(
