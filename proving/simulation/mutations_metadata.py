@@ -80,19 +80,6 @@ def sessions_left_out_of_snapshots() -> list[Patch]:
     return [(ClusterState, "snapshot", mutated)]
 
 
-@plants("4", "a voter that took a snapshot names the voters from before it", "metadata")
-def voters_from_before_a_snapshot() -> list[Patch]:
-    install = MetadataKeeper.install
-
-    async def mutated(self: Any, request: Any, payload: Any) -> Any:
-        voters = self._voters
-        answer = await install(self, request, payload)
-        self._voters = voters
-        return answer
-
-    return [(MetadataKeeper, "install", mutated)]
-
-
 @plants("17", "clients are told a topic's old config until something else changes", "metadata")
 def old_config_told() -> list[Patch]:
     forget = MetadataAnswers.forget

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proving.simulation import World
+from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.process import Process
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -194,5 +195,26 @@ def test_a_snapshot_that_a_failed_write_has_left_on_the_disk_is_what_the_broker_
         assert (broker.keeper.version, broker.keeper.trouble) == (6, None)
         assert broker.keeper.state.voters == OLD
         assert "tasks" in broker.keeper.state.topic_ids
+
+    _with_broker(work)
+
+
+def test_the_simulation_judges_which_voters_and_queues_are_told() -> None:
+    async def work(broker: _Broker) -> None:
+        room = AnswerRoom(lambda: True)
+        every = messages.DescribeQueues()
+        await broker.append(VotersChanged(OLD), epoch=1, commit_index=1)
+        voters_before = await broker.voters()
+        queues_before = await broker.answers.queues(every, room)
+        await broker.install(VotersChanged(NEW), *CREATED, epoch=2, last_index=5)
+        right = MetadataJudge()
+        right._judge_voters(broker.keeper, await broker.voters())
+        right._judge_queues(broker.keeper, every, await broker.answers.queues(every, room))
+        assert right.fault is None
+        for_voters, for_queues = MetadataJudge(), MetadataJudge()
+        for_voters._judge_voters(broker.keeper, voters_before)
+        for_queues._judge_queues(broker.keeper, every, queues_before)
+        assert for_voters.fault is not None and "names the voters" in for_voters.fault
+        assert for_queues.fault is not None and "tells of the queues" in for_queues.fault
 
     _with_broker(work)
