@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from proving.simulation.world import Host
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.remote import sweeps
 from rayq.actors.remote.remote_log import RemoteLog
@@ -58,11 +59,13 @@ class Led:
         log: ReplicaLog,
         objects: PlayedObjects,
         controller: PlayedController,
+        host: Host,
         **config: Any,
     ) -> None:
         self.log, self.objects, self.controller = log, objects, controller
         self.environment = log.environment
         self.clock = log.environment.clock
+        self.host = host
         self.watch = ClockWatch(self.clock)
         self.config = CONFIG | config
         self.pinned: int | None = None
@@ -167,7 +170,8 @@ def leading(work: Callable[[Led], Awaitable[None]], **config: Any) -> None:
                 incarnation="1a", pid_start_time=1,
             )
         )
-        await work(Led(log, objects, controller, **config))
+        assert isinstance(process.host, Host)
+        await work(Led(log, objects, controller, process.host, **config))
 
     with World(seed=1) as world:
         process = world.host("broker").process("replica")
@@ -631,6 +635,26 @@ def test_an_object_is_deleted_only_after_its_delay_and_after_a_list_without_it_w
         await led.look(180)
         assert first.name not in led.objects.store
         assert (await led.manifest()).removed == []
+
+    leading(work)
+
+
+def test_a_wall_clock_that_leaps_deletes_no_object_before_its_delay() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        first = (await led.manifest()).objects[0]
+        await led.log.advance_log_start(first.end)
+        await led.look(90)
+        assert [name for name, _ in (await led.manifest()).removed] == [first.name]
+        led.host.jump_clock(10 * DAY_MS)
+        await led.look(60)
+        assert first.name in led.objects.store
+        led.host.jump_clock(-10 * DAY_MS)
+        await led.look(DELAY_MS / 1000 - 300)
+        assert first.name in led.objects.store
+        await led.look(300)
+        assert first.name not in led.objects.store
 
     leading(work)
 
