@@ -38,6 +38,8 @@ FIRST_SEEDS = {
     "cut_within_the_state_epoch": 5,
     "purge_not_kept": 93,
     "old_leader_writes": 4,
+    "deleted_by_a_leaping_clock": 3,
+    "garbage_by_a_leaping_clock": 3,
 }
 """The first seed of each hunt, so that a hunt need not look for long; other seeds would do, too."""
 

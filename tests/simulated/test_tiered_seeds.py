@@ -21,6 +21,7 @@ QUICK_HUNTS = {
     "deleted_before_the_list": "0",
     "deleted_without_delay": "0",
     "pins_ignored": "0",
+    "pins_end_early": "0",
     "garbage_forgotten": "0",
     "aborted_transactions_not_told": "0",
     "stored_above_the_last_stable_offset": "0",

@@ -13,6 +13,7 @@ QUICK_HUNTS = (
     "decision_split",
     "transactions_time_out_early",
     "transactions_never_time_out",
+    "no_time_after_a_failover",
 )
 """Planted bugs that the first seeds find; `make hunt` plants the others."""
 
