@@ -37,9 +37,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, TopicConfig, as_dict
 from rayq.environment import Buffer
-from rayq.storage.batch import encode_batch, stamp
-from rayq.wire.authentication import Identity, client_key
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     AllocateProducerId,
     AllocateProducerIdResponse,
@@ -57,6 +55,8 @@ from rayq.wire.messages import (
     ReplicaEndpoint,
     TopicMetadata,
 )
+from rayq.storage.batch import encode_batch, stamp
+from rayq.wire.authentication import Identity, client_key
 from rayq.wire.server import Peer, Server
 
 SECRET = b"only for this benchmark, 32 bytes"

@@ -19,9 +19,7 @@ import uvloop
 
 from benchmarks.report import Row
 from rayq.environment import Disk, Environment, LoopTasks, SystemClock, ThreadPool
-from rayq.wire.authentication import Identity, client_key
-from rayq.wire.connection import Connection
-from rayq.wire.messages import (
+from rayq.messages import (
     AllocateProducerId,
     AllocateProducerIdResponse,
     AnyRequest,
@@ -30,6 +28,8 @@ from rayq.wire.messages import (
     Produce,
     ProduceResponse,
 )
+from rayq.wire.authentication import Identity, client_key
+from rayq.wire.connection import Connection
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Result, Server
 

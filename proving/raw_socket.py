@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from rayq.messages import AnyRequest
 from rayq.wire.authentication import (
     HANDSHAKE_VERSION,
     NONCE_BYTES,
@@ -14,7 +15,6 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
-from rayq.wire.messages import AnyRequest
 
 TIMEOUT_S = 5.0
 

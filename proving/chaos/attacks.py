@@ -21,13 +21,13 @@ import msgspec
 
 from proving.raw_socket import RawSocket
 from rayq.errors import RayqError
+from rayq.messages import Fetch, ListOffsets, Metadata, Produce
 from rayq.storage.batch import encode_batch
 from rayq.wire.authentication import (
     KEY_BYTES,
     key_of_token,
 )
 from rayq.wire.frames import PREFIX, encode_head
-from rayq.wire.messages import Fetch, ListOffsets, Metadata, Produce
 
 MIB = 1024**2
 PAUSE_S = 0.1

@@ -24,9 +24,9 @@ from rayq.batch.task_writer import _commit, _Writing
 from rayq.batch.write_job import WriteJob
 from rayq.client.client import Client
 from rayq.errors import AlreadyCommittedError, RayqError, TransactionOutcomeUnknownError
+from rayq.messages import LATEST
 from rayq.records import TopicPartition
 from rayq.testing.checker.transactions import TransactionHistory
-from rayq.wire.messages import LATEST
 
 ID = "job"
 TASKS = 3

@@ -17,9 +17,9 @@ from proving.simulation.disk import Fault as DiskFault
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.errors import RayqError
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 

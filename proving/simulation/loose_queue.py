@@ -31,16 +31,16 @@ from rayq.core.metadata_records import (
     QueueDeleted,
 )
 from rayq.errors import DeliveryError, RayqError
-from rayq.records import RecordMetadata, TopicPartition
-from rayq.storage.log import Log
-from rayq.testing.checker import Recorder
-from rayq.wire.messages import (
+from rayq.messages import (
     AlterQueue,
     CreateQueue,
     DeleteQueue,
     DescribeQueueResponse,
     DescribeQueues,
 )
+from rayq.records import RecordMetadata, TopicPartition
+from rayq.storage.log import Log
+from rayq.testing.checker import Recorder
 
 NAME = TOPIC = "loose"
 PLACE = TopicPartition(TOPIC, 0)

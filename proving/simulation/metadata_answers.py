@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -42,7 +43,6 @@ from rayq.core.metadata_records import (
 )
 from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
-from rayq.wire import messages
 from rayq.wire.codec import ENCODER
 
 State = tuple[str, ...]

@@ -25,6 +25,7 @@ import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
 from proving.simulation.planting import MUTATIONS, Patch, plants
+from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum
@@ -46,7 +47,6 @@ from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.plans import FlushPlan
 from rayq.storage.producer_state import ProducerState
-from rayq.wire import messages
 
 __all__ = ["MUTATIONS", "plant", "planted"]
 

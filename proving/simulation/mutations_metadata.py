@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from proving.simulation.planting import Patch, plants
+from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -14,7 +15,6 @@ from rayq.core import cluster_state
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import BrokerCordoned, BrokerFenced, RequestDone, TopicConfigChanged
 from rayq.errors import RayqError
-from rayq.wire import messages
 
 
 @plants("3", "a voter that finds other records in its place appends behind them", "metadata")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from proving.simulation.planting import Patch, plants
-from rayq.wire import messages
+from rayq import messages
 from rayq.wire.connection import Connection
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from proving.simulation.planting import Patch, plants
+from rayq import messages
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.controller.controller import Controller
@@ -26,7 +27,6 @@ from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
 from rayq.storage.log import Log
 from rayq.storage.remote import manifest
-from rayq.wire import messages
 
 TIERED = "tiered"
 TRANSACTIONS = "tiered-transactions"

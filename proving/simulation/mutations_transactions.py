@@ -9,6 +9,7 @@ import msgspec
 
 from proving.simulation import atomic_jobs
 from proving.simulation.planting import Patch, plants
+from rayq import messages
 from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.replica.leader_transactions import LeaderTransactions
@@ -23,7 +24,6 @@ from rayq.storage import cleaner, recovery
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.transaction_ids import family_of
-from rayq.wire import messages
 
 TRANSACTIONS = "transactions"
 

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from rayq.client.client import Client
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.errors import RayqError
+from rayq.messages import Request, Settle, SettleResponse, Take, TakeResponse
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.testing.checker import Recorder
-from rayq.wire.messages import Request, Settle, SettleResponse, Take, TakeResponse
 
 SETTLE_TIMEOUT_S = 6.0
 ATTEMPT_S = 3.0

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from unittest import mock
 
+from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.metadata.quorum import Quorum
@@ -30,7 +31,6 @@ from rayq.storage import recovery
 from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.producer_state import ProducerState, snapshot_offsets
-from rayq.wire import messages
 
 Probe = Callable[..., Generator[None, Any, None]]
 """Called with the arguments of the method. The probe yields once and is sent the result. Where the

@@ -29,10 +29,10 @@ from proving.simulation.disk import SYNC_S
 from proving.simulation.faults_metadata import OF_METADATA
 from proving.simulation.process import Process
 from proving.simulation.workload import Workload
+from rayq import messages
 from rayq.actors.metadata import quorum
 from rayq.client.client import Client
 from rayq.errors import InvalidReplicationFactorError, RayqError, TimeoutError
-from rayq.wire import messages
 
 CHANGERS = 2
 NAMES = 3

@@ -49,9 +49,7 @@ from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import DeliveryError, RayqError
-from rayq.records import Record, TopicPartition
-from rayq.storage.batch import due_header
-from rayq.wire.messages import (
+from rayq.messages import (
     AlterQueue,
     ConfigOptions,
     CreateQueue,
@@ -60,6 +58,8 @@ from rayq.wire.messages import (
     DescribeQueues,
     Request,
 )
+from rayq.records import Record, TopicPartition
+from rayq.storage.batch import due_header
 
 ORDERS, LATER, AGAIN = "orders", "later", "again"
 PARTITIONS = 2

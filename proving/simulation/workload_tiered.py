@@ -46,6 +46,7 @@ from proving.simulation.unclean_topic import UncleanTopic, elect_uncleanly
 from proving.simulation.workload import Workload
 from proving.simulation.workload_moves import OPERATORS, Operators
 from proving.simulation.workload_transactions import TransactionWorkload
+from rayq import messages
 from rayq.actors.broker import remote_garbage
 from rayq.actors.remote import adoption, sweeps
 from rayq.actors.replica.leader import Leader
@@ -61,7 +62,6 @@ from rayq.remote_names import parse_name
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote import data_object, manifest
-from rayq.wire import messages
 
 URL = "s3://simulated/rayq"
 END_LIMIT_S = 90.0

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
+from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -28,7 +29,6 @@ from rayq.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 RecordT = TypeVar("RecordT")

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rayq import messages
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import MIB
 from rayq.errors import CorruptBatchError, RayqError
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
-from rayq.wire import messages
 
 RecordT = TypeVar("RecordT")
 

@@ -23,9 +23,9 @@ from rayq.client.consuming.subscription import Fetched
 from rayq.config import MIB
 from rayq.environment import OpenObject
 from rayq.errors import CorruptBatchError, RayqError, RemoteDamagedError
+from rayq.messages import RemoteRange
 from rayq.storage.batch import HEADER_BYTES, BatchHeader, read_header
 from rayq.storage.remote.data_object import Footer, read_footer
-from rayq.wire.messages import RemoteRange
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

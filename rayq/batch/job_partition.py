@@ -9,8 +9,7 @@ from rayq.client.client import Client
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.environment import Buffer
 from rayq.errors import PartitionOfflineError, ProtocolError, TimeoutError, UnknownTopicError
-from rayq.records import TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     DescribeOpenTransactions,
     DescribeOpenTransactionsResponse,
     DescribeRemote,
@@ -19,6 +18,7 @@ from rayq.wire.messages import (
     Request,
     ResponseT,
 )
+from rayq.records import TopicPartition
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one question to a leader waits for its answer before it is repeated."""

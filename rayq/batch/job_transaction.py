@@ -30,8 +30,7 @@ from rayq.errors import (
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
-from rayq.records import TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     AnyRequest,
     EndTransaction,
     EndTransactionResponse,
@@ -43,6 +42,7 @@ from rayq.wire.messages import (
     SealTransactionResponse,
     TouchTransaction,
 )
+from rayq.records import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from rayq.errors import (
     TimeoutError,
     UnknownServerError,
 )
+from rayq.messages import EARLIEST, READ_UNCOMMITTED, Fetch, Produce
 from rayq.records import OffsetRange
 from rayq.storage.batch import BatchHeader, read_header, split_batches
-from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Fetch, Produce
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
+from rayq.messages import EARLIEST, DescribeOpenTransactionsResponse
 from rayq.records import OffsetRange, TopicPartition
-from rayq.wire.messages import EARLIEST, DescribeOpenTransactionsResponse
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from rayq.batch.stored_ranges import stored_ranges
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.errors import ClosedError, RayqError, UnknownTopicError
-from rayq.wire.messages import PinSnapshot, UnpinSnapshot
+from rayq.messages import PinSnapshot, UnpinSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from rayq.errors import (
     TimeoutError,
     UnreadableRecordError,
 )
+from rayq.messages import ListTransactions
 from rayq.transaction_ids import coordinator_of
-from rayq.wire.messages import ListTransactions
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from rayq.batch.job_partition import JobPartition
 from rayq.batch.transaction_cut import Cut, cut_of_one_pass, cut_of_two_passes
 from rayq.client.client import Client
 from rayq.errors import TimeoutError
-from rayq.wire.messages import ConfirmMetadata, DescribeOpenTransactionsResponse
+from rayq.messages import ConfirmMetadata, DescribeOpenTransactionsResponse
 
 T = TypeVar("T")
 

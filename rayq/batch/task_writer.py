@@ -59,8 +59,8 @@ from rayq.errors import (
     TransactionEndedError,
     TransactionOutcomeUnknownError,
 )
+from rayq.messages import DescribeProducers
 from rayq.records import OffsetRange, TopicPartition
-from rayq.wire.messages import DescribeProducers
 
 logger = logging.getLogger(__name__)
 

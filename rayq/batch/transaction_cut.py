@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rayq.errors import TransactionLimitError
-from rayq.wire.messages import DescribeOpenTransactionsResponse
+from rayq.messages import DescribeOpenTransactionsResponse
 
 TRANSACTIONS_MAX = 10_000
 """How many transactions a cut leaves out at most: each task of a job gets all of them."""

@@ -17,6 +17,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
+from rayq.messages import Metadata, MetadataResponse
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -29,7 +30,6 @@ from rayq.records import (
     TopicInfo,
     TransactionListing,
 )
-from rayq.wire.messages import Metadata, MetadataResponse
 
 COORDINATORS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 2.0

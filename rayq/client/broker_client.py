@@ -21,9 +21,9 @@ from rayq.errors import (
     TimeoutError,
     WrongClusterError,
 )
+from rayq.messages import AnyRequest, Change, ChangeResponse, Request, ResponseT
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
-from rayq.wire.messages import AnyRequest, Change, ChangeResponse, Request, ResponseT
 from rayq.wire.pool import ConnectionPool
 from rayq.wording import sentence
 

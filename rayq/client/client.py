@@ -30,8 +30,7 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
-from rayq.wire.authentication import Identity
-from rayq.wire.messages import (
+from rayq.messages import (
     METADATA_TOPICS_MAX,
     Metadata,
     MetadataResponse,
@@ -39,6 +38,7 @@ from rayq.wire.messages import (
     ResponseT,
     TopicMetadata,
 )
+from rayq.wire.authentication import Identity
 from rayq.wire.metadata_pages import all_pages
 
 logger = logging.getLogger(__name__)

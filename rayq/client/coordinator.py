@@ -15,8 +15,8 @@ from rayq.client.client import LEADER_PATIENCE_S, Client
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.core.group_records import partition_of_group
 from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.messages import AnyRequest, EnsureOffsetsTopic, EnsureTransactionsTopic
 from rayq.transaction_ids import coordinator_partition
-from rayq.wire.messages import AnyRequest, EnsureOffsetsTopic, EnsureTransactionsTopic
 
 Build = Callable[[str, int, int], AnyRequest]
 """Makes a request from the topic id, partition and leader epoch of the coordinator."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.wire.messages import CheckRange, Fetch, ListOffsets
+from rayq.messages import CheckRange, Fetch, ListOffsets
 
 
 def fetch_now(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rayq.wire.messages import (
+from rayq.messages import (
     BrokerEndpoint,
     MetadataResponse,
     PartitionMetadata,

@@ -37,6 +37,12 @@ from rayq.errors import (
     ReplicaLimitError,
     TopicExistsError,
 )
+from rayq.messages import (
+    DescribeObjectStore,
+    DescribeObjectStoreResponse,
+    MetadataResponse,
+    RestoreTopic,
+)
 from rayq.remote_names import (
     ObjectKind,
     new_name,
@@ -52,12 +58,6 @@ from rayq.storage.remote.manifest import (
     RemoteObjects,
     decode_manifest,
     page_names,
-)
-from rayq.wire.messages import (
-    DescribeObjectStore,
-    DescribeObjectStoreResponse,
-    MetadataResponse,
-    RestoreTopic,
 )
 
 EPOCH_LEAP = 1000

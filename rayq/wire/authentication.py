@@ -33,8 +33,8 @@ from rayq.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
+from rayq.messages import BrokerId
 from rayq.wire.codec import ENCODER, decode
-from rayq.wire.messages import BrokerId
 
 HANDSHAKE_VERSION = 1
 """The version byte of handshake frames. Their layout (append-only arrays) never changes."""

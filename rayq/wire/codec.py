@@ -8,7 +8,7 @@ import msgspec
 
 from rayq.environment import Buffer
 from rayq.errors import InvalidRequestError, ProtocolError, RayqError, from_wire, to_wire
-from rayq.wire.messages import AnyRequest
+from rayq.messages import AnyRequest
 
 Message = TypeVar("Message")
 

@@ -19,6 +19,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
 )
+from rayq.messages import AnyRequest, Ping, Request, ResponseT
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
@@ -28,7 +29,6 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import DECODERS, decode, decode_error, encode_request
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, HANDSHAKE_API, Frame
-from rayq.wire.messages import AnyRequest, Ping, Request, ResponseT
 from rayq.wire.stream import FrameStream
 
 OPEN_TIMEOUT_S = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from rayq.wire.messages import Metadata, MetadataResponse
+from rayq.messages import Metadata, MetadataResponse
 from rayq.wire.paging import check_goes_on
 
 Ask = Callable[[Metadata], Awaitable[MetadataResponse]]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import ClosedError, RayqError, TimeoutError
+from rayq.messages import Request, ResponseT
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
-from rayq.wire.messages import Request, ResponseT
 
 
 class ConnectionPool:

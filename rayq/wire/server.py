@@ -23,6 +23,7 @@ from rayq.errors import (
     UnknownServerError,
 )
 from rayq.logs import Seldom
+from rayq.messages import REQUESTS, AnyRequest, Done, Ping, Response
 from rayq.metrics import Histogram, Sample
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import (
@@ -37,7 +38,6 @@ from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
-from rayq.wire.messages import REQUESTS, AnyRequest, Done, Ping, Response
 from rayq.wire.stream import FrameStream
 from rayq.wire.turns import Slice, Turns
 

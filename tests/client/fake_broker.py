@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rayq import messages as m
 from rayq.client.cluster import Cluster
 from rayq.config import TopicConfig, as_dict, parse
 from rayq.environment import Environment, LoopTasks, SystemClock
@@ -47,7 +48,6 @@ from rayq.storage.batch import (
     stamp,
 )
 from rayq.transaction_ids import is_transactional
-from rayq.wire import messages as m
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rayq import messages as m
 from rayq.errors import (
     FencedMemberError,
     GroupNotEmptyError,
@@ -17,7 +18,6 @@ from rayq.errors import (
     UnknownMemberError,
 )
 from rayq.secret_names import shown_part
-from rayq.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.client.fake_broker import FakeCluster

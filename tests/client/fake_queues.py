@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rayq import messages as m
 from rayq.config import QueueConfig, as_dict, parse
 from rayq.errors import UnknownQueueError
-from rayq.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.client.fake_broker import FakeCluster, FakePartition

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rayq import messages as m
 from rayq.errors import AlreadyCommittedError, ProducerFencedError, TransactionEndedError
 from rayq.storage.batch import decode_columns
 from rayq.transaction_ids import make_family
-from rayq.wire import messages as m
 
 if TYPE_CHECKING:
     from tests.client.fake_broker import FakeCluster

@@ -23,8 +23,7 @@ from rayq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from rayq.records import BrokerInfo, ReplicaInfo, TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     AlterTopicConfig,
     CreateTopic,
     DeleteTopic,
@@ -34,6 +33,7 @@ from rayq.wire.messages import (
     Metadata,
     PinSummary,
 )
+from rayq.records import BrokerInfo, ReplicaInfo, TopicPartition
 from tests.client.fake_broker import FakeCluster
 
 

@@ -18,9 +18,7 @@ from rayq.batch.range_reader import read_range
 from rayq.batch.task_writer import begin_write
 from rayq.client.cluster import Cluster
 from rayq.errors import OpenTransactionError, TimeoutError
-from rayq.records import TopicPartition
-from rayq.storage.batch import read_header, without_transaction
-from rayq.wire.messages import (
+from rayq.messages import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     DescribeOpenTransactions,
@@ -28,6 +26,8 @@ from rayq.wire.messages import (
     Fetch,
     ListOffsets,
 )
+from rayq.records import TopicPartition
+from rayq.storage.batch import read_header, without_transaction
 from tests.client.fake_broker import FakeCluster
 from tests.client.fake_transaction_log import (
     marker_batch,

@@ -38,8 +38,8 @@ from rayq.errors import (
     UnknownQueueError,
     UnknownTopicError,
 )
+from rayq.messages import Produce, Settle
 from rayq.storage.batch import due_header, due_ms_of
-from rayq.wire.messages import Produce, Settle
 from tests.client.faces import Faces, wait
 from tests.client.fake_broker import FakeCluster
 

@@ -36,8 +36,8 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
+from rayq.messages import Metadata, Produce, TopicMetadata
 from rayq.wire.authentication import client_key, token_of_key
-from rayq.wire.messages import Metadata, Produce, TopicMetadata
 from tests.client.fake_broker import SECRET, FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

@@ -33,8 +33,8 @@ from rayq.errors import (
     RayqError,
     UnknownTopicError,
 )
+from rayq.messages import LATEST, CheckRange, Fetch, ListOffsets
 from rayq.records import Record, TopicPartition
-from rayq.wire.messages import LATEST, CheckRange, Fetch, ListOffsets
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

@@ -27,8 +27,8 @@ from rayq.errors import (
     RemoteStorageError,
     TimeoutError,
 )
+from rayq.messages import RemoteRange
 from rayq.storage.batch import decode_columns
-from rayq.wire.messages import RemoteRange
 from tests.stored_objects import object_of
 
 BATCHES = [10] * 150

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.client.admin import moves
 from rayq.client.admin.moves import MoveAdmin
 from rayq.core import broker_changes, reassignment
@@ -30,7 +31,6 @@ from rayq.errors import (
     ReplicaLimitError,
 )
 from rayq.records import TopicPartition
-from rayq.wire import messages
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

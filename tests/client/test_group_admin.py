@@ -13,8 +13,8 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
+from rayq.messages import DeleteGroup, EnsureOffsetsTopic, Produce, SetGroupOffsets
 from rayq.records import GroupListing, GroupOffset, TopicPartition
-from rayq.wire.messages import DeleteGroup, EnsureOffsetsTopic, Produce, SetGroupOffsets
 from tests.client.fake_broker import FakeCluster
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -32,8 +32,8 @@ from rayq.errors import (
     UnknownServerError,
     UnknownTopicError,
 )
+from rayq.messages import CommitOffsets, Fetch, FetchCommitted, GroupHeartbeat
 from rayq.records import OffsetAndMetadata, Record, TopicPartition
-from rayq.wire.messages import CommitOffsets, Fetch, FetchCommitted, GroupHeartbeat
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

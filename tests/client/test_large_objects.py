@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages as m
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
@@ -38,7 +39,6 @@ from rayq.errors import (
     RemoteListError,
     RemoteStorageError,
 )
-from rayq.wire import messages as m
 from tests.client.fake_broker import FakeCluster
 from tests.client.large_values import ID, LIMIT, T0, bytes_of, read, write_manifest
 

@@ -29,9 +29,9 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
 )
+from rayq.messages import CheckRange, Fetch, Produce
 from rayq.records import TopicPartition
 from rayq.storage.batch import HEADER_BYTES
-from rayq.wire.messages import CheckRange, Fetch, Produce
 from tests.client.fake_broker import FakeCluster
 from tests.client.large_values import (
     ID,

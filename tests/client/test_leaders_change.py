@@ -15,8 +15,8 @@ from rayq.client import broker_client, client
 from rayq.client.producing import sender
 from rayq.client.producing.sender import Sender
 from rayq.errors import DisconnectedError, NotLeaderError, TimeoutError, UnknownTopicError
+from rayq.messages import AllocateProducerId, Metadata, Produce
 from rayq.wire.connection import Connection
-from rayq.wire.messages import AllocateProducerId, Metadata, Produce
 from rayq.wire.pool import ConnectionPool
 from tests.client.fake_broker import FakeCluster
 

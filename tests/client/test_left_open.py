@@ -15,7 +15,7 @@ from rayq import AsyncQueue, Cluster, QueueTask
 from rayq.client import left_open
 from rayq.client.client import Client
 from rayq.errors import OutcomeUnknownError
-from rayq.wire.messages import Produce, Settle
+from rayq.messages import Produce, Settle
 from tests.client.fake_broker import FakeCluster
 from tests.programs import run_to_its_end
 

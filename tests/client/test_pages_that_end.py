@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.actors.queues.journal import Journal
 from rayq.batch.job_partition import JobPartition
 from rayq.client.admin.queues import QueueAdmin
@@ -17,7 +18,6 @@ from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.environment import system_environment
 from rayq.errors import ProtocolError
 from rayq.records import TopicPartition
-from rayq.wire import messages
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.paging import check_goes_on
 

@@ -41,9 +41,9 @@ from rayq.errors import (
     TimeoutError,
     UnknownTopicError,
 )
+from rayq.messages import AllocateProducerId, Produce
 from rayq.records import OffsetRange, RecordMetadata
 from rayq.storage.batch import decode_columns, encode_batch
-from rayq.wire.messages import AllocateProducerId, Produce
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

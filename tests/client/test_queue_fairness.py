@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from rayq import messages as m
 from rayq.client.cluster import Cluster
 from rayq.client.queues.queue import Queue
 from rayq.client.queues.task import QueueTask
-from rayq.wire import messages as m
 from tests.client.fake_broker import FakeCluster
 
 CONSUMERS = 6

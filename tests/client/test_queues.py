@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages as m
 from rayq.client.cluster import Cluster
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues import lane as lane_module
@@ -31,7 +32,6 @@ from rayq.errors import (
     RemoteStorageError,
     UnknownQueueError,
 )
-from rayq.wire import messages as m
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

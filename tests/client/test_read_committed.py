@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.consumer import Consumer
-from rayq.records import TopicPartition
-from rayq.storage.batch import read_header, without_transaction
-from rayq.wire.messages import (
+from rayq.messages import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -22,6 +20,8 @@ from rayq.wire.messages import (
     Fetch,
     ListOffsets,
 )
+from rayq.records import TopicPartition
+from rayq.storage.batch import read_header, without_transaction
 from tests.client.fake_broker import FakeCluster
 from tests.client.fake_transaction_log import PlayedTransactions, transaction
 

@@ -22,8 +22,8 @@ from rayq.client.consuming.member_state import OwnedPartitions
 from rayq.client.producing.futures import DeliveryFuture
 from rayq.client.producing.producer import Producer
 from rayq.errors import BufferFullError, ClosedError, InvalidRequestError, TimeoutError
+from rayq.messages import Produce
 from rayq.records import TopicPartition
-from rayq.wire.messages import Produce
 from tests.client.fake_broker import FakeCluster
 from tests.conftest import ray_runs_here
 from tests.programs import run_to_its_end

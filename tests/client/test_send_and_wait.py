@@ -24,9 +24,9 @@ from rayq.errors import (
     TimeoutError,
     UnknownTopicError,
 )
+from rayq.messages import Metadata, Produce
 from rayq.records import RecordMetadata
 from rayq.storage.batch import decode_columns
-from rayq.wire.messages import Metadata, Produce
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

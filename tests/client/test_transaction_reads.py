@@ -16,8 +16,8 @@ from rayq.errors import (
     TransactionAbortedError,
     TransactionOutcomeUnknownError,
 )
+from rayq.messages import CommitOffsets, EndTransaction, FetchCommitted, Produce
 from rayq.records import TopicPartition
-from rayq.wire.messages import CommitOffsets, EndTransaction, FetchCommitted, Produce
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_group_consumer import FAST, numbers, poll_until, read
 

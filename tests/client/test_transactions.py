@@ -34,9 +34,7 @@ from rayq.errors import (
     UnknownMemberError,
     UnknownTopicError,
 )
-from rayq.records import OffsetAndMetadata, TopicPartition
-from rayq.transaction_ids import make_family
-from rayq.wire.messages import (
+from rayq.messages import (
     AllocateProducerId,
     AnyRequest,
     CommitOffsets,
@@ -44,6 +42,8 @@ from rayq.wire.messages import (
     InitProducer,
     Produce,
 )
+from rayq.records import OffsetAndMetadata, TopicPartition
+from rayq.transaction_ids import make_family
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

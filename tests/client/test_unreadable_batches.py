@@ -28,9 +28,9 @@ from rayq.errors import (
     UnreadableRecordError,
     UnsupportedBatchError,
 )
+from rayq.messages import CheckRange
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, encode_batch, split_batches, stamp
-from rayq.wire.messages import CheckRange
 from tests.client.fake_broker import FakeCluster
 from tests.wrong_batches import (
     CONTROL,

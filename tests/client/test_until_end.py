@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.client.cluster import Cluster
 from rayq.client.consuming import until_end as until_end_module
 from rayq.client.consuming.consumer import Consumer
@@ -22,10 +23,9 @@ from rayq.errors import (
     TimeoutError,
     UnknownTopicError,
 )
+from rayq.messages import LATEST, DescribeGroup, Fetch, ListOffsets, ListOffsetsResponse
 from rayq.records import TopicPartition
 from rayq.storage.batch import encode_batch
-from rayq.wire import messages
-from rayq.wire.messages import LATEST, DescribeGroup, Fetch, ListOffsets, ListOffsetsResponse
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages as m
 from rayq.client.cluster import Cluster
 from rayq.client.queues import working
 from rayq.errors import (
@@ -25,7 +26,6 @@ from rayq.errors import (
     UnknownQueueError,
 )
 from rayq.records import TopicPartition
-from rayq.wire import messages as m
 from tests.client.faces import Faces, as_coroutine_function, wait
 from tests.client.fake_broker import FakeCluster
 

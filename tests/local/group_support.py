@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rayq import Cluster, TopicPartition
+from rayq import Cluster, TopicPartition, messages
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.core.assignors import Assignment, MemberSubscription
-from rayq.wire import messages
 from rayq.wire.authentication import Identity, key_of_token
 
 OFFSETS_TOPIC = "__consumer_offsets"

@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rayq import Cluster
+from rayq import Cluster, messages
 from rayq.client.environment import system_environment
 from rayq.errors import RayqError, UnknownQueueError
 from rayq.storage.batch import decode_columns, split_batches
-from rayq.wire import messages
 from rayq.wire.connection import Connection
 from tests.local.support import client_identity
 

@@ -15,10 +15,10 @@ from rayq import Cluster, Record, RecordMetadata, TopicPartition
 from rayq.client.environment import system_environment
 from rayq.client.producing.futures import DeliveryFuture
 from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
+from rayq.messages import AnyRequest, Metadata, Produce
 from rayq.records import PartitionInfo
 from rayq.wire.authentication import Identity, key_of_token
 from rayq.wire.connection import Connection
-from rayq.wire.messages import AnyRequest, Metadata, Produce
 
 STILL_RUNNING: list[Cluster] = []
 """The cluster that the tests of the floor share, while it runs."""

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from proving.raw_socket import RawSocket
+from rayq import messages
 from rayq.errors import ProtocolError
+from rayq.messages import Fetch, Metadata, MetadataResponse
 from rayq.storage.data_directory import DataDirectory
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from rayq.wire.authentication import (
     key_of_token,
 )
-from rayq.wire.messages import Fetch, Metadata, MetadataResponse
 from tests.local.support import ask, client_identity, leader_endpoint
 
 MIB = 1024**2

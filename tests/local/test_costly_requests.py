@@ -17,6 +17,7 @@ import pytest
 from msgspec import inspect
 
 from proving.raw_socket import RawSocket
+from rayq import messages
 from rayq.actors.controller.controller import Controller
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.client.admin import groups
@@ -26,12 +27,11 @@ from rayq.core import group_changes
 from rayq.core.group_records import partition_of_group
 from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import RayqError
+from rayq.messages import REQUESTS, AnyRequest
 from rayq.records import TopicPartition
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from rayq.wire.authentication import key_of_token
 from rayq.wire.codec import ENCODER
-from rayq.wire.messages import REQUESTS, AnyRequest
 from rayq.wire.server import (
     CLIENT_APIS,
     CLIENT_HEADER_BYTES_MAX,

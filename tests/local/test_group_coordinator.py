@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.client.cluster import Cluster
 from rayq.errors import (
     FencedMemberError,
@@ -26,7 +27,6 @@ from rayq.errors import (
 from rayq.secret_names import shown_part
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from tests.local.group_support import (
     OFFSETS_TOPIC,
     Coordinator,

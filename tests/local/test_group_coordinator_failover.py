@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rayq import messages
 from rayq.errors import RayqError
 from rayq.secret_names import shown_part
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from tests.local.group_support import (
     OFFSETS_TOPIC,
     Member,

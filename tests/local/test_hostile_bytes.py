@@ -30,11 +30,11 @@ from rayq.errors import (
     UnsupportedFormatError,
     WrongClusterError,
 )
+from rayq.messages import BrokerHeartbeat, Fetch, ListOffsets, Metadata, Produce, ReplicaFetch
 from rayq.storage.batch import encode_batch, read_header
 from rayq.testing import LocalCluster
 from rayq.wire.authentication import Identity, token_of
 from rayq.wire.connection import Connection
-from rayq.wire.messages import BrokerHeartbeat, Fetch, ListOffsets, Metadata, Produce, ReplicaFetch
 from tests.local.support import (
     ask,
     client_identity,

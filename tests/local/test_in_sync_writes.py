@@ -18,9 +18,9 @@ from rayq.errors import (
     RayqError,
     UnknownProducerError,
 )
+from rayq.messages import Produce
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
-from rayq.wire.messages import Produce
 from tests.local.support import (
     FAST,
     eventually,

@@ -15,9 +15,9 @@ import rayq
 from rayq.config import MIB
 from rayq.core.large_values import chunk_headers
 from rayq.errors import InvalidRequestError
+from rayq.messages import Produce
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
-from rayq.wire.messages import Produce
 from tests.local.cli_support import Command
 from tests.local.support import read_all
 

@@ -10,11 +10,11 @@ import pytest
 
 from rayq.actors.broker import remote_garbage, store_ownership
 from rayq.errors import ConfigError, InvalidRequestError, TimeoutError
+from rayq.messages import PinSnapshot, RestoreTopic
 from rayq.records import SnapshotPin
 from rayq.remote_names import ObjectKind, RemoteName, partition_prefix
 from rayq.remote_pointer import RemotePointer
 from rayq.testing import LocalCluster
-from rayq.wire.messages import PinSnapshot, RestoreTopic
 from tests.local.support import FAST, eventually
 
 TIERED = {"remote_storage": True, "segment_bytes": 1024, "remote_max_lag_ms": 1}

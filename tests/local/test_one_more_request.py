@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from rayq.actors.controller.controller import Controller
+from rayq.messages import REQUESTS, AnyRequest, Response, ToController
 from rayq.testing import LocalCluster
-from rayq.wire.messages import REQUESTS, AnyRequest, Response, ToController
 
 
 class Echo(Response, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.queues import queue_keeper
 from rayq.actors.queues.journal import Journal
 from rayq.actors.transactions.links import Links
@@ -24,7 +25,6 @@ from rayq.errors import (
 )
 from rayq.storage.data_directory import read_secret
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 from tests.local.queue_support import Raw, running

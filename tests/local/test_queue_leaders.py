@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rayq import messages
 from rayq.errors import InvalidRequestError, ProtocolError
 from rayq.storage.batch import encode_batch
 from rayq.storage.checkpoint import read_checkpoint
 from rayq.storage.disk import LocalDisk
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from tests.local.queue_support import Raw, running
 from tests.local.support import FAST, eventually, leader_of, wait_in_sync
 

@@ -26,12 +26,12 @@ from rayq.errors import (
     TransactionAbortedError,
     TransactionOutcomeUnknownError,
 )
+from rayq.messages import Produce, WriteMarker
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from rayq.transaction_ids import make_family
 from rayq.wire.authentication import Identity
-from rayq.wire.messages import Produce, WriteMarker
 from tests.local.support import (
     ask,
     client_identity,

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.actors.remote import reads
 from rayq.actors.remote.reads import RemoteReads, cut_batches
 from rayq.actors.remote.remote_log import RemoteLog
@@ -28,7 +29,6 @@ from rayq.remote_pointer import RemotePointer
 from rayq.storage.batch import split_batches
 from rayq.storage.remote.data_object import Span
 from rayq.storage.remote.manifest import Manifest, RemoteObject
-from rayq.wire import messages
 from tests.stored_objects import PREFIX, log_of, object_of
 
 BATCH_RECORDS, VALUE_BYTES = 10, 10 * KIB

@@ -15,9 +15,7 @@ from rayq.errors import (
     UnknownBrokerError,
     UnknownTopicError,
 )
-from rayq.records import TopicPartition
-from rayq.testing import LocalCluster
-from rayq.wire.messages import (
+from rayq.messages import (
     AlterReassignments,
     AlterTopicConfig,
     AnyRequest,
@@ -26,6 +24,8 @@ from rayq.wire.messages import (
     DeleteTopic,
     RemoveBroker,
 )
+from rayq.records import TopicPartition
+from rayq.testing import LocalCluster
 from tests.local.support import eventually
 
 Lose = Callable[..., None]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -24,7 +25,6 @@ from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.checkpoint import read_checkpoint
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.disk import LocalDisk
-from rayq.wire import messages
 
 PATIENCE_S = 60.0
 

@@ -25,9 +25,9 @@ from rayq.errors import (
     RemoteMissingError,
     TransactionAbortedError,
 )
+from rayq.messages import RemoteRange
 from rayq.records import RemotePartitionInfo
 from rayq.testing import LocalCluster
-from rayq.wire.messages import RemoteRange
 from tests.local.support import FAST, eventually, leader_of, read_all, wait_in_sync
 
 _numbers = itertools.count()

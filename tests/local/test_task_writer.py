@@ -39,8 +39,8 @@ from rayq.errors import (
     TransactionOutcomeUnknownError,
     UnknownTopicError,
 )
+from rayq.messages import SealPartition, SealPartitionResponse
 from rayq.testing import LocalCluster
-from rayq.wire.messages import SealPartition, SealPartitionResponse
 from tests.local.support import eventually, leader_of, read_all, values
 
 NewTopic = Callable[..., str]

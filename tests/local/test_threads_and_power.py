@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.disk import LocalDisk, LocalFile
 from rayq.storage.log import Log
-from rayq.wire import messages
 from tests.storage.support import NOW_MS, append
 
 STEPS = 150

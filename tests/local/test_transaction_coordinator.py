@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.transactions import links
 from rayq.client.client import Client
@@ -32,7 +33,6 @@ from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import read_secret
 from rayq.testing import LocalCluster
 from rayq.transaction_ids import coordinator_of, coordinator_partition
-from rayq.wire import messages
 from rayq.wire.authentication import Identity, key_of_token
 from tests.local.support import FAST, leader_of, produce_raw, wait_in_sync
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rayq import messages
 from rayq.errors import InvalidRequestError, TimeoutError, UnsupportedVersionError
 from rayq.testing import LocalCluster
-from rayq.wire import messages
 from tests.local.conftest import NewTopic
 from tests.local.support import (
     ask,

@@ -33,8 +33,8 @@ from rayq.errors import (
     UnknownMemberError,
     UnknownServerError,
 )
+from rayq.messages import GroupHeartbeatResponse, TopicPartitionId
 from rayq.records import TopicPartition
-from rayq.wire.messages import GroupHeartbeatResponse, TopicPartitionId
 
 SESSION_S, INTERVAL_S, POLL_LIMIT_S = 6.0, 2.0, 60.0
 A, B, C = (TopicPartition("t", number) for number in range(3))

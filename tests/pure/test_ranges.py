@@ -11,10 +11,10 @@ from msgspec import inspect
 
 from rayq import config
 from rayq.errors import ProtocolError
+from rayq.messages import REQUESTS, GroupHeartbeat
 from rayq.remote_pointer import RemotePointer
 from rayq.wire.authentication import Accepted, Challenge, Hello, Proof
 from rayq.wire.codec import DECODERS, ENCODER, decode
-from rayq.wire.messages import REQUESTS, GroupHeartbeat
 from tests.wire.recorded_messages import example_of, kinds
 
 REQUEST_KINDS = [kind for kind in kinds().values() if kind in REQUESTS.values()]

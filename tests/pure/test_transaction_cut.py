@@ -16,7 +16,7 @@ from rayq.batch.transaction_cut import (
     cut_of_two_passes,
 )
 from rayq.errors import TransactionLimitError
-from rayq.wire.messages import DescribeOpenTransactionsResponse
+from rayq.messages import DescribeOpenTransactionsResponse
 
 PARTITIONS = 3
 Transaction = tuple[int, int]

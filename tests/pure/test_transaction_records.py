@@ -22,7 +22,7 @@ from rayq.core.transaction_records import (
     encode,
 )
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
-from rayq.wire.messages import OUTCOMES_OVER
+from rayq.messages import OUTCOMES_OVER
 
 names = st.text(max_size=8)
 numbers = st.integers(0, 2**62)

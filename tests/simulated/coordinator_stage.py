@@ -11,6 +11,7 @@ import msgspec
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
@@ -19,7 +20,6 @@ from rayq.core.topic_changes import OWN_TOPIC_OPTIONS
 from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 
 EPOCH = 8
 """The leader epoch of the coordinator's partition."""

@@ -11,13 +11,13 @@ import msgspec
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.storage.batch import stamp
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.producer_state import ProducerState
-from rayq.wire import messages
 from tests.storage.support import NOW_MS, append, make_batch
 
 EPOCHS = [(2, 0), (4, 10), (6, 20)]

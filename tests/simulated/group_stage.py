@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -16,7 +17,6 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.server import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading

@@ -10,12 +10,12 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from tests.simulated.followed import US, PlayedLeader, assignment
 from tests.simulated.queue_stage import Keeper
 from tests.simulated.remote_store import TOPIC_ID, PlayedController, PlayedObjects

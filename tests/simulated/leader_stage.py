@@ -9,11 +9,11 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from tests.storage.support import NOW_MS, append, make_batch
 

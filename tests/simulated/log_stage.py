@@ -10,6 +10,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import (
@@ -19,7 +20,6 @@ from rayq.errors import (
 from rayq.storage.batch import encode_batch, read_header
 from rayq.storage.checked_file import make_directory
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from tests.storage.support import NOW_MS, value_of
 
 PATH = "/data/t-0"

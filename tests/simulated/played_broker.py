@@ -8,6 +8,7 @@ from typing import Any
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.signal import Signal
@@ -15,7 +16,6 @@ from rayq.config import ClusterConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import RayqError, TimeoutError
 from rayq.storage.data_directory import DataDirectory, format_directory, read_secret
-from rayq.wire import messages
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Server

@@ -9,6 +9,7 @@ from typing import Any, cast
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.replica.leader import Leader
@@ -21,7 +22,6 @@ from rayq.errors import RayqError
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.server import Peer
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+from rayq import messages
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.environment import Buffer, Environment
 from rayq.errors import RayqError, RemoteMissingError, StalePartitionError, TimeoutError
 from rayq.remote_names import ObjectKind, parse_name
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.remote.data_object import describe_batches
-from rayq.wire import messages
 
 CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32
 

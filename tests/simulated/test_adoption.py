@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.remote.adoption import LISTING_DELAY_S, Adoption, must_adopt
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -23,7 +24,6 @@ from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.epochs import LEADER_EPOCHS
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest, RemoteObject
-from rayq.wire import messages
 from tests.storage.support import NOW_MS, append, make_batch
 
 CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.coordinator import LOADING_WAIT_S, READ_RETRY_S, RETRY_S, Coordinator
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -22,7 +23,6 @@ from rayq.errors import (
     RayqError,
     UnsupportedFormatError,
 )
-from rayq.wire import messages
 from tests.simulated.coordinator_stage import Led, leading, now_s
 
 

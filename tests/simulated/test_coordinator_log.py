@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from proving.simulation import World
+from rayq import messages
 from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import WRITES_MAX, CoordinatorLog
 from rayq.actors.signal import Signal
 from rayq.client.environment import system_environment
 from rayq.errors import CorruptBatchError, NotEnoughReplicasError, NotLeaderError, RayqError
 from rayq.storage.batch import decode_columns, encode_batch, read_header, stamp
-from rayq.wire import messages
 
 ANSWER = messages.ProduceResponse(0, 0, 0, False)
 

@@ -7,6 +7,7 @@ import errno
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader import CONFIRM_CHECK_S
 from rayq.errors import (
     NotEnoughReplicasError,
@@ -15,7 +16,6 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.records import TopicPartition
-from rayq.wire import messages
 from tests.simulated.leader_stage import ALL, END, Led, assignment, leading
 from tests.simulated.staged import Stage, play
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.storage.producer_state import ProducerState
-from rayq.wire import messages
 from tests.simulated.followed import (
     END,
     IN_SYNC,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica import follower
 from rayq.config import KIB, MIB
 from rayq.errors import DivergedLogError, NotLeaderError, StorageError, TimeoutError
-from rayq.wire import messages
 from tests.simulated.followed import (
     END,
     IN_SYNC,

@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import DivergedLogError, RemoteStorageError
 from rayq.storage.producer_state import ProducerState
-from rayq.wire import messages
 from tests.simulated.followed import diverging
 from tests.simulated.test_followers_cut import follow
 from tests.simulated.test_leaders_promises import END, LEADER_EPOCH, Led, assignment, leading

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.actors.coordinator import LOADING_WAIT_S
 from rayq.actors.groups.group_coordinator import (
     OFFSETS_CHECK_INTERVAL_S,
@@ -29,8 +30,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from rayq.wire import messages
-from rayq.wire.messages import TopicPartitionId
+from rayq.messages import TopicPartitionId
 from tests.simulated.coordinator_stage import now_s
 from tests.simulated.group_stage import Groups, coordinating
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rayq import messages
 from rayq.actors.groups import group_coordinator
 from rayq.actors.groups.group_coordinator import OFFSETS_CHECK_INTERVAL_S
 from rayq.config import ClusterConfig
@@ -23,7 +24,6 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from rayq.wire import messages
 from tests.simulated.coordinator_stage import EPOCH, leading
 from tests.simulated.group_stage import FAMILY, OTHER, WHERE, Groups, coordinating
 

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from rayq import messages
 from rayq.errors import (
     OffsetPendingError,
     TimeoutError,
@@ -14,7 +15,6 @@ from rayq.errors import (
     TransactionOrderError,
     UnknownMemberError,
 )
-from rayq.wire import messages
 from tests.simulated.group_stage import FAMILY, OTHER, WHERE, Groups, coordinating
 
 

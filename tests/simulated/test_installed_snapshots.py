@@ -13,6 +13,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import encode_entries
@@ -29,7 +30,6 @@ from rayq.core.metadata_records import (
 from rayq.errors import StorageError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 
 PATH, CLUSTER_ID = "/data/broker-1", "c" * 32

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica import leader as leader_module
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -18,7 +19,6 @@ from rayq.errors import (
     RemoteStorageError,
 )
 from rayq.storage.batch import split_batches
-from rayq.wire import messages
 from tests.simulated.leader_stage import (
     ALL,
     BATCH_BYTES,

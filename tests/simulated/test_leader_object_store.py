@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.errors import NotLeaderError, RemoteBacklogError
 from rayq.remote_pointer import RemotePointer
-from rayq.wire import messages
 from tests.simulated.leader_stage import END, LEADER_EPOCH, Led, assignment, leading
 
 POINTER = RemotePointer(1, LEADER_EPOCH, "manifest", 0, 10, 2, 999)

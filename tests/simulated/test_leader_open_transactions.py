@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader_transactions import (
     ASK_AGAIN_S,
     LOOK_INTERVAL_S,
@@ -28,7 +29,6 @@ from rayq.errors import (
 )
 from rayq.storage.batch import Marker, read_header, read_marker, split_batches
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 from tests.simulated.transaction_stage import (
     FAMILY,
     LEADER_EPOCH,

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader import PROPOSAL_PAUSE_S
 from rayq.config import ClusterConfig
 from rayq.errors import StalePartitionError, TimeoutError
-from rayq.wire import messages
 from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
 
 WAIT_S = 2.0

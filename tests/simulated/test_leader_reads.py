@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica import leader_reads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -20,7 +21,6 @@ from rayq.errors import (
     RemoteMissingError,
 )
 from rayq.storage.batch import split_batches
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from tests.simulated.leader_stage import BATCH_BYTES, END, LEADER_EPOCH, Led, leading
 from tests.storage.support import NOW_MS, append

@@ -12,6 +12,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.remote import sweeps
 from rayq.actors.remote.remote_log import RemoteLog
@@ -33,7 +34,6 @@ from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import Manifest
 from rayq.storage.segment import LOG_SUFFIX, segment_path
-from rayq.wire import messages
 from tests.simulated.remote_store import CLUSTER_ID, TOPIC_ID, PlayedController, PlayedObjects
 from tests.storage.support import append, make_batch
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import MARKER_WAIT_S, OPEN_MAX_S
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -27,7 +28,6 @@ from rayq.errors import (
 )
 from rayq.storage.batch import read_header, split_batches
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 from tests.simulated.transaction_stage import (
     FAMILY,
     LEADER_EPOCH,

@@ -12,6 +12,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
@@ -20,7 +21,6 @@ from rayq.errors import RayqError, TransactionEndedError
 from rayq.storage.batch import BatchHeader, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 
 FAMILIES = make_family(0, 1), make_family(0, 2)
 STEPS = 400

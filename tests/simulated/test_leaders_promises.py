@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
     CorruptBatchError,
@@ -30,7 +31,6 @@ from rayq.errors import (
     StorageError,
     TimeoutError,
 )
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
 from tests.storage.support import append

@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.transactions.links import (
     ATTEMPT_TIMEOUT_S,
     PATIENCE_S,
@@ -32,7 +33,6 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 
 FAMILY = make_family(1, 7)
 

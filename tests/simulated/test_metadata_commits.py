@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.metadata.quorum import (
     APPEND_BYTES_MAX,
     Quorum,
@@ -33,7 +34,6 @@ from rayq.core.metadata_records import (
 )
 from rayq.errors import ControllerUnavailableError, NotControllerError, TimeoutError
 from rayq.storage.metadata_log import MetadataLog
-from rayq.wire import messages
 
 WAIT_S = 5.0
 RECORD = encode_record(BrokerFenced(9, "gone"))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from proving.simulation import World
+from rayq import messages
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import encode_entries
 from rayq.core.metadata_records import EpochStarted, encode_record, encode_records
 from rayq.errors import StalePartitionError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
-from rayq.wire import messages
 
 PATH = "/data"
 SNAPSHOT = encode_records([])

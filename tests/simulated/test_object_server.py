@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proving.simulation import World
+from rayq import messages
 from rayq.actors.hosting import ObjectServerSpec
 from rayq.actors.objects import object_cache, object_server
 from rayq.actors.objects.folder_claims import CLAIM_S
@@ -44,7 +45,6 @@ from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.data_directory import ENDPOINT, format_directory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import read_footer
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Server

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proving.simulation import World
+from rayq import messages
 from rayq.actors.broker.object_server_process import (
     BACKOFF_MAX_S,
     SILENT_SESSIONS,
@@ -17,7 +18,6 @@ from rayq.actors.broker.object_server_process import (
 from rayq.actors.hosting import HostProcess, ObjectServerSpec, ReplicaHostSpec
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError, StaleBrokerError
-from rayq.wire import messages
 
 CONFIG = ClusterConfig(remote_storage_url="s3://bucket")
 SESSION_S = CONFIG.session_timeout_ms / 1000

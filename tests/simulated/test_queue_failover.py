@@ -7,11 +7,11 @@ import dataclasses
 import itertools
 from typing import Any
 
+from rayq import messages
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import QueueChanged, decode_entry
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
-from rayq.wire import messages
 from tests.simulated.staged import Stage, play
 
 PLACE = TopicPartition("t", 0)

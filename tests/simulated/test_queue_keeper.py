@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.queues import queue_keeper
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.queue_keeper import DELETED_CHECK_INTERVAL_S, QueueKeeper
@@ -39,7 +40,6 @@ from rayq.errors import (
     QueuePartsMissingError,
     RayqError,
 )
-from rayq.wire import messages
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 FENCE = EPOCH << FENCE_BITS

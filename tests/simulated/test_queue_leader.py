@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rayq import messages
 from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues import holders, learning, reads
 from rayq.config import DAY_MS
@@ -22,7 +23,6 @@ from rayq.errors import (
 )
 from rayq.secret_names import shown_part
 from rayq.storage.batch import BatchHeader, Columns, decode_columns
-from rayq.wire import messages
 from tests.simulated.queue_stage import QueueStage, staged
 
 # --- answers wait -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
@@ -43,7 +44,6 @@ from rayq.errors import (
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, encode_batch, read_header, stamp
 from rayq.storage.producer_state import ProducerState
-from rayq.wire import messages
 
 CONFIG = QueueConfig(max_deliveries=1)
 RECORDS = 8

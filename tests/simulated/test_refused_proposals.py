@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.errors import StalePartitionError
-from rayq.wire import messages
 from tests.simulated.staged import Stage, play
 
 REFUSED_FOR_S = 3.0

@@ -12,6 +12,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.broker.remote_garbage import LATE_PUTS_MS, LOOK_INTERVAL_S, RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import NOT_LOOKED, StoreOwnership
 from rayq.config import DAY_MS, ClusterConfig
@@ -20,7 +21,6 @@ from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import RemoteGarbage
 from rayq.errors import InvalidRequestError, RemoteListError
 from rayq.remote_names import ObjectKind, RemoteName
-from rayq.wire import messages
 from tests.pure.test_cluster_state import apply
 from tests.pure.test_remote_changes import (
     CLUSTER,

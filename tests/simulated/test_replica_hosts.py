@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.actors.replica.replica import Replica
 from rayq.errors import (
     NotLeaderError,
@@ -19,7 +20,6 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from rayq.wire.connection import SILENT_PEER_S
 from rayq.wire.server import Peer, Server
 from tests.simulated.followed import LEADER_EPOCH

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
@@ -24,7 +25,6 @@ from rayq.errors import (
     StorageError,
     UnknownEpochError,
 )
-from rayq.wire import messages
 from tests.simulated.followed import IN_SYNC, LEADER_EPOCH, THEM, US
 from tests.simulated.hosted import LEADS, QUEUE, SEGMENT_BYTES, Hosted, hosting
 from tests.simulated.remote_store import TOPIC_ID

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.config import ClusterConfig
@@ -14,7 +15,6 @@ from rayq.errors import NotLeaderError, RayqError, TimeoutError
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.batch import encode_batch
 from rayq.storage.cleaner import CleaningJob, CleaningResult
-from rayq.wire import messages
 from tests.simulated.followed import LEADER_EPOCH, THEM, US, answer, batch
 from tests.simulated.hosted import LEADS, QUEUE, RECORD_BYTES, SEGMENT_BYTES, Hosted, hosting
 from tests.simulated.remote_store import TOPIC_ID

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica_host import FOR_CLIENTS
 from rayq.config import QueueConfig, as_dict
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import InvalidTopicError, NotLeaderError, ProtocolError, RayqError
-from rayq.wire import messages
 from rayq.wire.server import CLIENT_APIS
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import IDS, INCARNATION, Broker, assigned, playing

@@ -10,8 +10,8 @@ import pytest
 
 from proving.simulation import ProcessDied, World
 from rayq.errors import RayqError
+from rayq.messages import AnyRequest, CheckRange, Done
 from rayq.wire.authentication import Identity, client_key
-from rayq.wire.messages import AnyRequest, CheckRange, Done
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayq.wire.messages import PrepareStop
+from rayq.messages import PrepareStop
 from tests.simulated.staged import Stage, play
 
 

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from proving.simulation.world import START_WALL_MS
+from rayq import messages
 from rayq.actors.transactions.transaction_coordinator import (
     MARKER_RETRY_MAX_S,
     TICK_S,
@@ -37,7 +38,6 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.transaction_ids import EPOCH_MAX, FAMILIES_MAX, coordinator_partition
-from rayq.wire import messages
 from tests.simulated.coordinator_stage import EPOCH, now_s
 from tests.simulated.transaction_coordinator_stage import (
     NAME,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.actors.queues.takes import WaitingTakes
 from rayq.errors import NotLeaderError
-from rayq.wire import messages
 
 EMPTY: Any = "nothing"
 

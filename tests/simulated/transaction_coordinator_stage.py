@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Build, Links
@@ -24,7 +25,6 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.transaction_ids import coordinator_partition, make_family
-from rayq.wire import messages
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 PARTITION, PARTITIONS = 2, 4

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq import messages
 from rayq.actors.replica.compactor import cleaner_in_steps
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -22,7 +23,6 @@ from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.transaction_ids import is_transactional as is_transactional_id
 from rayq.transaction_ids import make_family
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 
 LEADER_EPOCH = 8

@@ -14,6 +14,7 @@ import uvloop
 
 from rayq.config import ClusterConfig
 from rayq.environment import Environment, LoopTasks, SystemClock
+from rayq.messages import AnyRequest, Produce, ProduceResponse
 from rayq.wire.authentication import (
     HANDSHAKE_VERSION,
     NONCE_BYTES,
@@ -31,7 +32,6 @@ from rayq.wire.frames import (
     Frame,
     encode_head,
 )
-from rayq.wire.messages import AnyRequest, Produce, ProduceResponse
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Handler, Peer, Server
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from rayq.wire import messages
+from rayq import messages
+from rayq.messages import REQUESTS
 from rayq.wire.codec import ENCODER
-from rayq.wire.messages import REQUESTS
 
 FILE = Path(__file__).with_name("recorded_messages.json")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rayq.errors import InvalidRequestError
+from rayq.messages import Fetch, FetchResponse, Produce, ProduceResponse
 from rayq.wire import held_bytes as held_bytes_module
 from rayq.wire import server as server_module
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, PREFIX
-from rayq.wire.messages import Fetch, FetchResponse, Produce, ProduceResponse
 from rayq.wire.server import Server
 
 MIB = 1024**2

@@ -19,16 +19,16 @@ from rayq.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
+from rayq.messages import (
+    AllocateProducerId,
+    AllocateProducerIdResponse,
+    ProduceResponse,
+)
 from rayq.wire import connection, network
 from rayq.wire.authentication import Challenge, Hello
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.connection import Connection
 from rayq.wire.frames import FLAG_ERROR
-from rayq.wire.messages import (
-    AllocateProducerId,
-    AllocateProducerIdResponse,
-    ProduceResponse,
-)
 
 
 def test_payloads_of_all_sizes_come_back(run: Any, wire: Any, make_produce: Any) -> None:

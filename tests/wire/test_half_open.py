@@ -14,9 +14,9 @@ import trustme
 
 from rayq.config import ClusterConfig
 from rayq.errors import OverloadedError
+from rayq.messages import Produce
 from rayq.wire import server as server_module
 from rayq.wire.handshakes import UnfinishedHandshakes
-from rayq.wire.messages import Produce
 from rayq.wire.server import Server
 
 HALF_OPEN = 200

@@ -10,8 +10,8 @@ import pytest
 from msgspec import inspect
 
 from rayq.errors import ProtocolError
+from rayq.messages import REQUESTS, CreateTopic
 from rayq.wire.codec import DECODERS, ENCODER, decode
-from rayq.wire.messages import REQUESTS, CreateTopic
 
 COLLECTIONS = (
     inspect.ListType,

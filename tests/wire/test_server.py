@@ -18,17 +18,17 @@ from rayq.errors import (
     OverloadedError,
     ProtocolError,
 )
-from rayq.wire import server as server_module
-from rayq.wire.authentication import NONCE_BYTES, ClientHandshake
-from rayq.wire.codec import ENCODER, decode_error
-from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, PREFIX, encode_head
-from rayq.wire.messages import (
+from rayq.messages import (
     Fetch,
     PrepareStop,
     Produce,
     ProduceResponse,
     ReplicaFlushed,
 )
+from rayq.wire import server as server_module
+from rayq.wire.authentication import NONCE_BYTES, ClientHandshake
+from rayq.wire.codec import ENCODER, decode_error
+from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, PREFIX, encode_head
 from rayq.wire.server import Server
 
 

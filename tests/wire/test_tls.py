@@ -12,7 +12,7 @@ import trustme
 
 from rayq.config import ClusterConfig
 from rayq.errors import AuthenticationError, ConfigError, DisconnectedError
-from rayq.wire.messages import ProduceResponse
+from rayq.messages import ProduceResponse
 from rayq.wire.network import AsyncioNetwork
 
 

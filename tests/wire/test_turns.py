@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rayq.environment import SystemClock
+from rayq.messages import Produce, ProduceResponse
 from rayq.wire.codec import encode_request
-from rayq.wire.messages import Produce, ProduceResponse
 from rayq.wire.server import REQUESTS_PER_TURN, Server
 from rayq.wire.turns import SLICE_S, TURN_S
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import cast
 
+from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
@@ -33,7 +34,6 @@ from rayq.errors import (
 from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result, Server

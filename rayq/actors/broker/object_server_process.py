@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rayq import messages
 from rayq.actors.hosting import HostProcess, ObjectServerSpec, Runtime
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError, StaleBrokerError
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rayq import messages
 from rayq.actors.broker.object_server_process import ObjectServerProcess
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import StoreOwnership
@@ -14,7 +15,6 @@ from rayq.actors.remote.object_link import ObjectLink
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.storage.data_directory import DataDirectory
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 

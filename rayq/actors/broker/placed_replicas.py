@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from rayq import messages
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.core.cluster_state import Partition, Queue, Topic
 from rayq.core.metadata_records import (
@@ -22,7 +23,6 @@ from rayq.core.metadata_records import (
     TopicDeleted,
 )
 from rayq.records import TopicIdPartition
-from rayq.wire import messages
 
 
 def described_queue(queue: Queue, topic: str) -> messages.QueueMetadata:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rayq import messages
 from rayq.actors.broker.store_ownership import StoreOwnership
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -26,7 +27,6 @@ from rayq.environment import Environment
 from rayq.errors import RayqError, RemoteStorageError
 from rayq.logs import log_event
 from rayq.remote_names import parse_folder, parse_name
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

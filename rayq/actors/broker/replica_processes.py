@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rayq import messages
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError, StaleBrokerError
 from rayq.records import TopicIdPartition
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
@@ -31,7 +32,6 @@ from rayq.environment import Environment
 from rayq.errors import ControllerUnavailableError, RayqError, StaleBrokerError, StorageError
 from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)

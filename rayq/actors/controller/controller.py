@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from rayq import messages
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
@@ -45,7 +46,6 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.logs import Seldom, log_event
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)

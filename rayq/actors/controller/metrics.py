@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 
+from rayq import messages
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import PartitionChanged, PartitionValue
 from rayq.core.topic_changes import offline_reason
 from rayq.environment import Environment
 from rayq.logs import log_event
 from rayq.metrics import Sample
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

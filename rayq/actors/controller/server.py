@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
+from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result, Server

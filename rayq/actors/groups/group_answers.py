@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rayq import messages
 from rayq.core.group_records import Partitions
 from rayq.core.group_state import Group, GroupState
+from rayq.messages import TopicPartitionId
 from rayq.records import TopicIdPartition
 from rayq.secret_names import shown_part
-from rayq.wire import messages
-from rayq.wire.messages import TopicPartitionId
 
 
 def summaries(state: GroupState) -> list[messages.GroupSummary]:

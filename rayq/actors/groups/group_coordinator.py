@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
@@ -36,7 +37,6 @@ from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
-from rayq.wire import messages
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.server import Peer
 

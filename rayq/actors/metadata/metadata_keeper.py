@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from rayq import messages
 from rayq.actors.metadata.quorum import Entry, decode_entries, encode_entries
 from rayq.actors.signal import Signal
 from rayq.core.cluster_state import ClusterState
@@ -27,7 +28,6 @@ from rayq.environment import Address, Environment
 from rayq.errors import FencedEpochError, StalePartitionError, StorageError, WrongClusterError
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rayq import messages
 from rayq.actors.signal import Signal
 from rayq.config import MIB, ClusterConfig
 from rayq.core.metadata_records import (
@@ -38,7 +39,6 @@ from rayq.errors import (
     RayqError,
     StalePartitionError,
 )
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from contextlib import closing
 
 import google_crc32c
 
+from rayq import messages
 from rayq.actors.objects.store_client import StoreClient
 from rayq.config import GIB, MIB
 from rayq.environment import Disk, Environment
@@ -31,7 +32,6 @@ from rayq.errors import (
 from rayq.storage import checked_file
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import Footer, read_footer
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

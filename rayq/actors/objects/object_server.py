@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
+from rayq import messages
 from rayq.actors.hosting import ObjectServerSpec
 from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.object_cache import ObjectCache
@@ -30,7 +31,6 @@ from rayq.errors import (
 from rayq.remote_names import is_listed, is_probe, parse_name, probe_name, probes_prefix
 from rayq.storage import checked_file
 from rayq.storage.data_directory import DataDirectory, read_meta, read_secret
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool

@@ -6,6 +6,7 @@ import os.path
 from collections.abc import Sequence
 from contextlib import closing
 
+from rayq import messages
 from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.store_client import StoreClient
 from rayq.environment import Disk, Environment
@@ -14,7 +15,6 @@ from rayq.remote_names import ObjectKind, RemoteName, parse_name
 from rayq.storage.batch import BATCH_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import DataObject, describe_batches
-from rayq.wire import messages
 
 
 class RecordUploads:

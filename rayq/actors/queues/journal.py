@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from rayq import messages
 from rayq.actors.transactions.links import Build, Links
 from rayq.core.kept_queues import KeptRecord, parts_of, unpack
 from rayq.environment import Environment
@@ -16,7 +17,6 @@ from rayq.errors import (
     RayqError,
     UnknownTopicError,
 )
-from rayq.wire import messages
 from rayq.wire.paging import check_goes_on
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.queue_leader import LOADING_WAIT_S, QueueLeader, QueueRequest
 from rayq.actors.queues.reads import QueueReads
@@ -15,7 +16,6 @@ from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.errors import NotLeaderError, UnknownQueueError
 from rayq.metrics import Sample
-from rayq.wire import messages
 from rayq.wire.server import Peer, Result
 
 IDLE_WAIT_S = 60.0

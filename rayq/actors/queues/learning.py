@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Found, Piece, QueueReads
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -22,7 +23,6 @@ from rayq.core.queue_state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, RayqError
 from rayq.logs import log_event
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rayq import messages
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
 from rayq.core.queue_moves import Move
@@ -15,7 +16,6 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.storage.batch import BatchHeader, split_batches
-from rayq.wire import messages
 
 SCAN_BYTES = 4 * MIB
 PRODUCE_TIMEOUT_MS = 5_000

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from rayq import messages
 from rayq.actors.queues.move_targets import Target
 from rayq.actors.queues.moved_batches import MovedRecord, Records, batches
 from rayq.actors.queues.numbered_moves import MoveSource, NumberedMoves, TargetSilentError
@@ -23,7 +24,6 @@ from rayq.core.queue_state import QueueState
 from rayq.core.topic_changes import check_not_internal, check_topic_name
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, OutcomeUnknownError, RayqError
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, S
 from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.commits import FULL_GIVEN, QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
@@ -30,7 +31,6 @@ from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.secret_names import shown_holder
-from rayq.wire import messages
 
 KEPT_WAIT_S = 1.0
 """So long an answer to an operator waits for the keeper; then it says what is the matter there."""

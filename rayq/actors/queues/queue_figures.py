@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Protocol
 
+from rayq import messages
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.moves import QueueMoves
@@ -15,7 +16,6 @@ from rayq.core.queue_state import QueueState
 from rayq.errors import RayqError
 from rayq.metrics import Sample
 from rayq.secret_names import shown_holder
-from rayq.wire import messages
 
 LOOK_INTERVAL_S = 5.0
 

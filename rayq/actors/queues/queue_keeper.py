@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rayq import messages
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -30,7 +31,6 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.metrics import Sample
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable
 from contextlib import suppress
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
@@ -24,7 +25,6 @@ from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig, parse_stored
 from rayq.errors import NotLeaderError, QueueLimitError, QueueLoadingError, RayqError
-from rayq.wire import messages
 from rayq.wire.server import Peer, Result
 
 logger = logging.getLogger(__name__)

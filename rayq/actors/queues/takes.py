@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rayq import messages
 from rayq.actors.queues.holders import Connection
 from rayq.environment import Buffer
 from rayq.errors import RayqError
-from rayq.wire import messages
 
 TAKE_BYTES_MAX = 4 * 1024**2
 """One take brings no more, but for a single larger batch."""

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from rayq import messages
 from rayq.actors.remote.manifests import load_manifest
 from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
@@ -29,7 +30,6 @@ from rayq.remote_pointer import RemotePointer
 from rayq.storage.epochs import EpochCache
 from rayq.storage.log import Log
 from rayq.storage.remote.manifest import Manifest
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

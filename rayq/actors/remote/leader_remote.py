@@ -15,6 +15,7 @@ from functools import partial
 
 import msgspec
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
@@ -37,7 +38,6 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.storage.remote.manifest import Manifest
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

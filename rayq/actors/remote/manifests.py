@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rayq import messages
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.storage.remote.manifest import Manifest, decode_manifest, page_names
-from rayq.wire import messages
 
 
 async def load_manifest(objects: ObjectLink, name: str) -> Manifest:

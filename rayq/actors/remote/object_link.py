@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from rayq import messages
 from rayq.environment import Address, Buffer
 from rayq.errors import (
     CorruptBatchError,
@@ -16,7 +17,6 @@ from rayq.errors import (
     StorageError,
 )
 from rayq.storage.remote.listing import pages
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 REQUEST_TIMEOUT_S = 120.0

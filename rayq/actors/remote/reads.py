@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import MIB
@@ -34,7 +35,6 @@ from rayq.storage.batch import read_header, split_batches
 from rayq.storage.plans import first_not_older
 from rayq.storage.remote.data_object import Footer, Span, read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

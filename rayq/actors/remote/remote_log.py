@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rayq import messages
 from rayq.actors.remote.manifests import load_manifest, store_manifest
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -30,7 +31,6 @@ from rayq.errors import (
 from rayq.remote_names import ObjectKind, new_name, parse_name, partition_prefix
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import Manifest
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

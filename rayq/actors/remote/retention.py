@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from itertools import chain
 
+from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import closed_segments
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -15,7 +16,6 @@ from rayq.errors import DiskFullError
 from rayq.logs import log_event
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import RemoteObject
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

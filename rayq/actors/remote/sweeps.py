@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import logging
 
+from rayq import messages
 from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.core.remote_retention import StoredObject, due, sweepable
 from rayq.environment import Environment
+from rayq.messages.objects import OBJECT_NAMES_MAX
 from rayq.remote_names import ObjectKind, new_name, parse_name
 from rayq.storage import checked_file
 from rayq.storage.remote.manifest import Manifest
-from rayq.wire import messages
-from rayq.wire.messages.objects import OBJECT_NAMES_MAX
 
 logger = logging.getLogger(__name__)
 

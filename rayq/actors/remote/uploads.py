@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
@@ -15,7 +16,6 @@ from rayq.storage.plans import VERIFY_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import RemoteObject
 from rayq.storage.upload_plan import UploadRange
-from rayq.wire import messages
 
 OBJECTS_AT_ONCE = 4
 """So many objects are stored side by side, and then committed together."""

@@ -7,6 +7,7 @@ from functools import partial
 
 import google_crc32c
 
+from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import Uploads
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -23,7 +24,6 @@ from rayq.storage.batch import HEADER_BYTES, check_body, read_header
 from rayq.storage.remote.data_object import read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject
 from rayq.storage.upload_plan import UploadRange
-from rayq.wire import messages
 
 PAGE_S = 5.0
 """A page ends with the object after which this time is over."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
+from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.config import KIB
@@ -24,7 +25,6 @@ from rayq.errors import (
 )
 from rayq.logs import log_event
 from rayq.storage.batch import parts_of
-from rayq.wire import messages
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
 

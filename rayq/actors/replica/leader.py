@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from rayq import messages
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
@@ -42,7 +43,6 @@ from rayq.logs import log_event
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
 from rayq.transaction_ids import is_transactional
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rayq import messages
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
@@ -24,7 +25,6 @@ from rayq.errors import (
 from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
-from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 
 CLIENT_FETCH_BYTES_MAX = 16 * MIB

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from rayq import messages
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
@@ -32,7 +33,6 @@ from rayq.metrics import Sample
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.transaction_ids import coordinator_of, family_of
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

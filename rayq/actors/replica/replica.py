@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
@@ -45,7 +46,6 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.queues.queue_keeper import QueueKeeper
@@ -39,7 +40,6 @@ from rayq.errors import (
 )
 from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
-from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from rayq import messages
 from rayq.actors.replica.flush_lock import FlushLock
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse_stored
@@ -30,7 +31,6 @@ from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.log import Log
 from rayq.storage.plans import FlushPlan
 from rayq.storage.swap import Cleaning
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple, TypeVar, cast
 
+from rayq import messages
 from rayq.core.kept_queues import keeper_partition
 from rayq.core.topic_changes import QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.environment import Environment
@@ -23,7 +24,6 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.transaction_ids import coordinator_of
-from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.replica.leader import Leader
@@ -37,7 +38,6 @@ from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
 from rayq.secret_names import shown_part
 from rayq.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
-from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 

@@ -37,6 +37,16 @@ from rayq.client.user_calls import call_callback, finish_callback
 from rayq.config import QueueConfig, TopicConfig, given_values
 from rayq.config_keywords import QueueKeywords, TopicKeywords
 from rayq.errors import InvalidRequestError
+from rayq.messages import (
+    AlterTopicConfig,
+    Change,
+    CreatePartitions,
+    CreateQueue,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeaders,
+    EndRemoteStorage,
+)
 from rayq.records import (
     ClusterInfo,
     DrainProgress,
@@ -56,16 +66,6 @@ from rayq.records import (
     TransactionListing,
 )
 from rayq.user_functions import check_function, check_ran
-from rayq.wire.messages import (
-    AlterTopicConfig,
-    Change,
-    CreatePartitions,
-    CreateQueue,
-    CreateTopic,
-    DeleteTopic,
-    ElectLeaders,
-    EndRemoteStorage,
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")

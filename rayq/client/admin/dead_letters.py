@@ -32,15 +32,15 @@ from rayq.errors import (
     UnknownTopicError,
     UnsupportedFormatError,
 )
-from rayq.records import QueueRecordInfo, Record, TopicPartition
-from rayq.storage.batch import decode_columns, is_as_written, split_batches
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     LATEST,
     READ_COMMITTED,
     CreateQueue,
     QueueMetadata,
 )
+from rayq.records import QueueRecordInfo, Record, TopicPartition
+from rayq.storage.batch import decode_columns, is_as_written, split_batches
 
 FETCH_BYTES = 4 * MIB
 ATTEMPT_TIMEOUT_S = 10.0

@@ -21,14 +21,7 @@ from rayq.errors import (
     RayqError,
     UnknownGroupError,
 )
-from rayq.records import (
-    GroupInfo,
-    GroupListing,
-    GroupMemberInfo,
-    GroupOffset,
-    TopicPartition,
-)
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     LATEST,
     POSITIONS_MAX,
@@ -43,6 +36,13 @@ from rayq.wire.messages import (
     ListGroupsResponse,
     SetGroupOffsets,
     TopicPartitionId,
+)
+from rayq.records import (
+    GroupInfo,
+    GroupListing,
+    GroupMemberInfo,
+    GroupOffset,
+    TopicPartition,
 )
 
 Target = str | int | Mapping[TopicPartition, int]

@@ -14,9 +14,7 @@ from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
 from rayq.errors import RayqError
-from rayq.metrics import CATALOGUE, Sample, merged
-from rayq.records import TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     LATEST,
     READ_COMMITTED,
     AnyRequest,
@@ -33,6 +31,8 @@ from rayq.wire.messages import (
     ListOffsetsResponse,
     MetadataResponse,
 )
+from rayq.metrics import CATALOGUE, Sample, merged
+from rayq.records import TopicPartition
 
 PROCESS_TIMEOUT_S = 3.0
 """How long one process may take to tell its figures."""

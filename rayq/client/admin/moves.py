@@ -24,8 +24,7 @@ from rayq.errors import (
     UnknownBrokerError,
     UnknownTopicError,
 )
-from rayq.records import DrainProgress, Reassignment, TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     MOVES_MAX,
     AlterReassignments,
     CordonBroker,
@@ -38,6 +37,7 @@ from rayq.wire.messages import (
     SetReplicationFactor,
     TopicMetadata,
 )
+from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wording import counted
 
 WATCH_MS = 500

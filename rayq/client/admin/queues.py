@@ -21,14 +21,7 @@ from rayq.errors import (
     UnknownQueueError,
     UnknownTopicError,
 )
-from rayq.records import (
-    MovedRecords,
-    QueueInfo,
-    QueuePartitionInfo,
-    QueueRecordInfo,
-    TopicPartition,
-)
-from rayq.wire.messages import (
+from rayq.messages import (
     AlterQueue,
     CreateQueue,
     DeleteQueue,
@@ -43,6 +36,13 @@ from rayq.wire.messages import (
     PurgeQueue,
     PurgeQueueResponse,
     QueueMetadata,
+)
+from rayq.records import (
+    MovedRecords,
+    QueueInfo,
+    QueuePartitionInfo,
+    QueueRecordInfo,
+    TopicPartition,
 )
 from rayq.wire.paging import check_goes_on
 

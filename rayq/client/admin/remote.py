@@ -9,16 +9,7 @@ from collections.abc import Iterable
 from rayq.client.client import Client, check_partition
 from rayq.environment import Address
 from rayq.errors import InvalidRequestError, RayqError, UnknownTopicError
-from rayq.records import (
-    DeletedRemoteTopic,
-    ObjectStoreInfo,
-    RemotePartitionInfo,
-    RemoteProblem,
-    RemoteVerification,
-    SnapshotPin,
-    TopicPartition,
-)
-from rayq.wire.messages import (
+from rayq.messages import (
     DescribeObjectStore,
     DescribeObjectStoreResponse,
     DescribeRemoteStorage,
@@ -27,6 +18,15 @@ from rayq.wire.messages import (
     UnpinSnapshot,
     VerifyRemote,
     VerifyRemoteResponse,
+)
+from rayq.records import (
+    DeletedRemoteTopic,
+    ObjectStoreInfo,
+    RemotePartitionInfo,
+    RemoteProblem,
+    RemoteVerification,
+    SnapshotPin,
+    TopicPartition,
 )
 from rayq.wire.paging import check_goes_on
 

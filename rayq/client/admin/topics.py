@@ -8,15 +8,7 @@ import asyncio
 from rayq.client.client import Client
 from rayq.client.metadata import leader_of
 from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError
-from rayq.records import (
-    BrokerInfo,
-    ClusterInfo,
-    PartitionInfo,
-    ReplicaInfo,
-    TopicInfo,
-    TopicPartition,
-)
-from rayq.wire.messages import (
+from rayq.messages import (
     MILLISECONDS_MAX,
     CreateTopic,
     DeleteRecords,
@@ -25,6 +17,14 @@ from rayq.wire.messages import (
     PartitionMetadata,
     ReplicaEndpoint,
     TopicMetadata,
+)
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionInfo,
+    ReplicaInfo,
+    TopicInfo,
+    TopicPartition,
 )
 from rayq.wording import counted
 

@@ -11,14 +11,7 @@ from rayq.client.coordinator import TransactionsCoordinator, coordinator_partiti
 from rayq.config import ProducerConfig, is_unicode
 from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import InvalidRequestError
-from rayq.records import (
-    HangingTransaction,
-    TopicPartition,
-    TransactionInfo,
-    TransactionListing,
-    TransactionParticipant,
-)
-from rayq.wire.messages import (
+from rayq.messages import (
     AbortTransaction,
     AbortUnknownTransaction,
     DescribeOpenTransactions,
@@ -28,6 +21,13 @@ from rayq.wire.messages import (
     ListTransactions,
     ListTransactionsResponse,
     TransactionSummary,
+)
+from rayq.records import (
+    HangingTransaction,
+    TopicPartition,
+    TransactionInfo,
+    TransactionListing,
+    TransactionParticipant,
 )
 from rayq.wire.paging import check_goes_on
 

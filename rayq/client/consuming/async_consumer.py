@@ -34,6 +34,7 @@ from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.user_calls import call_callback, finish_callback
 from rayq.config import ConsumerConfig
+from rayq.messages import EARLIEST, LATEST
 from rayq.records import (
     GroupMembership,
     KeyT_co,
@@ -43,7 +44,6 @@ from rayq.records import (
     TopicPartition,
     ValueT_co,
 )
-from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
 

@@ -34,6 +34,7 @@ from rayq.client.timeouts import takes_timeout
 from rayq.client.user_calls import call_callback
 from rayq.client.waiting import Wakeup
 from rayq.errors import InvalidRequestError
+from rayq.messages import EARLIEST, LATEST
 from rayq.records import (
     GroupMembership,
     KeyT_co,
@@ -44,7 +45,6 @@ from rayq.records import (
     ValueT_co,
 )
 from rayq.user_functions import check_ran
-from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
 

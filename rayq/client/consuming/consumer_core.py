@@ -41,9 +41,9 @@ from rayq.errors import (
     TimeoutError,
     UnreadableRecordError,
 )
+from rayq.messages import EARLIEST, LATEST
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
-from rayq.wire.messages import EARLIEST, LATEST
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -32,9 +32,7 @@ from rayq.errors import (
     UnknownTopicError,
     UnsupportedFormatError,
 )
-from rayq.records import TopicPartition
-from rayq.storage.batch import BatchHeader, split_batches
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     LATEST,
     READ_COMMITTED,
@@ -42,6 +40,8 @@ from rayq.wire.messages import (
     CommittedOffset,
     Fetch,
 )
+from rayq.records import TopicPartition
+from rayq.storage.batch import BatchHeader, split_batches
 
 logger = logging.getLogger(__name__)
 

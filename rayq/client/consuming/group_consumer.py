@@ -30,10 +30,10 @@ from rayq.client.group_positions import GroupPositions, checked_position
 from rayq.config import ConsumerConfig
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
+from rayq.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
 from rayq.secret_names import shown_part
 from rayq.user_functions import check_function
-from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 
 logger = logging.getLogger(__name__)
 

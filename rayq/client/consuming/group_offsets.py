@@ -25,8 +25,7 @@ from rayq.errors import (
     TimeoutError,
     from_wire,
 )
-from rayq.records import TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     POSITIONS_MAX,
     CommitOffsets,
     CommitOffsetsResponse,
@@ -34,6 +33,7 @@ from rayq.wire.messages import (
     FetchCommitted,
     FetchCommittedResponse,
 )
+from rayq.records import TopicPartition
 from rayq.wording import sentence
 
 logger = logging.getLogger(__name__)

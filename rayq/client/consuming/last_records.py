@@ -20,9 +20,7 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     UnsupportedFormatError,
 )
-from rayq.records import Record, TopicPartition
-from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     READ_COMMITTED,
     DescribeOpenTransactions,
@@ -31,6 +29,8 @@ from rayq.wire.messages import (
     Request,
     ResponseT,
 )
+from rayq.records import Record, TopicPartition
+from rayq.storage.batch import BatchHeader, decode_columns, split_batches
 
 R = TypeVar("R", bound=Record[Any, Any])
 

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from rayq.config import ConsumerConfig
 from rayq.errors import FencedMemberError, RayqError
-from rayq.records import TopicPartition
-from rayq.wire.messages import (
+from rayq.messages import (
     MEMBER_EPOCH_JOIN,
     MEMBER_EPOCH_LEAVE,
     MEMBER_EPOCH_LEAVE_STATIC,
     GroupHeartbeatResponse,
 )
+from rayq.records import TopicPartition
 
 Partitions = Mapping[TopicPartition, str]
 """Partitions, each with the id of its topic."""

@@ -27,6 +27,7 @@ from rayq.errors import (
     UnsupportedBatchError,
     UnsupportedFormatError,
 )
+from rayq.messages import EARLIEST
 from rayq.records import Headers, TopicPartition
 from rayq.storage.batch import (
     HEADER_BYTES,
@@ -38,7 +39,6 @@ from rayq.storage.batch import (
     is_as_written,
 )
 from rayq.transaction_ids import family_of, is_transactional
-from rayq.wire.messages import EARLIEST
 
 HEADER_BYTES_MIN = 64
 """How much memory a record's header takes at least."""

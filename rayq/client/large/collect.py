@@ -34,9 +34,7 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from rayq.records import TopicPartition
-from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     READ_UNCOMMITTED,
     DescribeObjectStore,
@@ -44,6 +42,8 @@ from rayq.wire.messages import (
     Request,
     ResponseT,
 )
+from rayq.records import TopicPartition
+from rayq.storage.batch import BatchHeader, decode_columns, split_batches
 
 logger = logging.getLogger(__name__)
 

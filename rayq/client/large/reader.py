@@ -35,15 +35,15 @@ from rayq.errors import (
     UnreadableRecordError,
 )
 from rayq.logs import Seldom
-from rayq.records import TopicPartition
-from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
-from rayq.urls import without_credentials
-from rayq.wire.messages import (
+from rayq.messages import (
     EARLIEST,
     READ_UNCOMMITTED,
     Request,
     ResponseT,
 )
+from rayq.records import TopicPartition
+from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
+from rayq.urls import without_credentials
 from rayq.wording import counted
 
 logger = logging.getLogger(__name__)

@@ -37,9 +37,9 @@ from rayq.errors import (
     NullKeyError,
     RecordTooLargeError,
 )
+from rayq.messages import TopicMetadata
 from rayq.records import Headers
 from rayq.storage.batch import encode_batch
-from rayq.wire.messages import TopicMetadata
 
 TIMESTAMP_END_MS = 2**62
 STICKY_S = 0.1

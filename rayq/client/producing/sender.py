@@ -38,9 +38,9 @@ from rayq.errors import (
     UnknownServerError,
 )
 from rayq.logs import Seldom
+from rayq.messages import AllocateProducerId, Produce
 from rayq.storage.batch import encode_batch
 from rayq.wire.connection import Connection
-from rayq.wire.messages import AllocateProducerId, Produce
 from rayq.wording import counted
 
 logger = logging.getLogger(__name__)

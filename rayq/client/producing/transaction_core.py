@@ -31,7 +31,7 @@ from rayq.errors import (
     TransactionEndedError,
     from_wire,
 )
-from rayq.wire.messages import (
+from rayq.messages import (
     POSITIONS_MAX,
     AnyRequest,
     CommitOffsets,

@@ -40,9 +40,9 @@ from rayq.errors import (
     UnsupportedBatchError,
     UnsupportedFormatError,
 )
+from rayq.messages import SettleResponse, Take, TakeResponse
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, is_as_written, split_batches
-from rayq.wire.messages import SettleResponse, Take, TakeResponse
 
 logger = logging.getLogger(__name__)
 

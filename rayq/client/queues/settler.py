@@ -15,8 +15,8 @@ from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
 from rayq.config import QueueConfig
 from rayq.errors import RayqError, UnknownQueueError, UnknownServerError, UnknownTopicError
+from rayq.messages import Settle, SettleResponse
 from rayq.wire.connection import Connection
-from rayq.wire.messages import Settle, SettleResponse
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rayq.client.queues.taken import Taken, runs_of
-from rayq.wire.messages import QUEUE_RANGES_MAX
+from rayq.messages import QUEUE_RANGES_MAX
 
 REJECT_WEIGHT = 10
 """A reject counts as so many of the ranges that go into one request: it has a reason with it."""

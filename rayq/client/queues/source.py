@@ -9,7 +9,7 @@ from rayq.client.queues.taken import Row, Taken
 from rayq.client.queues.task import Decisions
 from rayq.config import QueueConfig, parse_stored
 from rayq.errors import UnknownQueueError
-from rayq.wire.messages import QueueMetadata
+from rayq.messages import QueueMetadata
 
 WAITING_LANES_MAX = 8
 """At so many partitions takes wait for records; the others are swept."""

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.any_broker import ChangeResponse
-from rayq.wire.messages.base import (
+from rayq.messages.any_broker import ChangeResponse
+from rayq.messages.base import (
     BrokerId,
     CheckedInt,
     CheckedName,
@@ -23,7 +23,7 @@ from rayq.wire.messages.base import (
     Text,
     ToController,
 )
-from rayq.wire.messages.limits import (
+from rayq.messages.limits import (
     HOSTED_MAX,
     REPLICAS_MAX,
 )

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.any_broker import ChangeResponse
-from rayq.wire.messages.base import (
+from rayq.messages.any_broker import ChangeResponse
+from rayq.messages.base import (
     CheckedName,
     Done,
     Epoch,

@@ -11,14 +11,14 @@ Topics are named by id (a UUID in hex), so that a topic deleted and created anew
 A *client* holds the cluster's secret or a token; a *server* is a rayq process.
 """
 
-from rayq.wire.messages.any_broker import *
-from rayq.wire.messages.base import *
-from rayq.wire.messages.controller import *
-from rayq.wire.messages.group_coordinator import *
-from rayq.wire.messages.limits import *
-from rayq.wire.messages.objects import *
-from rayq.wire.messages.partition_leader import *
-from rayq.wire.messages.queues import *
-from rayq.wire.messages.replicas import *
-from rayq.wire.messages.transactions import *
-from rayq.wire.messages.voters import *
+from rayq.messages.any_broker import *
+from rayq.messages.base import *
+from rayq.messages.controller import *
+from rayq.messages.group_coordinator import *
+from rayq.messages.limits import *
+from rayq.messages.objects import *
+from rayq.messages.partition_leader import *
+from rayq.messages.queues import *
+from rayq.messages.replicas import *
+from rayq.messages.transactions import *
+from rayq.messages.voters import *

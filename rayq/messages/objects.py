@@ -13,9 +13,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.remote_pointer import RemotePointer
-from rayq.wire.messages.any_broker import Change, ChangeResponse
-from rayq.wire.messages.base import (
+from rayq.messages.any_broker import Change, ChangeResponse
+from rayq.messages.base import (
     BrokerId,
     Bytes,
     CheckedInt,
@@ -36,11 +35,12 @@ from rayq.wire.messages.base import (
     ToController,
     ToLeader,
 )
-from rayq.wire.messages.limits import (
+from rayq.messages.limits import (
     PARTITIONS_LISTED_MAX,
     SEGMENT_PARTS_MAX,
     ConfigOptions,
 )
+from rayq.remote_pointer import RemotePointer
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 OBJECT_NAMES_MAX = 1000

@@ -6,9 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.metrics import Sample
-from rayq.remote_pointer import RemotePointer
-from rayq.wire.messages.base import (
+from rayq.messages.base import (
     CheckedInt,
     CheckedName,
     Counter,
@@ -18,12 +16,14 @@ from rayq.wire.messages.base import (
     Response,
     ToController,
 )
-from rayq.wire.messages.limits import (
+from rayq.messages.limits import (
     MOVES_MAX,
     PARTITIONS_LISTED_MAX,
     REPLICAS_MAX,
     ConfigOptions,
 )
+from rayq.metrics import Sample
+from rayq.remote_pointer import RemotePointer
 
 
 class BrokerEndpoint(Response, frozen=True):

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.remote_pointer import RemotePointer
-from rayq.wire.messages.base import (
+from rayq.messages.base import (
     BrokerId,
     Bytes,
     CheckedInt,
@@ -27,8 +26,9 @@ from rayq.wire.messages.base import (
     ToLeader,
     ToPartition,
 )
-from rayq.wire.messages.limits import HOSTED_MAX
-from rayq.wire.messages.queues import QueueMetadata
+from rayq.messages.limits import HOSTED_MAX
+from rayq.messages.queues import QueueMetadata
+from rayq.remote_pointer import RemotePointer
 
 # --- between replicas ---------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.any_broker import Change
-from rayq.wire.messages.base import (
+from rayq.messages.any_broker import Change
+from rayq.messages.base import (
     Bytes,
     CheckedInt,
     CheckedName,
@@ -32,7 +32,7 @@ from rayq.wire.messages.base import (
     ToCoordinator,
     ToLeader,
 )
-from rayq.wire.messages.limits import (
+from rayq.messages.limits import (
     KEPT_KEY_BYTES_MAX,
     ConfigOptions,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayq.wire.messages.base import (
+from rayq.messages.base import (
     Bytes,
     CheckedName,
     Counter,

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.base import (
+from rayq.messages.base import (
     TIMESTAMP_MS_MAX,
     Bytes,
     Done,

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.wire.messages.base import (
+from rayq.messages.base import (
     CheckedName,
     CommitMetadata,
     Counter,
@@ -33,7 +33,7 @@ from rayq.wire.messages.base import (
     ToCoordinator,
     TransactionEpoch,
 )
-from rayq.wire.messages.limits import (
+from rayq.messages.limits import (
     OWNED_MAX,
     POSITIONS_MAX,
     TOPICS_LISTED_MAX,

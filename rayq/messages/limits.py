@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from rayq.wire.messages.base import CheckedInt
+from rayq.messages.base import CheckedInt
 
 POSITIONS_MAX = 5_000
 """The most positions of a group that one request names."""
