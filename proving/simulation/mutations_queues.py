@@ -226,7 +226,7 @@ def held_back_write_applied() -> list[Patch]:
 
 @plants("47", "a write is answered before it is committed", QUEUES)
 def write_answered_early() -> list[Patch]:
-    async def mutated(self: Any, request: Any, payload: Any) -> Any:
+    async def mutated(self: Any, peer: Any, request: Any, payload: Any) -> Any:
         until = self._until_committed
 
         async def at_once() -> None:
@@ -234,7 +234,7 @@ def write_answered_early() -> list[Patch]:
 
         self._until_committed = at_once
         try:
-            return await write(self, request, payload)
+            return await write(self, peer, request, payload)
         finally:
             self._until_committed = until
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
+from rayq.actors.handlers import HandlerTable
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -47,6 +48,7 @@ class Coordinator(ABC, Generic[RecordT]):
     """What is coordinated, in messages."""
     topic: ClassVar[str]
     """The topic whose partitions have such a coordinator."""
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,

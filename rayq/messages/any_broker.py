@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from rayq.messages.base import (
+    Answerer,
     CheckedInt,
     CheckedName,
     Counter,
@@ -14,6 +15,7 @@ from rayq.messages.base import (
     Milliseconds,
     Request,
     Response,
+    ToBroker,
     ToController,
 )
 from rayq.messages.limits import (
@@ -94,12 +96,13 @@ METADATA_PARTITIONS_MAX = 2_000
 """An answer ends with the topic that brings it to this many partitions."""
 
 
-class Metadata(Request[MetadataResponse], frozen=True):
+class Metadata(ToBroker[MetadataResponse], frozen=True):
     """The cluster as this broker knows it. The broker waits up to `wait_ms` for a version of at
     least `version_min`, then answers with the version that it has. Many topics come in pages:
     `metadata_pages` asks for all of them."""
 
     api: ClassVar[int] = 1
+    sent_by_clients: ClassVar[bool] = True
     ends_with_connection: ClassVar[bool] = True
     topics: Annotated[list[CheckedName], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
     """None: all topics. A name that does not exist is missing in the answer."""
@@ -118,10 +121,11 @@ class AllocateProducerIdResponse(Response, frozen=True):
     producer_epoch: int
 
 
-class AllocateProducerId(Request[AllocateProducerIdResponse], frozen=True):
+class AllocateProducerId(ToBroker[AllocateProducerIdResponse], frozen=True):
     """A producer id that no producer had before, epoch 0."""
 
     api: ClassVar[int] = 2
+    sent_by_clients: ClassVar[bool] = True
 
 
 class ChangeResponse(Response, frozen=True):
@@ -140,6 +144,7 @@ class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
 
 class CreateTopic(Change, frozen=True):
     api: ClassVar[int] = 3
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
@@ -148,6 +153,7 @@ class CreateTopic(Change, frozen=True):
 
 class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
 
 
@@ -161,12 +167,14 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
 
     # `force` came later: it has to stand behind the fields of `Change`, where kw_only puts it.
     api: ClassVar[int] = 5
+    sent_by_clients: ClassVar[bool] = True
     force: bool = False
     """Also where a queue handles records in the order of their keys, which may be lost then."""
 
 
 class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     changes: ConfigOptions
     """A key set to None where None is not a legal value goes back to its default."""
@@ -177,6 +185,7 @@ class ElectLeaders(Change, frozen=True):
     live replica, for partitions that have no leader."""
 
     api: ClassVar[int] = 7
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     partitions: Annotated[list[CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)] | None
     unclean: bool
@@ -186,6 +195,7 @@ class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__consumer_offsets` unless it exists, at the first use of a group."""
 
     api: ClassVar[int] = 8
+    sent_by_clients: ClassVar[bool] = True
 
 
 class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
@@ -193,6 +203,7 @@ class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
     before this was asked, whichever controller or broker is out of date."""
 
     api: ClassVar[int] = 14
+    sent_by_clients: ClassVar[bool] = True
 
 
 BrokerList = Annotated[list[CheckedInt], msgspec.Meta(max_length=REPLICAS_MAX)]
@@ -203,6 +214,7 @@ class AlterReassignments(Change, frozen=True):
     replicas of the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
+    sent_by_clients: ClassVar[bool] = True
     moves: Annotated[
         list[tuple[CheckedName, CheckedInt, BrokerList | None]],
         msgspec.Meta(max_length=MOVES_MAX),
@@ -217,6 +229,7 @@ class SetReplicationFactor(Change, frozen=True):
     moves, or none. The same factor again changes the throttle."""
 
     api: ClassVar[int] = 12
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     replication_factor: CheckedInt
     throttle_bytes_per_s: CheckedInt | None = None
@@ -227,6 +240,7 @@ class CordonBroker(Change, frozen=True):
     `cordoned` False it takes replicas again."""
 
     api: ClassVar[int] = 10
+    sent_by_clients: ClassVar[bool] = True
     broker: CheckedInt
     cordoned: bool
 
@@ -235,6 +249,7 @@ class RemoveBroker(Change, frozen=True):
     """Forgets a broker that is stopped and holds no replicas."""
 
     api: ClassVar[int] = 11
+    sent_by_clients: ClassVar[bool] = True
     broker: CheckedInt
 
 
@@ -246,3 +261,5 @@ class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
     """What this process measures. Any server answers."""
 
     api: ClassVar[int] = 19
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("broker", "replica host", "object server")
+    sent_by_clients: ClassVar[bool] = True

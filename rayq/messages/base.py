@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -49,6 +49,21 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=MILLISECONDS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
+Answerer = Literal[
+    "broker",
+    "controller",
+    "replica host",
+    "replica",
+    "leader",
+    "queue leader",
+    "group coordinator",
+    "transaction coordinator",
+    "queue keeper",
+    "object server",
+]
+"""Who answers a request. A process of replicas has the replicas, and what lives beside a leader."""
+
+
 class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the answers."""
 
@@ -63,13 +78,21 @@ REQUESTS: dict[int, type[Request[Any]]] = {}
 
 
 class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=True, gc=False):
-    """Base of the requests. Each request is a subclass of `Request[ItsAnswer]`, or of the base
-    below that says which server answers it, and has a number of its own in `api`. A request that
-    `ends_with_connection` only reads or waits: the end of the connection cancels its work."""
+    """Base of the requests. Each request is a subclass of one of the bases below, which says who
+    answers it."""
 
     api: ClassVar[int]
+    """The number of this request on the wire, which no other has."""
     response: ClassVar[type[Response]]
+    answered_by: ClassVar[tuple[Answerer, ...]]
+    """Each of them has a handler for it (`rayq.actors.handlers`)."""
+    sent_by_clients: ClassVar[bool] = False
+    """Whether clients may send it. Only servers may send the others."""
+    reads_internal_topics: ClassVar[bool] = False
+    """Whether a client may ask it about a partition of rayq's own topics. Such an answer leaves out
+    whatever would let one client act as another; the records themselves do not."""
     ends_with_connection: ClassVar[bool] = False
+    """Whether it only reads or waits: then the end of the connection cancels its work."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -91,13 +114,34 @@ class Ask(Protocol):
     def __call__(self, request: Request[ResponseT]) -> Awaitable[ResponseT]: ...
 
 
+class ToBroker(Request[ResponseT_co], frozen=True):
+    """Base of the requests that a broker answers by itself."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("broker",)
+
+
 class ToController(Request[ResponseT_co], frozen=True):
     """Base of the requests that the controller answers. Any broker forwards them there."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("controller",)
+
+
+class ToReplicaHost(Request[ResponseT_co], frozen=True):
+    """Base of the requests that a process of replicas answers, whatever it hosts."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("replica host",)
+
+
+class ToObjectServer(Request[ResponseT_co], frozen=True):
+    """Base of the requests that the process of a broker answers which uses the object store."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("object server",)
 
 
 class ToPartition(Request[ResponseT_co], frozen=True):
     """Base of the requests that the process of a partition's replica answers."""
 
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("replica",)
     topic_id: Id
     partition: Partition
 
@@ -106,13 +150,43 @@ class ToLeader(ToPartition[ResponseT_co], frozen=True):
     """Base of the requests that the leader of a partition answers. Raises NotLeaderError, and
     FencedEpochError or UnknownEpochError where it leads in another epoch."""
 
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader",)
     leader_epoch: Epoch
     """The epoch that the client knows."""
 
 
+class ToQueueLeader(ToLeader[ResponseT_co], frozen=True):
+    """Base of the requests that a queue answers beside the leader of a data partition. Raises
+    UnknownQueueError and QueueLoadingError."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("queue leader",)
+    queue_id: Id
+
+
 class ToCoordinator(ToLeader[ResponseT_co], frozen=True):
-    """Base of the requests that the coordinator of a group answers. It lives with the leader of a
-    partition of `__consumer_offsets`."""
+    """Base of the requests that a coordinator answers. It lives with the leader of a partition of
+    an internal topic. Raises CoordinatorLoadingError, and NotEnoughReplicasError where it would
+    have to write."""
+
+    reads_internal_topics: ClassVar[bool] = True
+
+
+class ToGroupCoordinator(ToCoordinator[ResponseT_co], frozen=True):
+    """Base of the requests to a partition of `__consumer_offsets`."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("group coordinator",)
+
+
+class ToTransactionCoordinator(ToCoordinator[ResponseT_co], frozen=True):
+    """Base of the requests to a partition of `__transaction_state`."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("transaction coordinator",)
+
+
+class ToQueueState(ToCoordinator[ResponseT_co], frozen=True):
+    """Base of the requests to a partition of `__queue_state`."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("queue keeper",)
 
 
 class Done(Response, frozen=True):
@@ -123,3 +197,4 @@ class Ping(Request[Done], frozen=True):
     """A sign of life, from any server to a server. No handler sees it."""
 
     api: ClassVar[int] = 53
+    answered_by: ClassVar[tuple[Answerer, ...]] = ()

@@ -18,9 +18,9 @@ from rayq.messages.base import (
     Id,
     Partition,
     Port,
-    Request,
     Response,
     Text,
+    ToBroker,
     ToController,
 )
 from rayq.messages.limits import (
@@ -37,7 +37,7 @@ class FindControllerResponse(Response, frozen=True):
     """How long ago this broker last heard from that controller."""
 
 
-class FindController(Request[FindControllerResponse], frozen=True):
+class FindController(ToBroker[FindControllerResponse], frozen=True):
     """Any broker answers which controller it follows."""
 
     api: ClassVar[int] = 60
@@ -162,7 +162,7 @@ class PrepareStop(ToController[Done], frozen=True):
     api: ClassVar[int] = 68
 
 
-class StopBroker(Request[Done], frozen=True):
+class StopBroker(ToBroker[Done], frozen=True):
     """Tells a broker to stop its replicas, report their ends to the controller, answer and exit."""
 
     api: ClassVar[int] = 69

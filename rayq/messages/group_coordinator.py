@@ -30,7 +30,7 @@ from rayq.messages.base import (
     Reason,
     Response,
     Text,
-    ToCoordinator,
+    ToGroupCoordinator,
     TransactionEpoch,
 )
 from rayq.messages.limits import (
@@ -63,7 +63,7 @@ class GroupHeartbeatResponse(Response, frozen=True):
     """
 
 
-class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
+class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     """Joins (`member_epoch` 0), stays in, or leaves (-1, -2) a group. The coordinator answers after
     `wait_ms`, or at once when the assignment of the member changes, or when a newer heartbeat of
     the member arrives. Raises UnknownMember (join anew), FencedMember (an old epoch, or another
@@ -71,6 +71,7 @@ class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
     compile)."""
 
     api: ClassVar[int] = 30
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
     member: Id
     """A random id that the member chooses at its start (KIP-848). Who has it acts as the member."""
@@ -99,7 +100,7 @@ class CommitOffsetsResponse(Response, frozen=True):
     committed. The others were."""
 
 
-class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
+class CommitOffsets(ToGroupCoordinator[CommitOffsetsResponse], frozen=True):
     """Commits offsets. The coordinator answers once they are in `__consumer_offsets` under
     acks=all.
 
@@ -110,6 +111,7 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     members. Raises UnknownMember, FencedMember, GroupNotEmpty."""
 
     api: ClassVar[int] = 31
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
     member: CheckedName
     member_epoch: MemberEpoch
@@ -141,8 +143,9 @@ class FetchCommittedResponse(Response, frozen=True):
     """Partitions without a commit are missing."""
 
 
-class FetchCommitted(ToCoordinator[FetchCommittedResponse], frozen=True):
+class FetchCommitted(ToGroupCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
     partitions: (
         Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=POSITIONS_MAX)] | None
@@ -161,10 +164,11 @@ class ListGroupsResponse(Response, frozen=True):
     groups: list[GroupSummary]
 
 
-class ListGroups(ToCoordinator[ListGroupsResponse], frozen=True):
+class ListGroups(ToGroupCoordinator[ListGroupsResponse], frozen=True):
     """The groups of one partition of `__consumer_offsets`."""
 
     api: ClassVar[int] = 33
+    sent_by_clients: ClassVar[bool] = True
 
 
 class GroupMemberDescription(Response, frozen=True):
@@ -190,24 +194,27 @@ class DescribeGroupResponse(Response, frozen=True):
     rebalance_time_ms: int
 
 
-class DescribeGroup(ToCoordinator[DescribeGroupResponse], frozen=True):
+class DescribeGroup(ToGroupCoordinator[DescribeGroupResponse], frozen=True):
     """Raises UnknownGroup."""
 
     api: ClassVar[int] = 34
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
 
 
-class DeleteGroup(ToCoordinator[Done], frozen=True):
+class DeleteGroup(ToGroupCoordinator[Done], frozen=True):
     """Forgets a group and its offsets. Raises UnknownGroup, GroupNotEmpty."""
 
     api: ClassVar[int] = 35
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
 
 
-class SetGroupOffsets(ToCoordinator[Done], frozen=True):
+class SetGroupOffsets(ToGroupCoordinator[Done], frozen=True):
     """Sets the committed offsets of a group without members. Raises GroupNotEmpty."""
 
     api: ClassVar[int] = 36
+    sent_by_clients: ClassVar[bool] = True
     group: GroupName
     offsets: Annotated[
         list[tuple[Id, Partition, Offset]], msgspec.Meta(max_length=POSITIONS_MAX)

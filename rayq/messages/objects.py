@@ -29,11 +29,12 @@ from rayq.messages.base import (
     Offset,
     Partition,
     Port,
-    Request,
     Response,
     Text,
+    ToBroker,
     ToController,
     ToLeader,
+    ToObjectServer,
 )
 from rayq.messages.limits import (
     PARTITIONS_LISTED_MAX,
@@ -70,7 +71,7 @@ class StoreRecordsResponse(Response, frozen=True):
     """The leader epoch of the last batch."""
 
 
-class StoreRecords(Request[StoreRecordsResponse], frozen=True):
+class StoreRecords(ToObjectServer[StoreRecordsResponse], frozen=True):
     """Makes one data object of the batches from `start` up to `end` (exclusive), which `ranges`
     hold in order. The object server checks each batch (CRCs, offsets without a hole, epochs that do
     not go back) in the very bytes that it sends. Raises CorruptBatchError where the local files
@@ -85,14 +86,14 @@ class StoreRecords(Request[StoreRecordsResponse], frozen=True):
     """`(family, epoch)` of the aborted transactions that may have batches in the range."""
 
 
-class PutBlob(Request[Done], frozen=True):
+class PutBlob(ToObjectServer[Done], frozen=True):
     """Stores the payload as the object `name`: a manifest, a page of one, a mark."""
 
     api: ClassVar[int] = 91
     name: ObjectName
 
 
-class GetBlob(Request[Done], frozen=True):
+class GetBlob(ToObjectServer[Done], frozen=True):
     """Answers the whole object as the payload."""
 
     api: ClassVar[int] = 92
@@ -106,7 +107,7 @@ class ReadObjectResponse(Response, frozen=True):
     length: int
 
 
-class ReadObject(Request[ReadObjectResponse], frozen=True):
+class ReadObject(ToObjectServer[ReadObjectResponse], frozen=True):
     """Brings `length` bytes from `position` on of a data object, its footer included, into the
     cache, checked by their CRCs. Less is answered only at the object's end. Raises RemoteSlowError
     after `wait_ms` (the read goes on), RemoteDamagedError."""
@@ -124,7 +125,7 @@ class ReadObject(Request[ReadObjectResponse], frozen=True):
     wait_ms: Milliseconds
 
 
-class DropCached(Request[Done], frozen=True):
+class DropCached(ToObjectServer[Done], frozen=True):
     """A reader found the cached bytes wrong: the next read gets them anew."""
 
     api: ClassVar[int] = 94
@@ -138,7 +139,7 @@ class ListObjectsResponse(Response, frozen=True):
     """Not None where there may be more: ask again with this as `after`."""
 
 
-class ListObjects(Request[ListObjectsResponse], frozen=True):
+class ListObjects(ToObjectServer[ListObjectsResponse], frozen=True):
     """The objects whose names begin with `prefix` and come after `after`, one page of them."""
 
     api: ClassVar[int] = 95
@@ -146,7 +147,7 @@ class ListObjects(Request[ListObjectsResponse], frozen=True):
     after: FilePath = ""
 
 
-class DeleteObjects(Request[Done], frozen=True):
+class DeleteObjects(ToObjectServer[Done], frozen=True):
     """Deletes these objects. One that is not there counts as deleted."""
 
     api: ClassVar[int] = 96
@@ -158,7 +159,7 @@ class HeadObjectsResponse(Response, frozen=True):
     """`(bytes, last modified in ms)` of each object asked for; None: it is not there."""
 
 
-class HeadObjects(Request[HeadObjectsResponse], frozen=True):
+class HeadObjects(ToObjectServer[HeadObjectsResponse], frozen=True):
     api: ClassVar[int] = 97
     names: ObjectNames
 
@@ -169,13 +170,13 @@ class SignObjectsResponse(Response, frozen=True):
     `file:///...`."""
 
 
-class SignObjects(Request[SignObjectsResponse], frozen=True):
+class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
     api: ClassVar[int] = 98
     names: ObjectNames
     expires_ms: Milliseconds
 
 
-class AttachObjectServer(Request[Done], frozen=True):
+class AttachObjectServer(ToBroker[Done], frozen=True):
     """The object server presents itself to its broker, again and again. Raises StaleBrokerError
     where the broker does not want it (any more): then it ends."""
 
@@ -217,6 +218,7 @@ class PinSnapshot(Change, frozen=True, kw_only=True):
     there are 1,000."""
 
     api: ClassVar[int] = 85
+    sent_by_clients: ClassVar[bool] = True
     pin_id: Id
     topic_id: Id
     starts: Annotated[dict[CheckedInt, CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
@@ -227,6 +229,7 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
     """Ends a pin; one that is not there has ended."""
 
     api: ClassVar[int] = 86
+    sent_by_clients: ClassVar[bool] = True
     pin_id: Id
 
 
@@ -236,6 +239,7 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     fit, or another topic has these objects."""
 
     api: ClassVar[int] = 88
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
@@ -250,6 +254,7 @@ class EndRemoteStorage(Change, frozen=True, kw_only=True):
     later; what is on no replica's disk any more is lost at once."""
 
     api: ClassVar[int] = 89
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
 
 
@@ -304,10 +309,11 @@ class DescribeObjectStoreResponse(Response, frozen=True):
     """As that of `MetadataResponse`: what the pins and the garbage are as of."""
 
 
-class DescribeObjectStore(Request[DescribeObjectStoreResponse], frozen=True):
+class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
     """What this broker knows of the object store."""
 
     api: ClassVar[int] = 37
+    sent_by_clients: ClassVar[bool] = True
 
 
 # --- leaders -------------------------------------------------------------------------------------
@@ -339,6 +345,7 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
     errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
 
     api: ClassVar[int] = 100
+    sent_by_clients: ClassVar[bool] = True
     start: Offset
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
@@ -363,6 +370,7 @@ class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True
     """How far this partition is in the object store."""
 
     api: ClassVar[int] = 101
+    sent_by_clients: ClassVar[bool] = True
 
 
 class VerifyRemoteResponse(Response, frozen=True):
@@ -381,6 +389,7 @@ class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
     """
 
     api: ClassVar[int] = 102
+    sent_by_clients: ClassVar[bool] = True
     start: Offset
     deep: bool
     repair: bool

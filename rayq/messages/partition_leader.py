@@ -8,6 +8,7 @@ import msgspec
 
 from rayq.messages.base import (
     TIMESTAMP_MS_MAX,
+    Answerer,
     Bytes,
     Done,
     Family,
@@ -57,6 +58,7 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     """
 
     api: ClassVar[int] = 20
+    sent_by_clients: ClassVar[bool] = True
     acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     timeout_ms: Milliseconds
 
@@ -89,6 +91,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     """
 
     api: ClassVar[int] = 21
+    sent_by_clients: ClassVar[bool] = True
     ends_with_connection: ClassVar[bool] = True
     offset: Offset
     last_epoch: HeldEpoch | None
@@ -110,6 +113,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
     """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
 
     api: ClassVar[int] = 22
+    sent_by_clients: ClassVar[bool] = True
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2, le=TIMESTAMP_MS_MAX)]
     isolation: Isolation = READ_UNCOMMITTED
 
@@ -125,6 +129,7 @@ class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
     `min_insync_replicas` are in sync."""
 
     api: ClassVar[int] = 23
+    sent_by_clients: ClassVar[bool] = True
     before_offset: Offset | None
     timeout_ms: Milliseconds
 
@@ -149,6 +154,8 @@ class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
     """The state of one replica. Any replica answers, leader or not."""
 
     api: ClassVar[int] = 24
+    sent_by_clients: ClassVar[bool] = True
+    reads_internal_topics: ClassVar[bool] = True
 
 
 class CheckRange(ToPartition[Done], frozen=True):
@@ -157,6 +164,7 @@ class CheckRange(ToPartition[Done], frozen=True):
     has, the leader gets anew with the next read."""
 
     api: ClassVar[int] = 25
+    sent_by_clients: ClassVar[bool] = True
     offset: Offset
 
 
@@ -176,6 +184,7 @@ class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
     RemoteStorage, RemoteMissing errors."""
 
     api: ClassVar[int] = 26
+    sent_by_clients: ClassVar[bool] = True
     offset: Offset
 
 
@@ -187,6 +196,7 @@ class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
     """The producers in a range of ids of which the leader remembers a batch (after KIP-664)."""
 
     api: ClassVar[int] = 27
+    sent_by_clients: ClassVar[bool] = True
     first_producer_id: ProducerId
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
@@ -216,6 +226,9 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
     Storage errors."""
 
     api: ClassVar[int] = 28
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
+    sent_by_clients: ClassVar[bool] = True
+    reads_internal_topics: ClassVar[bool] = True
     since_offset: Offset | None
 
 
@@ -228,5 +241,8 @@ class AbortUnknownTransaction(ToLeader[Done], frozen=True):
     UnknownTopic, Timeout, Storage errors."""
 
     api: ClassVar[int] = 29
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
+    sent_by_clients: ClassVar[bool] = True
+    reads_internal_topics: ClassVar[bool] = True
     family: Family
     epoch: TransactionEpoch

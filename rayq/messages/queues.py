@@ -27,10 +27,10 @@ from rayq.messages.base import (
     Offset,
     Partition,
     Reason,
-    Request,
     Response,
-    ToCoordinator,
-    ToLeader,
+    ToBroker,
+    ToQueueLeader,
+    ToQueueState,
 )
 from rayq.messages.limits import (
     KEPT_KEY_BYTES_MAX,
@@ -54,6 +54,7 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     topic: CheckedName
     config: ConfigOptions
@@ -67,6 +68,7 @@ class AlterQueue(Change, frozen=True, kw_only=True):
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
 
     api: ClassVar[int] = 129
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
     config: ConfigOptions
 
@@ -76,6 +78,7 @@ class DeleteQueue(Change, frozen=True, kw_only=True):
     UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
+    sent_by_clients: ClassVar[bool] = True
     name: CheckedName
 
 
@@ -106,11 +109,12 @@ class DescribeQueuesResponse(Response, frozen=True):
     """Not None where one answer does not hold all queues: ask again with this as `after`."""
 
 
-class DescribeQueues(Request[DescribeQueuesResponse], frozen=True):
+class DescribeQueues(ToBroker[DescribeQueuesResponse], frozen=True):
     """The queues that this broker knows. It waits up to `wait_ms` for metadata of at least
     `version_min`, then answers by what it has."""
 
     api: ClassVar[int] = 137
+    sent_by_clients: ClassVar[bool] = True
     ends_with_connection: ClassVar[bool] = True
     names: Annotated[list[CheckedName], msgspec.Meta(max_length=10_000)] | None = None
     """None: all queues. A name that does not exist is missing in the answer."""
@@ -151,13 +155,13 @@ class TakeResponse(Response, frozen=True):
     """So many other consumers wait here, have nothing to do, and there is nothing for them."""
 
 
-class Take(ToLeader[TakeResponse], frozen=True):
+class Take(ToQueueLeader[TakeResponse], frozen=True):
     """Locks up to `records_max` records for `holder` and brings them. The leader waits up to
     `wait_ms` for the first. The locks are durable before the answer leaves."""
 
     api: ClassVar[int] = 131
+    sent_by_clients: ClassVar[bool] = True
     ends_with_connection: ClassVar[bool] = True
-    queue_id: Id
     holder: Holder
     """A name that the consumer draws; a new one after an answer to a take was lost."""
     records_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -177,12 +181,12 @@ class SettleResponse(Response, frozen=True):
     """As in `TakeResponse`."""
 
 
-class Settle(ToLeader[SettleResponse], frozen=True):
+class Settle(ToQueueLeader[SettleResponse], frozen=True):
     """Settles locks, each named by its holder, state epoch, offset and count. Settling again what
     is done, or below the start, is success."""
 
     api: ClassVar[int] = 132
-    queue_id: Id
+    sent_by_clients: ClassVar[bool] = True
     holder: Holder
     state_epoch: Counter
     acks: Annotated[
@@ -248,9 +252,9 @@ class DescribeQueueResponse(Response, frozen=True):
     """Who has it."""
 
 
-class DescribeQueue(ToLeader[DescribeQueueResponse], frozen=True):
+class DescribeQueue(ToQueueLeader[DescribeQueueResponse], frozen=True):
     api: ClassVar[int] = 133
-    queue_id: Id
+    sent_by_clients: ClassVar[bool] = True
 
 
 class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
@@ -272,11 +276,11 @@ class ListQueueRecordsResponse(Response, frozen=True):
     """None: there are no more."""
 
 
-class ListQueueRecords(ToLeader[ListQueueRecordsResponse], frozen=True):
+class ListQueueRecords(ToQueueLeader[ListQueueRecordsResponse], frozen=True):
     """The unsettled records from `offset` on, one page."""
 
     api: ClassVar[int] = 134
-    queue_id: Id
+    sent_by_clients: ClassVar[bool] = True
     offset: Offset
     states: Annotated[list[CheckedName], msgspec.Meta(max_length=QUEUE_STATES_MAX)]
     """[]: all."""
@@ -290,11 +294,11 @@ class MoveQueueRecordsResponse(Response, frozen=True):
     """`(offset, why)`: locked just now, for example."""
 
 
-class MoveQueueRecords(ToLeader[MoveQueueRecordsResponse], frozen=True):
+class MoveQueueRecords(ToQueueLeader[MoveQueueRecordsResponse], frozen=True):
     """Moves unsettled records, each exactly once, to another topic, or discards them."""
 
     api: ClassVar[int] = 135
-    queue_id: Id
+    sent_by_clients: ClassVar[bool] = True
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
     to_topic: CheckedName | None
     """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
@@ -304,11 +308,11 @@ class PurgeQueueResponse(Response, frozen=True):
     purged: int
 
 
-class PurgeQueue(ToLeader[PurgeQueueResponse], frozen=True):
+class PurgeQueue(ToQueueLeader[PurgeQueueResponse], frozen=True):
     """Settles all that is not locked and lies below the present end."""
 
     api: ClassVar[int] = 136
-    queue_id: Id
+    sent_by_clients: ClassVar[bool] = True
 
 
 # --- the keeper: leaders of data partitions to the leader of a partition of `__queue_state` -------
@@ -328,7 +332,7 @@ class OpenQueueStateResponse(Response, frozen=True):
     keeper may have lost what was kept of them."""
 
 
-class OpenQueueState(ToCoordinator[OpenQueueStateResponse], frozen=True):
+class OpenQueueState(ToQueueState[OpenQueueStateResponse], frozen=True):
     """The leader of a data partition takes the state over: from now on writes of earlier openings
     are refused, and so are openings of lower leader epochs. A repetition by the same opener
     changes nothing."""
@@ -347,7 +351,7 @@ class WriteQueueStateResponse(Response, frozen=True):
     """The keeper holds so much that no more records should be given out for now."""
 
 
-class WriteQueueState(ToCoordinator[WriteQueueStateResponse], frozen=True):
+class WriteQueueState(ToQueueState[WriteQueueStateResponse], frozen=True):
     """Writes kept records (the payload, made by `core.kept_queues.parts_of`), all or none, durably
     before the answer. Raises QueueLimitError where it `gives_out` and the keeper is far over its
     limit; QueuePartsMissingError."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from rayq.messages.base import (
+    Answerer,
     BrokerId,
     Bytes,
     CheckedInt,
@@ -20,11 +21,12 @@ from rayq.messages.base import (
     Milliseconds,
     Offset,
     Port,
-    Request,
     Response,
     Text,
+    ToBroker,
     ToLeader,
     ToPartition,
+    ToReplicaHost,
 )
 from rayq.messages.limits import HOSTED_MAX
 from rayq.messages.queues import QueueMetadata
@@ -57,6 +59,7 @@ class ReplicaFetchResponse(Response, frozen=True):
 class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
     """A follower's fetch. Its log ends at `offset`; its disk holds all below `flushed`."""
 
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader",)
     api: ClassVar[int] = 40
     ends_with_connection: ClassVar[bool] = True
     broker: BrokerId
@@ -79,6 +82,7 @@ class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
 class ReplicaFlushed(ToPartition[Done], frozen=True):
     """One-way: the follower's disk holds everything below `flushed`."""
 
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader",)
     api: ClassVar[int] = 41
     broker: BrokerId
     incarnation: Id
@@ -156,7 +160,7 @@ class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str
 
 
-class AttachReplicaHost(Request[AttachReplicaHostResponse], frozen=True):
+class AttachReplicaHost(ToBroker[AttachReplicaHostResponse], frozen=True):
     """A replica process presents itself to its broker, and again after the broker's restart."""
 
     api: ClassVar[int] = 50
@@ -191,7 +195,7 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     has such an id again, so it need not remember them."""
 
 
-class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
+class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     """The broker answers after `wait_ms`, or at once when an assignment changes."""
 
     api: ClassVar[int] = 51
@@ -208,7 +212,7 @@ class StopReplicaHostResponse(Response, frozen=True):
     replicas: list[ReplicaStatus]
 
 
-class StopReplicaHost(Request[StopReplicaHostResponse], frozen=True):
+class StopReplicaHost(ToReplicaHost[StopReplicaHostResponse], frozen=True):
     """Tells a replica process to stop serving, flush, answer where each log ends, and exit."""
 
     api: ClassVar[int] = 52

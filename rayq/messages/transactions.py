@@ -13,6 +13,7 @@ import msgspec
 
 from rayq.messages.any_broker import ChangeResponse
 from rayq.messages.base import (
+    Answerer,
     CheckedName,
     Done,
     Epoch,
@@ -22,8 +23,8 @@ from rayq.messages.base import (
     Partition,
     Response,
     ToController,
-    ToCoordinator,
     ToLeader,
+    ToTransactionCoordinator,
     TransactionEpoch,
 )
 
@@ -35,6 +36,7 @@ class EnsureTransactionsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__transaction_state` unless it exists, at the first use of a transaction."""
 
     api: ClassVar[int] = 13
+    sent_by_clients: ClassVar[bool] = True
 
 
 # --- from producers -----------------------------------------------------------------------------
@@ -49,12 +51,13 @@ class InitProducerResponse(Response, frozen=True):
     """The name of the last named transaction of this id that committed."""
 
 
-class InitProducer(ToCoordinator[InitProducerResponse], frozen=True):
+class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
     """Makes `owner` the one producer of a transactional id: what its owner before left open is
     aborted, and that owner is fenced. A repetition by the present owner answers the same. Raises
     ProducerFenced (a former owner asks), TransactionLimit."""
 
     api: ClassVar[int] = 70
+    sent_by_clients: ClassVar[bool] = True
     transactional_id: TransactionalId
     owner: Id
     """A random id that the producer draws at its start."""
@@ -71,7 +74,7 @@ class EndTransactionResponse(Response, frozen=True):
     """Whether all its markers are written: every reader sees how it ended."""
 
 
-class EndTransaction(ToCoordinator[EndTransactionResponse], frozen=True):
+class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=True):
     """Commits or aborts a transaction. The coordinator answers once the decision is committed and
     all markers are written, or `wait_ms` after the decision. A repetition, and a question for the
     last transaction of the id, are answered by what was decided, whatever is asked. Raises
@@ -79,6 +82,7 @@ class EndTransaction(ToCoordinator[EndTransactionResponse], frozen=True):
     AlreadyCommitted (a transaction with this name is committed)."""
 
     api: ClassVar[int] = 71
+    sent_by_clients: ClassVar[bool] = True
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -88,11 +92,12 @@ class EndTransaction(ToCoordinator[EndTransactionResponse], frozen=True):
     wait_ms: Milliseconds
 
 
-class TouchTransaction(ToCoordinator[Done], frozen=True):
+class TouchTransaction(ToTransactionCoordinator[Done], frozen=True):
     """The owner of a transaction still works on it: its time-out begins anew, for an hour at most
     from the first partition on. Raises ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 75
+    sent_by_clients: ClassVar[bool] = True
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -104,12 +109,13 @@ class SealTransactionResponse(Response, frozen=True):
     """`(topic id, partition)` of all that have records of the transaction, sorted."""
 
 
-class SealTransaction(ToCoordinator[SealTransactionResponse], frozen=True):
+class SealTransaction(ToTransactionCoordinator[SealTransactionResponse], frozen=True):
     """No further partition may join the transaction: the first part of the end of one that many
     writers write. Answers once that is committed. A repetition answers the same. Raises
     ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 76
+    sent_by_clients: ClassVar[bool] = True
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -128,6 +134,7 @@ class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
+    sent_by_clients: ClassVar[bool] = True
     family: Family
     epoch: TransactionEpoch
 
@@ -159,10 +166,11 @@ class ListTransactionsResponse(Response, frozen=True):
     """Not None where one answer does not hold all ids: ask again with this as `after`."""
 
 
-class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
+class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], frozen=True):
     """What is under way of the transactional ids of one partition of `__transaction_state`."""
 
     api: ClassVar[int] = 72
+    sent_by_clients: ClassVar[bool] = True
     after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
@@ -183,20 +191,22 @@ class DescribeTransactionResponse(Response, frozen=True):
     """`(family, epoch, topic id, partition, marker is written)`"""
 
 
-class DescribeTransaction(ToCoordinator[DescribeTransactionResponse], frozen=True):
+class DescribeTransaction(ToTransactionCoordinator[DescribeTransactionResponse], frozen=True):
     """Raises InvalidRequest for an id that the coordinator does not know."""
 
     api: ClassVar[int] = 73
+    sent_by_clients: ClassVar[bool] = True
     transactional_id: TransactionalId
 
 
-class AbortTransaction(ToCoordinator[Done], frozen=True):
+class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
     """Aborts the transaction if it is open, so that its producer hears TransactionAborted; else
     nothing is done. Answers once the decision is committed. A group's coordinator asks it, too: a
     member that put positions into the transaction is out of its group, and the next owners of its
     partitions wait for the end."""
 
     api: ClassVar[int] = 74
+    sent_by_clients: ClassVar[bool] = True
     family: Family
     epoch: TransactionEpoch
 
@@ -204,7 +214,7 @@ class AbortTransaction(ToCoordinator[Done], frozen=True):
 # --- between servers ----------------------------------------------------------------------------
 
 
-class JoinTransaction(ToCoordinator[Done], frozen=True):
+class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
     """From the leader of a partition, before it appends the transaction's first batch (or the group
     coordinator, before it takes positions): from now on the partition gets a marker when the
     transaction ends. Answers once that is committed. Raises TransactionEnded, TransactionLimit."""
@@ -227,7 +237,7 @@ class DescribeOutcomeResponse(Response, frozen=True):
     never heard of."""
 
 
-class DescribeOutcome(ToCoordinator[DescribeOutcomeResponse], frozen=True):
+class DescribeOutcome(ToTransactionCoordinator[DescribeOutcomeResponse], frozen=True):
     """What became of a transaction that a leader has had open for longer than any may be."""
 
     api: ClassVar[int] = 55
@@ -241,6 +251,7 @@ class WriteMarker(ToLeader[Done], frozen=True):
     that was replaced, TransactionOrder while an older transaction of the family is open there."""
 
     api: ClassVar[int] = 56
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
     family: Family
     epoch: TransactionEpoch
     is_commit: bool

@@ -11,8 +11,8 @@ from rayq.messages.base import (
     Epoch,
     HostName,
     Port,
-    Request,
     Response,
+    ToBroker,
 )
 
 
@@ -32,7 +32,7 @@ class PrepareResponse(Response, frozen=True):
     """How long ago this broker heard from a controller. None: not since its start."""
 
 
-class Prepare(Request[PrepareResponse], frozen=True):
+class Prepare(ToBroker[PrepareResponse], frozen=True):
     """Asks a voter to promise `epoch`. The promise is on its disk before it answers. Raises
     FencedEpochError when it promised a higher epoch; the error's message ends with that epoch."""
 
@@ -54,7 +54,7 @@ class ReadMetadataLogResponse(Response, frozen=True):
     is_last: bool
 
 
-class ReadMetadataLog(Request[ReadMetadataLogResponse], frozen=True):
+class ReadMetadataLog(ToBroker[ReadMetadataLogResponse], frozen=True):
     """Reads a voter's log from `first_index` on, or from its snapshot where that entry is gone."""
 
     api: ClassVar[int] = 81
@@ -70,7 +70,7 @@ class AppendMetadataResponse(Response, frozen=True):
     """Up to here this log agrees with the controller's, on disk."""
 
 
-class AppendMetadata(Request[AppendMetadataResponse], frozen=True):
+class AppendMetadata(ToBroker[AppendMetadataResponse], frozen=True):
     """Appends the payload's entries after (`previous_index`, `previous_epoch`), and cuts entries
     that conflict; all is synced before the answer. Every broker keeps the log, and the voters count
     for the majority. Raises FencedEpochError (a higher epoch was promised) or StalePartitionError
@@ -86,7 +86,7 @@ class AppendMetadata(Request[AppendMetadataResponse], frozen=True):
     commit_index: Counter
 
 
-class InstallMetadataSnapshot(Request[AppendMetadataResponse], frozen=True):
+class InstallMetadataSnapshot(ToBroker[AppendMetadataResponse], frozen=True):
     """Replaces a broker's log up to `last_index` by the snapshot in the payload."""
 
     api: ClassVar[int] = 83

@@ -43,13 +43,6 @@ from rayq.wire.turns import Slice, Turns
 
 logger = logging.getLogger(__name__)
 
-CLIENT_APIS = frozenset(
-    (*range(40), *range(70, 80), 85, 86, 88, 89, *range(100, 110), *range(128, 144))
-)
-"""Only servers may send other requests than these. 70 to 79: what producers and operators ask the
-coordinator of a transaction. 85 to 89: pins of batch jobs, and topics that are restored or leave
-the object store. 100 to 109: what leaders tell of remote storage. 128 to 143: queues."""
-
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated by then, TLS included, is closed."""
 
@@ -430,7 +423,7 @@ class _ServerStream(FrameStream):
                 f"There is no request of kind {api}: this server is an older rayq, or the client "
                 "is no rayq."
             )
-        if api not in CLIENT_APIS and peer.role != "server":
+        if not kind.sent_by_clients and peer.role != "server":
             raise AuthenticationError(
                 f"{kind.__name__} is for the cluster's servers, and {self.address} "
                 "connected as a client."

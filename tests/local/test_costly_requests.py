@@ -33,7 +33,6 @@ from rayq.testing import LocalCluster
 from rayq.wire.authentication import key_of_token
 from rayq.wire.codec import ENCODER
 from rayq.wire.server import (
-    CLIENT_APIS,
     CLIENT_HEADER_BYTES_MAX,
     REQUESTS_PER_TURN,
     Server,
@@ -198,7 +197,7 @@ KNOWN: dict[str, Any] = {
 }
 """Values that requests are not refused for before they have cost anything."""
 DESTRUCTIVE = (messages.DeleteTopic, messages.EndRemoteStorage, messages.RemoveBroker)
-CLIENT_REQUESTS = [kind for api, kind in sorted(REQUESTS.items()) if api in CLIENT_APIS]
+CLIENT_REQUESTS = [kind for _, kind in sorted(REQUESTS.items()) if kind.sent_by_clients]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """A new request takes one declaration, and one handler where it is answered. The rest (numbers,
-decoding, forwarding to the controller, the type of the answer) follows."""
+decoding, who may send it, forwarding to the controller, the type of the answer) follows."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import pytest
-
-from rayq.actors.controller.controller import Controller
-from rayq.messages import REQUESTS, AnyRequest, Response, ToController
+from rayq.core.cluster_decisions import Decision, Facts, decides
+from rayq.core.cluster_state import ClusterState
+from rayq.messages import REQUESTS, Response, ToController
 from rayq.testing import LocalCluster
 
 
@@ -17,21 +16,19 @@ class Echo(Response, frozen=True):
 
 
 class Shout(ToController[Echo], frozen=True):
-    api: ClassVar[int] = 39  # Of those that clients may send.
+    api: ClassVar[int] = 39
+    sent_by_clients: ClassVar[bool] = True
     what: str
 
 
-def test_a_request_to_the_controller_is_declared_and_handled_and_nothing_else(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+@decides(Shout)
+def _shout(state: ClusterState, request: Shout, facts: Facts) -> Decision:
+    return Decision(answer=Echo(request.what.upper()))
+
+
+def test_a_request_to_the_controller_is_declared_and_decided_and_nothing_else(
+    cluster: LocalCluster,
 ) -> None:
-    handled = Controller.handle
-
-    async def handle(controller: Controller, request: AnyRequest) -> Response:
-        if isinstance(request, Shout):
-            return Echo(request.what.upper())
-        return await handled(controller, request)
-
-    monkeypatch.setattr(Controller, "handle", handle)
     client, background = cluster.shared_client()
     addresses = client.addresses()
     assert len(addresses) == 3, "each of them forwards it, or hosts the controller"

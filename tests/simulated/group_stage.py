@@ -10,6 +10,7 @@ from proving.simulation.process import Process
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.handlers import NO_PAYLOAD
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.core.topic_changes import OFFSETS_TOPIC
@@ -131,25 +132,23 @@ class Groups(Led):
         reason: str = "",
         group: str = "g",
     ) -> messages.GroupHeartbeatResponse:
-        return await self.coordinator.heartbeat(
-            peer or self.peer,
-            messages.GroupHeartbeat(
-                *WHERE,
-                group,
-                member,
-                epoch,
-                instance,
-                "a test",
-                list(topics),
-                None,
-                "uniform",
-                session_ms,
-                60_000,
-                [("T", one) for one in owned],
-                wait_ms,
-                reason,
-            ),
+        request = messages.GroupHeartbeat(
+            *WHERE,
+            group,
+            member,
+            epoch,
+            instance,
+            "a test",
+            list(topics),
+            None,
+            "uniform",
+            session_ms,
+            60_000,
+            [("T", one) for one in owned],
+            wait_ms,
+            reason,
         )
+        return await self.coordinator.heartbeat(peer or self.peer, request, NO_PAYLOAD)
 
     async def beat(self, member: str, *owned: int, epoch: int = 0, **fields: Any) -> int:
         return (await self.heartbeat(member, *owned, epoch=epoch, **fields)).member_epoch

@@ -14,6 +14,7 @@ from rayq.remote_pointer import RemotePointer
 from tests.simulated.leader_stage import END, LEADER_EPOCH, Led, assignment, leading
 
 POINTER = RemotePointer(1, LEADER_EPOCH, "manifest", 0, 10, 2, 999)
+DESCRIBE = messages.DescribeRemoteStorage("id", 0, LEADER_EPOCH)
 VERIFY = messages.VerifyRemote("id", 0, LEADER_EPOCH, 0, deep=False, repair=False)
 VERIFIED = messages.VerifyRemoteResponse(3, None, [], [])
 DESCRIBED = messages.DescribeRemoteStorageResponse(POINTER, 1, 2, 3, 4, 5, "trouble")
@@ -98,7 +99,7 @@ def test_nothing_is_taken_while_too_much_waits_for_the_store() -> None:
 def test_the_part_answers_for_the_store_as_long_as_its_leader_leads() -> None:
     async def work(led: Led) -> None:
         remote = PlayedRemote(led)
-        assert led.leader.describe_remote_storage() is DESCRIBED
+        assert led.leader.describe_remote_storage(DESCRIBE) is DESCRIBED
         assert await led.leader.verify_remote(VERIFY) is VERIFIED
         remote.loses_lease = True
         with pytest.raises(NotLeaderError):

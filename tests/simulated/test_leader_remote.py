@@ -40,6 +40,7 @@ from tests.storage.support import append, make_batch
 LEADER_EPOCH = 8
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 DELAY_MS = HOUR_MS
+DESCRIBE = messages.DescribeRemoteStorage(TOPIC_ID, 0, LEADER_EPOCH)
 CONFIG: dict[str, Any] = {"remote_storage": True, "segment_bytes": 1024, "retention_ms": None}
 """A segment has five records of the tests."""
 PREFIX = partition_prefix(CLUSTER_ID, TOPIC_ID, 0)
@@ -129,7 +130,7 @@ class Led:
             self.leader.remote.tick(self.clock.monotonic(), self.watch)
 
     def describe(self) -> messages.DescribeRemoteStorageResponse:
-        return self.leader.describe_remote_storage()
+        return self.leader.describe_remote_storage(DESCRIBE)
 
     async def manifest(self) -> Manifest:
         manifest = await self.remote.manifest()

@@ -37,6 +37,7 @@ from tests.storage.support import append
 from tests.wrong_batches import CONTROL, KEYED, WRONG_BODIES, pack, sealed
 
 WAIT_S = 2.0
+DESCRIBE = messages.DescribeRemoteStorage("id", 0, LEADER_EPOCH)
 AT_ONCE_S = 0.05
 
 
@@ -528,12 +529,12 @@ def test_a_topic_that_has_nothing_in_the_object_store_says_so() -> None:
         await led.fetched(2, END, 6)
         await led.fetched(3, 21, 6)
         await led.log.advance_log_start(12)
-        assert led.leader.describe_remote_storage() == messages.DescribeRemoteStorageResponse(
+        assert led.leader.describe_remote_storage(DESCRIBE) == messages.DescribeRemoteStorageResponse(
             pointer=None, log_start_offset=12, local_start_offset=12, high_watermark=21,
             lag_bytes=0, lag_ms=0, trouble=None,
         )
         await led.log.drop_local(15)
-        described = led.leader.describe_remote_storage()
+        described = led.leader.describe_remote_storage(DESCRIBE)
         assert (described.log_start_offset, described.local_start_offset) == (12, 15)
         request = messages.VerifyRemote("id", 0, LEADER_EPOCH, 0, deep=True, repair=False)
         answer = await led.leader.verify_remote(request)

@@ -40,6 +40,8 @@ from rayq.errors import (
     QueuePartsMissingError,
     RayqError,
 )
+from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.server import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 FENCE = EPOCH << FENCE_BITS
@@ -107,20 +109,21 @@ class Kept(Led):
         is_last: bool = True,
     ) -> bool:
         """Whether the keeper is full then."""
-        answer = await self.keeper.write(
-            messages.WriteQueueState(
-                self.topic_id,
-                self.partition,
-                EPOCH,
-                queue_id,
-                partition,
-                fence,
-                sequence,
-                part=part,
-                is_last=is_last,
-            ),
-            memoryview(pack(records) if payload is None else payload),
+        written = memoryview(pack(records) if payload is None else payload)
+        request = messages.WriteQueueState(
+            self.topic_id,
+            self.partition,
+            EPOCH,
+            queue_id,
+            partition,
+            fence,
+            sequence,
+            part=part,
+            is_last=is_last,
         )
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        peer = Peer("server", 1, "", closed, AnswerRoom(lambda: True))
+        answer = await self.keeper.write(peer, request, written)
         return answer.is_full
 
     def measured(self) -> list[tuple[str, float]]:

@@ -35,6 +35,7 @@ COORDINATORS = {
     QUEUES_TOPIC: QueueKeeper,
 }
 HOUR_MS = 3_600_000
+DESCRIBE = messages.DescribeReplica("T", 0)
 SMALL: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES}
 OLD_GO: dict[str, Any] = {**SMALL, "retention_ms": 10_000}
 
@@ -64,7 +65,7 @@ def test_a_replica_leads_follows_or_waits_as_the_metadata_say(
 ) -> None:
     async def work(hosted: Hosted) -> None:
         await asyncio.sleep(1.0)
-        assert hosted.replica.describe().is_leader is leads
+        assert hosted.replica.describe(DESCRIBE).is_leader is leads
         assert epochs_asked_in(hosted) == ({LEADER_EPOCH} if asks else set())
         if not leads:
             with pytest.raises(NotLeaderError, match="does not lead t-0: ask"):
@@ -81,7 +82,7 @@ def test_a_replica_takes_no_role_before_its_log_is_open() -> None:
             hosted.replica.leader(LEADER_EPOCH)
         assert hosted.samples().keys() == set()
         await hosted.open()
-        assert hosted.replica.describe().is_leader
+        assert hosted.replica.describe(DESCRIBE).is_leader
         assert hosted.log.topic_config.retention_ms == 5
 
     hosting(work, is_open=False, **LEADS)
@@ -92,10 +93,10 @@ def test_older_metadata_are_passed_over_and_the_same_are_taken() -> None:
         replica = hosted.replica
         hosted.told()
         replica.apply(hosted.given(**LEADS, leader_epoch=7, partition_epoch=1))
-        assert not replica.describe().is_leader
-        assert (replica.assignment.partition_epoch, replica.describe().leader_epoch) == (2, 8)
+        assert not replica.describe(DESCRIBE).is_leader
+        assert (replica.assignment.partition_epoch, replica.describe(DESCRIBE).leader_epoch) == (2, 8)
         replica.apply(hosted.given(**LEADS, leader_epoch=9))
-        assert replica.describe().is_leader
+        assert replica.describe(DESCRIBE).is_leader
 
     hosting(work)
 
@@ -264,7 +265,7 @@ def test_a_leader_describes_itself() -> None:
         await hosted.log.advance_log_start(2)
         waits = hosted.produce()
         log = hosted.log.log
-        assert hosted.replica.describe() == messages.DescribeReplicaResponse(
+        assert hosted.replica.describe(DESCRIBE) == messages.DescribeReplicaResponse(
             broker=0,
             pid=hosted.environment.pid,
             leader_epoch=LEADER_EPOCH,
@@ -286,7 +287,7 @@ def test_a_leader_describes_itself() -> None:
 def test_a_follower_describes_itself_and_its_trouble() -> None:
     async def work(hosted: Hosted) -> None:
         hosted.replica.note_trouble(StorageError("no room"))
-        found = hosted.replica.describe()
+        found = hosted.replica.describe(DESCRIBE)
         assert (found.is_leader, found.leader_epoch, found.trouble) == (False, 8, "no room")
         assert hosted.replica.status() == messages.ReplicaStatus(TOPIC_ID, 0, None, 0)
 
@@ -301,7 +302,7 @@ def test_a_disk_that_does_not_say_how_much_is_free_hides_nothing_else(
             raise OSError(errno.EIO, "no answer")
 
         monkeypatch.setattr(hosted.environment.disk, "free_bytes", fail)
-        found = hosted.replica.describe()
+        found = hosted.replica.describe(DESCRIBE)
         assert (found.disk_free_bytes, found.log_end_offset) == (None, 0)
 
     hosting(work)
@@ -313,7 +314,7 @@ def test_a_log_that_is_not_open_yet_ends_nowhere() -> None:
         assert hosted.replica.status() == messages.ReplicaStatus(TOPIC_ID, 0, None, -1)
         assert hosted.replica.remote_backlog_bytes() == 0
         await hosted.open()
-        assert hosted.replica.describe().trouble is None
+        assert hosted.replica.describe(DESCRIBE).trouble is None
 
     hosting(work, is_open=False, config={"remote_storage": True})
 

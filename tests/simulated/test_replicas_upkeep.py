@@ -429,7 +429,7 @@ def test_a_replica_that_lacks_what_is_stored_leads_only_once_it_has_found_it() -
         await asyncio.sleep(2.0)
         with pytest.raises(NotLeaderError, match="yet .t-0 is offline until this broker"):
             replica.leader(LEADER_EPOCH)
-        assert not replica.describe().is_leader
+        assert not replica.describe(messages.DescribeReplica("T", 0)).is_leader
         await hosted.tick()
         role = replica._role
         hosted.told()

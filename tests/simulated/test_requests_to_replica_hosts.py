@@ -10,11 +10,9 @@ import pytest
 
 from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.replica.replica_host import FOR_CLIENTS
 from rayq.config import QueueConfig, as_dict
 from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import InvalidTopicError, NotLeaderError, ProtocolError, RayqError
-from rayq.wire.server import CLIENT_APIS
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import IDS, INCARNATION, Broker, assigned, playing
 from tests.storage.support import make_batch
@@ -177,7 +175,7 @@ def test_what_rayq_keeps_for_itself_is_read_by_no_client(topic: str) -> None:
         request
         for topic_asked in TOPICS
         for request, _ in requests_to(topic_asked)
-        if request.api in CLIENT_APIS
+        if request.sent_by_clients
         and not isinstance(request, messages.ToCoordinator)
         and not isinstance(
             request, messages.DescribeOpenTransactions | messages.AbortUnknownTransaction
@@ -188,9 +186,9 @@ def test_what_rayq_keeps_for_itself_is_read_by_no_client(topic: str) -> None:
     of_partitions = {
         kind
         for kind in messages.REQUESTS.values()
-        if issubclass(kind, messages.ToPartition) and kind.api in CLIENT_APIS
+        if issubclass(kind, messages.ToPartition) and kind.sent_by_clients
     }
-    for_clients = {kind for kind in of_partitions if issubclass(kind, FOR_CLIENTS)}
+    for_clients = {kind for kind in of_partitions if kind.reads_internal_topics}
     assert of_partitions - for_clients == {type(one) for one in asked}
 
     async def script(broker: Broker) -> None:

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
@@ -52,6 +53,8 @@ class Broker:
 
     `peers` are addresses of other brokers, where they were last known.
     """
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -374,42 +377,11 @@ class Broker:
     def _handle(
         self, peer: Peer, request: messages.AnyRequest, payload: memoryview
     ) -> Result | Awaitable[Result]:
-        match request:
-            case messages.Metadata():
-                return self._answers.metadata(request, peer.room)
-            case messages.DescribeQueues():
-                return self._answers.queues(request, peer.room)
-            case messages.AllocateProducerId():
-                return self._allocate_producer_id()
-            case messages.ReplicaHostHeartbeat():
-                return self._replicas.heartbeat(request)
-            case messages.AttachReplicaHost():
-                return self._replicas.attach(request)
-            case messages.AttachObjectServer():
-                if self._objects is None:
-                    raise StaleBrokerError("This broker was started without remote_storage_url.")
-                return self._objects.attach(request)
-            case messages.AppendMetadata():
-                return self.metadata.append(request, payload)
-            case messages.InstallMetadataSnapshot():
-                return self.metadata.install(request, payload)
-            case messages.Prepare():
-                return self.metadata.prepare(request)
-            case messages.ReadMetadataLog():
-                return self.metadata.read(request)
-            case messages.FindController():
-                return self._controller_known()
-            case messages.StopBroker():
-                return self._stop_on_request()
-            case messages.DescribeObjectStore():
-                return self._answers.object_store(
-                    self._config.remote_storage_url, self._objects
-                )
-            case messages.DescribeMetrics():
-                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, messages.ToController):
             return self._forward(peer, request)
-        raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
+        if type(request) not in self.handlers:
+            raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
+        return self.handlers.answer(self, peer, request, payload)
 
     async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
         """Changes are the controller's. Only requests of clients and of this node's own replica
@@ -425,13 +397,55 @@ class Broker:
         except NotControllerError as error:
             raise ControllerUnavailableError(f"The controller is changing: {error}") from error
 
-    def _controller_known(self) -> messages.FindControllerResponse:
+    @answers_peer(messages.Metadata)
+    def _describe_cluster(
+        self, peer: Peer, request: messages.Metadata, _: memoryview
+    ) -> Awaitable[messages.MetadataResponse]:
+        return self._answers.metadata(request, peer.room)
+
+    @answers_peer(messages.DescribeQueues)
+    def _describe_queues(
+        self, peer: Peer, request: messages.DescribeQueues, _: memoryview
+    ) -> Awaitable[messages.DescribeQueuesResponse]:
+        return self._answers.queues(request, peer.room)
+
+    @answers(messages.DescribeObjectStore)
+    def _describe_object_store(
+        self, _: messages.DescribeObjectStore
+    ) -> messages.DescribeObjectStoreResponse:
+        return self._answers.object_store(self._config.remote_storage_url, self._objects)
+
+    @answers(messages.DescribeMetrics)
+    def _describe_metrics(self, _: messages.DescribeMetrics) -> messages.DescribeMetricsResponse:
+        return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+
+    @answers(messages.AttachObjectServer)
+    def _attach_object_server(self, request: messages.AttachObjectServer) -> messages.Done:
+        if self._objects is None:
+            raise StaleBrokerError("This broker was started without remote_storage_url.")
+        return self._objects.attach(request)
+
+    @answers_peer(messages.AppendMetadata)
+    def _append_metadata(
+        self, _: Peer, request: messages.AppendMetadata, payload: memoryview
+    ) -> Awaitable[messages.AppendMetadataResponse]:
+        return self.metadata.append(request, payload)
+
+    @answers_peer(messages.InstallMetadataSnapshot)
+    def _install_metadata_snapshot(
+        self, _: Peer, request: messages.InstallMetadataSnapshot, payload: memoryview
+    ) -> Awaitable[messages.AppendMetadataResponse]:
+        return self.metadata.install(request, payload)
+
+    @answers(messages.FindController)
+    def _controller_known(self, _: messages.FindController) -> messages.FindControllerResponse:
         host, port = self.metadata.controller or (None, None)
         return messages.FindControllerResponse(
             self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
         )
 
-    async def _stop_on_request(self) -> messages.Done:
+    @answers(messages.StopBroker)
+    async def _stop_on_request(self, _: messages.StopBroker) -> messages.Done:
         await self.stop()
 
         async def close_soon() -> None:
@@ -441,7 +455,10 @@ class Broker:
         self._environment.tasks.spawn(close_soon(), "close")
         return messages.Done()
 
-    async def _allocate_producer_id(self) -> messages.AllocateProducerIdResponse:
+    @answers(messages.AllocateProducerId)
+    async def _allocate_producer_id(
+        self, _: messages.AllocateProducerId
+    ) -> messages.AllocateProducerIdResponse:
         async with self._producer_ids_lock:
             if not self._producer_ids:
                 answer = await self._ask_controller(
@@ -465,3 +482,7 @@ def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int
     free_bytes = memory_bytes - processes_max * BYTES_PER_PROCESS
     return max(processes_max, min(free_bytes // BYTES_PER_REPLICA, processes_max * per_process))
 
+
+Broker.handlers = HandlerTable(
+    "broker", Broker, metadata=MetadataKeeper, _replicas=ReplicaSupervisor
+)

@@ -15,6 +15,7 @@ from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
+from rayq.actors.handlers import answers
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
@@ -171,6 +172,7 @@ class ReplicaSupervisor:
 
     # --- what processes ask -----------------------------------------------------------------
 
+    @answers(messages.AttachReplicaHost)
     def attach(self, request: messages.AttachReplicaHost) -> messages.AttachReplicaHostResponse:
         """A replica process presents itself. Raises StaleBrokerError."""
         host = self._hosts.attach(request)
@@ -178,6 +180,7 @@ class ReplicaSupervisor:
         self.wake()
         return messages.AttachReplicaHostResponse(self._directory.meta.cluster_id)
 
+    @answers(messages.ReplicaHostHeartbeat)
     async def heartbeat(
         self, request: messages.ReplicaHostHeartbeat
     ) -> messages.ReplicaHostHeartbeatResponse:

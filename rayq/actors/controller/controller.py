@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rayq import messages
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
+from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
 from rayq.core import (
@@ -24,6 +26,7 @@ from rayq.core import (
     topic_changes,
 )
 from rayq.core.broker_changes import ReplicaReport
+from rayq.core.cluster_decisions import DECISIONS, Decision, Facts
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
@@ -68,6 +71,8 @@ FOUND_PATIENCE_S = 5.0
 class Controller:
     """See the module. Start with `take_over`; `ended` is then awaited by the host."""
 
+    handlers: ClassVar[HandlerTable]
+
     def __init__(
         self,
         environment: Environment,
@@ -96,6 +101,9 @@ class Controller:
         """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._store = ObjectStoreFacts(config.remote_storage_url, troubles={})
+        self._facts = Facts(
+            config, environment.new_id, environment.clock.wall_ms, self._heard, self._store
+        )
         self._pinned_s: dict[str, float] = {}
         """When each pin was set or renewed, as far as this controller has seen it."""
         self._started_s = 0.0
@@ -143,7 +151,7 @@ class Controller:
             if request_id is not None and request_id in self.state.requests_done:
                 await self._quorum.committed(index)
                 return messages.ChangeResponse(index)
-            answer, records = self._decide(request)
+            records, answer = self._decide(request)
             if request_id is not None and (records or self._quorum.last_index > before_index):
                 records = [*records, RequestDone(request_id)]
             # A controller that dies leaves all of it, or nothing, to a repetition.
@@ -163,200 +171,103 @@ class Controller:
 
     # --- deciding ---------------------------------------------------------------------------
 
-    def _decide(
-        self, request: messages.AnyRequest
-    ) -> tuple[messages.Response | None, list[MetadataRecord]]:
-        state = self.state
-        match request:
-            case messages.BrokerHeartbeat():
-                broker_changes.check_broker(state, request.broker, request.incarnation)
-                self._end_cluster_stop_that_died()
-                is_news = request.broker not in self._heard_s
-                is_news = is_news or not state.is_live(request.broker)
-                self._heard_s[request.broker] = self._environment.clock.monotonic()
-                self._store.troubles[request.broker] = request.remote_trouble
-                return (
-                    messages.BrokerHeartbeatResponse(self.epoch),
-                    broker_changes.hear_broker(state, request.broker, self._heard())
-                    if is_news
-                    else [],
-                )
-            case messages.RegisterBroker():
-                return self._register_broker(request)
-            case messages.RegisterReplicas():
-                self._check_heard(request.broker, request.incarnation)
-                reports = self._reports(request)
-                return None, broker_changes.register_replicas(
-                    state, request.broker, reports, self._heard()
-                )
-            case messages.ReplicasFailed():
-                self._check_heard(request.broker, request.incarnation)
-                log_event(
-                    logger,
-                    logging.WARNING,
-                    "replicas_gone",
-                    broker=request.broker,
-                    replicas=len(request.replicas),
-                    reason=request.reason,
-                )
-                return None, broker_changes.fail_replicas(
-                    state, request.broker, request.replicas, self._heard()
-                )
-            case messages.AlterPartition():
-                changed = broker_changes.alter_partition(
-                    state,
-                    topic_id=request.topic_id,
-                    partition=request.partition,
-                    broker=request.broker,
-                    incarnation=request.incarnation,
-                    leader_epoch=request.leader_epoch,
-                    partition_epoch=request.partition_epoch,
-                    isr=request.isr,
-                )
-                if (request.topic_id, request.partition) not in state.moving:
-                    return None, changed
-                self._append(changed, reason_of(request))
-                self._complete_moves()
-                return None, []
-            case messages.PrepareStop():
-                self._expect_stops()
-                return messages.Done(), []
-            case messages.BrokerStopped():
-                broker_changes.check_broker(state, request.broker, request.incarnation)
-                ends = self._reports(request)
-                if self._cluster_stops:
-                    self._expect_stops()
-                return None, broker_changes.stop_broker(
-                    state,
-                    request.broker,
-                    ends,
-                    self._heard(),
-                    cluster_stops=self._cluster_stops,
-                )
-            case messages.AllocateProducerIds():
-                broker_changes.check_broker(state, request.broker, request.incarnation)
-                answer = messages.AllocateProducerIdsResponse(
-                    state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
-                )
-                return answer, broker_changes.allocate_producer_ids(state)
-            case messages.MoveRemote():
-                return None, remote_changes.move_remote(
-                    state,
-                    topic_id=request.topic_id,
-                    partition=request.partition,
-                    broker=request.broker,
-                    incarnation=request.incarnation,
-                    leader_epoch=request.leader_epoch,
-                    pointer=request.pointer,
-                    is_adopted=request.is_adopted,
-                )
-            case messages.PinSnapshot():
-                return None, remote_changes.pin_snapshot(
-                    state,
-                    pin_id=request.pin_id,
-                    topic_id=request.topic_id,
-                    starts=request.starts,
-                    ttl_ms=request.ttl_ms,
-                )
-            case messages.UnpinSnapshot():
-                return None, remote_changes.unpin_snapshots(state, {request.pin_id})
-            case messages.BeginRemoval():
-                return None, remote_changes.begin_removal(
-                    state, request.topic_id, request.deleted_ms
-                )
-            case messages.RemoveGarbage():
-                return None, remote_changes.remove_garbage(
-                    state, request.topic_id, request.deleted_ms
-                )
-            case messages.CreateTopic() | messages.RestoreTopic():
-                return None, topic_changes.create_topic(
-                    state,
-                    topic_id=self._environment.new_id(),
-                    name=request.name,
-                    partitions=request.partitions,
-                    replication_factor=request.replication_factor,
-                    options=request.config,
-                    store=self._store,
-                    restored=request.pointers
-                    if isinstance(request, messages.RestoreTopic)
-                    else (),
-                )
-            case messages.EndRemoteStorage():
-                now_ms = self._environment.clock.wall_ms()
-                return None, topic_changes.end_remote_storage(state, request.name, now_ms=now_ms)
-            case messages.ConfirmMetadata():
-                return None, broker_changes.change_nothing(state)
-            case messages.EnsureOffsetsTopic():
-                return None, topic_changes.ensure_own_topic(
-                    state,
-                    topic_changes.OFFSETS_TOPIC,
-                    topic_id=self._environment.new_id(),
-                    partitions=self._config.offsets_topic_partitions,
-                )
-            case messages.EnsureTransactionsTopic():
-                return None, topic_changes.ensure_own_topic(
-                    state,
-                    topic_changes.TRANSACTIONS_TOPIC,
-                    topic_id=self._environment.new_id(),
-                    partitions=self._config.transaction_state_partitions,
-                )
-            case messages.CreateQueue():
-                return None, queue_changes.create_queue(
-                    state,
-                    new_id=self._environment.new_id,
-                    name=request.name,
-                    topic=request.topic,
-                    options=request.config,
-                    partitions=request.partitions,
-                    replication_factor=request.replication_factor,
-                    topic_options=request.topic_config,
-                    keeper_partitions=self._config.queue_state_partitions,
-                    store=self._store,
-                )
-            case messages.AlterQueue():
-                return None, queue_changes.alter_queue(
-                    state, request.name, request.config, new_id=self._environment.new_id
-                )
-            case messages.DeleteQueue():
-                return None, queue_changes.delete_queue(state, request.name)
-            case messages.DeleteTopic():
-                queue_changes.check_deleted_topic(state, request.name)
-                now_ms = self._environment.clock.wall_ms()
-                return None, topic_changes.delete_topic(state, request.name, now_ms=now_ms)
-            case messages.CreatePartitions():
-                queue_changes.check_new_partitions(state, request.name, force=request.force)
-                return None, topic_changes.create_partitions(state, request.name, request.total)
-            case messages.AlterTopicConfig():
-                queue_changes.check_topic_config(state, request.name, request.changes)
-                changes = topic_changes.alter_topic_config(
-                    state,
-                    request.name,
-                    request.changes,
-                    store=self._store,
-                )
-                self._append(changes, reason_of(request))
-                return None, topic_changes.settle_after_config_change(
-                    state, request.name, self._heard()
-                )
-            case messages.ElectLeaders():
-                return None, topic_changes.elect_leaders(
-                    state, request.name, request.partitions, unclean=request.unclean
-                )
-            case messages.AlterReassignments():
-                return None, reassignment.alter_reassignments(
-                    state, request.moves, request.throttle_bytes_per_s, self._heard()
-                )
-            case messages.SetReplicationFactor():
-                return None, reassignment.set_replication_factor(
-                    state, request.name, request.replication_factor, request.throttle_bytes_per_s
-                )
-            case messages.CordonBroker():
-                return None, reassignment.cordon_broker(state, request.broker, request.cordoned)
-            case messages.RemoveBroker():
-                return None, self._remove_broker(request.broker)
-        raise ProtocolError(f"{type(request).__name__} is not a request to the controller.")
+    def _decide(self, request: messages.AnyRequest) -> Decision:
+        kind = type(request)
+        if kind in DECISIONS:
+            return DECISIONS[kind](self.state, request, self._facts)
+        if kind in self.handlers:
+            decision: Decision = self.handlers.method_of(self, request)(request)
+            return decision
+        raise ProtocolError(f"{kind.__name__} is not a request to the controller.")
 
-    def _remove_broker(self, broker: int) -> list[MetadataRecord]:
+    @answers(messages.BrokerHeartbeat)
+    def _hear_broker(self, request: messages.BrokerHeartbeat) -> Decision:
+        state = self.state
+        broker_changes.check_broker(state, request.broker, request.incarnation)
+        self._end_cluster_stop_that_died()
+        is_news = request.broker not in self._heard_s or not state.is_live(request.broker)
+        self._heard_s[request.broker] = self._environment.clock.monotonic()
+        self._store.troubles[request.broker] = request.remote_trouble
+        return Decision(
+            broker_changes.hear_broker(state, request.broker, self._heard()) if is_news else (),
+            messages.BrokerHeartbeatResponse(self.epoch),
+        )
+
+    @answers(messages.RegisterReplicas)
+    def _register_replicas(self, request: messages.RegisterReplicas) -> Decision:
+        self._check_heard(request.broker, request.incarnation)
+        return Decision(
+            broker_changes.register_replicas(
+                self.state, request.broker, self._reports(request), self._heard()
+            )
+        )
+
+    @answers(messages.ReplicasFailed)
+    def _fail_replicas(self, request: messages.ReplicasFailed) -> Decision:
+        self._check_heard(request.broker, request.incarnation)
+        log_event(
+            logger, logging.WARNING, "replicas_gone",
+            broker=request.broker, replicas=len(request.replicas), reason=request.reason,
+        )
+        return Decision(
+            broker_changes.fail_replicas(
+                self.state, request.broker, request.replicas, self._heard()
+            )
+        )
+
+    @answers(messages.AlterPartition)
+    def _alter_partition(self, request: messages.AlterPartition) -> Decision:
+        changed = broker_changes.alter_partition(
+            self.state,
+            topic_id=request.topic_id,
+            partition=request.partition,
+            broker=request.broker,
+            incarnation=request.incarnation,
+            leader_epoch=request.leader_epoch,
+            partition_epoch=request.partition_epoch,
+            isr=request.isr,
+        )
+        if (request.topic_id, request.partition) not in self.state.moving:
+            return Decision(changed)
+        self._append(changed, reason_of(request))
+        self._complete_moves()
+        return Decision()
+
+    @answers(messages.PrepareStop)
+    def _prepare_stop(self, _: messages.PrepareStop) -> Decision:
+        self._expect_stops()
+        return Decision(answer=messages.Done())
+
+    @answers(messages.BrokerStopped)
+    def _stop_broker(self, request: messages.BrokerStopped) -> Decision:
+        broker_changes.check_broker(self.state, request.broker, request.incarnation)
+        ends = self._reports(request)
+        if self._cluster_stops:
+            self._expect_stops()
+        return Decision(
+            broker_changes.stop_broker(
+                self.state,
+                request.broker,
+                ends,
+                self._heard(),
+                cluster_stops=self._cluster_stops,
+            )
+        )
+
+    @answers(messages.AlterTopicConfig)
+    def _alter_topic_config(self, request: messages.AlterTopicConfig) -> Decision:
+        queue_changes.check_topic_config(self.state, request.name, request.changes)
+        changed = topic_changes.alter_topic_config(
+            self.state, request.name, request.changes, store=self._store
+        )
+        self._append(changed, reason_of(request))
+        return Decision(
+            topic_changes.settle_after_config_change(self.state, request.name, self._heard())
+        )
+
+    @answers(messages.RemoveBroker)
+    def _remove_broker(self, request: messages.RemoveBroker) -> Decision:
+        broker = request.broker
         records = reassignment.remove_broker(self.state, broker)
         changes_voters = any(isinstance(record, VotersChanged) for record in records)
         if changes_voters and self._quorum.commit_index < self._quorum.last_index:
@@ -364,7 +275,7 @@ class Controller:
                 f"Broker {broker} has a vote, and the voters change one at a time: other changes "
                 "are being committed. Try again."
             )
-        return records
+        return Decision(records)
 
     def _reports(
         self, request: messages.RegisterReplicas | messages.BrokerStopped
@@ -383,9 +294,8 @@ class Controller:
                 )
         return reports
 
-    def _register_broker(
-        self, request: messages.RegisterBroker
-    ) -> tuple[messages.Response, list[MetadataRecord]]:
+    @answers(messages.RegisterBroker)
+    def _register_broker(self, request: messages.RegisterBroker) -> Decision:
         if request.cluster_id != self._cluster_id:
             raise WrongClusterError(
                 f"Broker {request.broker} belongs to cluster {request.cluster_id}, this is "
@@ -408,7 +318,7 @@ class Controller:
         )
         self._heard_s[request.broker] = self._environment.clock.monotonic()
         self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
-        return messages.RegisterBrokerResponse(self.epoch), records
+        return Decision(records, messages.RegisterBrokerResponse(self.epoch))
 
     def _check_heard(self, broker: int, incarnation: str) -> None:
         broker_changes.check_broker(self.state, broker, incarnation)
@@ -620,3 +530,6 @@ def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
         flushed=registration.flushed,
         partition_epoch=registration.partition_epoch,
     )
+
+
+Controller.handlers = HandlerTable("controller", Controller, decided_elsewhere=DECISIONS)

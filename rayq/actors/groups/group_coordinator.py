@@ -14,6 +14,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -116,8 +117,9 @@ class GroupCoordinator(Coordinator[Record]):
 
     # --- members ----------------------------------------------------------------------------
 
+    @answers_peer(messages.GroupHeartbeat)
     async def heartbeat(
-        self, peer: Peer, request: messages.GroupHeartbeat
+        self, peer: Peer, request: messages.GroupHeartbeat, _: memoryview
     ) -> messages.GroupHeartbeatResponse:
         """See `messages.GroupHeartbeat`."""
         await self._begin_for(request.group, is_write=True, needs_topics=True)
@@ -226,6 +228,7 @@ class GroupCoordinator(Coordinator[Record]):
 
     # --- offsets ----------------------------------------------------------------------------
 
+    @answers(messages.CommitOffsets)
     async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
         """See `messages.CommitOffsets`."""
         await self._begin_for(request.group, is_write=True)
@@ -252,6 +255,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.CommitOffsetsResponse(refused)
 
+    @answers(messages.FetchCommitted)
     async def fetch_committed(
         self, request: messages.FetchCommitted
     ) -> messages.FetchCommittedResponse:
@@ -269,6 +273,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    @answers(messages.SetGroupOffsets)
     async def set_offsets(self, request: messages.SetGroupOffsets) -> messages.Done:
         """See `messages.SetGroupOffsets`."""
         await self._begin_for(request.group, is_write=True)
@@ -285,6 +290,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
+    @answers(messages.WriteMarker)
     async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
         """A transaction ended: its positions take effect, or none does. See
         `messages.WriteMarker`."""
@@ -313,6 +319,7 @@ class GroupCoordinator(Coordinator[Record]):
 
     # --- groups -----------------------------------------------------------------------------
 
+    @answers(messages.ListGroups)
     async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
         """See `messages.ListGroups`."""
         await self._begin(is_write=False)
@@ -320,6 +327,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    @answers(messages.DescribeGroup)
     async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
         """See `messages.DescribeGroup`."""
         await self._begin_for(request.group, is_write=False, needs_topics=True)
@@ -328,6 +336,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    @answers(messages.DescribeOpenTransactions)
     async def describe_open_transactions(
         self, request: messages.DescribeOpenTransactions
     ) -> messages.DescribeOpenTransactionsResponse:
@@ -339,6 +348,7 @@ class GroupCoordinator(Coordinator[Record]):
             0, 0, held, [], leader_epoch=request.leader_epoch
         )
 
+    @answers(messages.AbortUnknownTransaction)
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
         """See `messages.AbortUnknownTransaction`."""
         await self._begin(is_write=True)
@@ -366,6 +376,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
+    @answers(messages.DeleteGroup)
     async def delete(self, request: messages.DeleteGroup) -> messages.Done:
         """See `messages.DeleteGroup`."""
         await self._begin_for(request.group, is_write=True)
@@ -581,3 +592,6 @@ class GroupCoordinator(Coordinator[Record]):
 def _wake(held: asyncio.Future[None]) -> None:
     if not held.done():
         held.set_result(None)
+
+
+GroupCoordinator.handlers = HandlerTable("group coordinator", GroupCoordinator)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from rayq import messages
+from rayq.actors.handlers import answers
 from rayq.actors.metadata.quorum import Entry, decode_entries, encode_entries
 from rayq.actors.signal import Signal
 from rayq.core.cluster_state import ClusterState
@@ -144,6 +145,7 @@ class MetadataKeeper:
 
     # --- requests of controllers ------------------------------------------------------------
 
+    @answers(messages.Prepare)
     async def prepare(self, request: messages.Prepare) -> messages.PrepareResponse:
         """See `messages.Prepare`. Raises WrongClusterError, FencedEpochError."""
         meta = self._directory.meta
@@ -170,6 +172,7 @@ class MetadataKeeper:
                 heard_ms_ago=self.heard_ms_ago,
             )
 
+    @answers(messages.ReadMetadataLog)
     async def read(
         self, request: messages.ReadMetadataLog
     ) -> tuple[messages.ReadMetadataLogResponse, bytes]:

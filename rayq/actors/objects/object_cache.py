@@ -19,6 +19,7 @@ from contextlib import closing
 import google_crc32c
 
 from rayq import messages
+from rayq.actors.handlers import answers
 from rayq.actors.objects.store_client import StoreClient
 from rayq.config import GIB, MIB
 from rayq.environment import Disk, Environment
@@ -113,6 +114,7 @@ class ObjectCache:
             _empty, self._environment.disk, self._above, self._directory
         )
 
+    @answers(messages.ReadObject)
     async def read(self, request: messages.ReadObject) -> messages.ReadObjectResponse:
         """See `messages.ReadObject`."""
         start, end = request.position, request.position + request.length

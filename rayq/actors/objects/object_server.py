@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from typing import ClassVar
 
 from rayq import messages
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import ObjectServerSpec
 from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.object_cache import ObjectCache
@@ -51,6 +53,8 @@ STARTING = "the object server has not reached the object store yet"
 
 class ObjectServer:
     """See the module. `run` serves until the broker does not want it any more, or is gone."""
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -207,29 +211,24 @@ class ObjectServer:
     def _handle(
         self, peer: Peer, request: messages.AnyRequest, payload: memoryview
     ) -> Result | Awaitable[Result]:
-        match request:
-            case messages.ReadObject():
-                return self._cache.read(request)
-            case messages.StoreRecords():
-                return self._uploads.store(request)
-            case messages.PutBlob():
-                return self._put_blob(request.name, bytes(payload))
-            case messages.GetBlob():
-                return self._get_blob(request.name)
-            case messages.DropCached():
-                self._cache.drop(request.name)
-                return messages.Done()
-            case messages.ListObjects():
-                return self._list(request)
-            case messages.HeadObjects():
-                return self._head(request)
-            case messages.DeleteObjects():
-                return self._delete(request)
-            case messages.SignObjects():
-                return self._sign(request)
-            case messages.DescribeMetrics():
-                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
-        raise ProtocolError(f"An object server does not answer {type(request).__name__}.")
+        if type(request) not in self.handlers:
+            raise ProtocolError(f"An object server does not answer {type(request).__name__}.")
+        return self.handlers.answer(self, peer, request, payload)
+
+    @answers(messages.DescribeMetrics)
+    def _describe_metrics(self, _: messages.DescribeMetrics) -> messages.DescribeMetricsResponse:
+        return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+
+    @answers(messages.DropCached)
+    def _drop_cached(self, request: messages.DropCached) -> messages.Done:
+        self._cache.drop(request.name)
+        return messages.Done()
+
+    @answers_peer(messages.PutBlob)
+    def _answer_put_blob(
+        self, _: Peer, request: messages.PutBlob, payload: memoryview
+    ) -> Awaitable[Result]:
+        return self._put_blob(request.name, bytes(payload))
 
     async def _put_blob(self, name: str, content: bytes) -> Result:
         if not _is_intact(name, content):
@@ -238,13 +237,15 @@ class ObjectServer:
         await self._client.put_small(name, content)
         return messages.Done()
 
-    async def _get_blob(self, name: str) -> Result:
+    @answers(messages.GetBlob)
+    async def _get_blob(self, request: messages.GetBlob) -> Result:
         async def check(content: bytes) -> None:
-            if not _is_intact(name, content):
-                raise RemoteDamagedError(f"{name} does not match its CRC.")
+            if not _is_intact(request.name, content):
+                raise RemoteDamagedError(f"{request.name} does not match its CRC.")
 
-        return messages.Done(), await self._client.get_checked(name, check)
+        return messages.Done(), await self._client.get_checked(request.name, check)
 
+    @answers(messages.ListObjects)
     async def _list(self, request: messages.ListObjects) -> Result:
         if not is_listed(request.prefix):
             raise InvalidRequestError(f"{request.prefix!r} is no folder of rayq's.")
@@ -254,12 +255,14 @@ class ObjectServer:
             next_after=found[-1].name if found else None,
         )
 
+    @answers(messages.HeadObjects)
     async def _head(self, request: messages.HeadObjects) -> Result:
         found = await asyncio.gather(*(self._client.head(name) for name in request.names))
         return messages.HeadObjectsResponse(
             [None if one is None else (one.size_bytes, one.modified_ms) for one in found]
         )
 
+    @answers(messages.DeleteObjects)
     async def _delete(self, request: messages.DeleteObjects) -> Result:
         await self._claims.check(request.names)
         for name in request.names:
@@ -267,6 +270,7 @@ class ObjectServer:
         await self._client.delete(request.names)
         return messages.Done()
 
+    @answers(messages.SignObjects)
     async def _sign(self, request: messages.SignObjects) -> Result:
         expires_s = request.expires_ms / 1000
         return messages.SignObjectsResponse(
@@ -277,3 +281,8 @@ class ObjectServer:
 def _is_intact(name: str, content: bytes) -> bool:
     """Whether a manifest or a page is what was made; other blobs have no CRC of rayq's."""
     return parse_name(name) is None or checked_file.is_intact(content)
+
+
+ObjectServer.handlers = HandlerTable(
+    "object server", ObjectServer, _cache=ObjectCache, _uploads=RecordUploads
+)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from rayq import messages
+from rayq.actors.handlers import answers
 from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.store_client import StoreClient
 from rayq.environment import Disk, Environment
@@ -33,6 +34,7 @@ class RecordUploads:
         self._claims = claims
         self._data_path = data_path
 
+    @answers(messages.StoreRecords)
     async def store(self, request: messages.StoreRecords) -> messages.StoreRecordsResponse:
         """See `messages.StoreRecords`."""
         name = self._checked(request)

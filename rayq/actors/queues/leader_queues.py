@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.queue_leader import LOADING_WAIT_S, QueueLeader, QueueRequest
+from rayq.actors.queues.queue_leader import LOADING_WAIT_S, QueueLeader
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -98,14 +99,16 @@ class LeaderQueues:
         self._replica_log.deletes_what_is_done = False
         self._changed.notify()
 
-    def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
+    def handle(
+        self, peer: Peer, request: messages.ToQueueLeader[Any]
+    ) -> Result | Awaitable[Result]:
         """Answers a request about a queue. See the messages for the errors."""
         queue = self._queues.get(request.queue_id)
         if queue is None:
             return self._handle_later(peer, request)
         return queue.handle(peer, request)
 
-    async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:
+    async def _handle_later(self, peer: Peer, request: messages.ToQueueLeader[Any]) -> Result:
         answer = (await self._find(request.queue_id)).handle(peer, request)
         return await answer if isinstance(answer, Awaitable) else answer
 

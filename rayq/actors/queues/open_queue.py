@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypedDict
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.handlers import answers
 from rayq.actors.queues.commits import FULL_GIVEN, QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
@@ -429,7 +430,8 @@ class OpenQueue:
 
     # --- for operators --------------------------------------------------------------------------
 
-    async def describe(self) -> messages.DescribeQueueResponse:
+    @answers(messages.DescribeQueue)
+    async def describe(self, _: messages.DescribeQueue) -> messages.DescribeQueueResponse:
         """See `messages.DescribeQueue`. It tells of a keeper that is away, too, so it does not wait
         for it; but of a start only what cannot go back."""
         if self._ended is not None:
@@ -444,6 +446,7 @@ class OpenQueue:
         self._told_start = max(self._told_start, start_offset)
         return await self.figures.describe(self._told_start)
 
+    @answers(messages.ListQueueRecords)
     async def list_records(
         self, request: messages.ListQueueRecords
     ) -> messages.ListQueueRecordsResponse:
@@ -478,6 +481,7 @@ class OpenQueue:
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)
 
+    @answers(messages.MoveQueueRecords)
     async def move_records(
         self, request: messages.MoveQueueRecords
     ) -> messages.MoveQueueRecordsResponse:
@@ -493,7 +497,8 @@ class OpenQueue:
                 return
             await asyncio.sleep(0)  # What was read may have been in memory.
 
-    async def purge(self) -> messages.PurgeQueueResponse:
+    @answers(messages.PurgeQueue)
+    async def purge(self, _: messages.PurgeQueue) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
         end, purged = self._replica_log.last_stable_offset, 0
         while True:

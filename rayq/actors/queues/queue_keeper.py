@@ -11,6 +11,7 @@ import logging
 
 from rayq import messages
 from rayq.actors.coordinator import Coordinator
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.kept_queues import (
@@ -31,6 +32,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.metrics import Sample
+from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class QueueKeeper(Coordinator[Record]):
 
     # --- leaders of data partitions ---------------------------------------------------------
 
+    @answers(messages.OpenQueueState)
     async def open_state(
         self, request: messages.OpenQueueState
     ) -> tuple[messages.OpenQueueStateResponse, bytes]:
@@ -103,8 +106,9 @@ class QueueKeeper(Coordinator[Record]):
         answer = messages.OpenQueueStateResponse(fence, next_after, self.state.fence_min)
         return answer, pack(page)
 
+    @answers_peer(messages.WriteQueueState)
     async def write(
-        self, request: messages.WriteQueueState, payload: memoryview
+        self, _: Peer, request: messages.WriteQueueState, payload: memoryview
     ) -> messages.WriteQueueStateResponse:
         """See `messages.WriteQueueState`."""
         state_key = StateKey(request.queue_id, request.data_partition)
@@ -216,3 +220,6 @@ async def _unknown(
             raise CoordinatorLoadingError("The broker's metadata are behind the controller's.")
         unknown.difference_update(one.queue_id for one in answer.queues)
     return unknown
+
+
+QueueKeeper.handlers = HandlerTable("queue keeper", QueueKeeper)

@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any, ClassVar
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.handlers import HandlerTable, answers_peer
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.lock_clock import LockClock
-from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.open_queue import OpenQueue, Settled
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import Answer, WaitingTakes
 from rayq.actors.replica.leader import Leader
@@ -34,18 +36,11 @@ LOADING_WAIT_S = 0.5
 RETRY_S = 0.1
 FAILURE_PAUSE_S = 1.0
 
-QueueRequest = (
-    messages.Take
-    | messages.Settle
-    | messages.DescribeQueue
-    | messages.ListQueueRecords
-    | messages.MoveQueueRecords
-    | messages.PurgeQueue
-)
-
 
 class QueueLeader:
     """See the module. Ends with the data leader's role, or when the queue is deleted."""
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -187,29 +182,34 @@ class QueueLeader:
 
     # --- requests -------------------------------------------------------------------------------
 
-    def handle(self, peer: Peer, request: QueueRequest) -> Result | Awaitable[Result]:
+    def handle(
+        self, peer: Peer, request: messages.ToQueueLeader[Any]
+    ) -> Result | Awaitable[Result]:
         """See the messages for the errors."""
         self._check()
-        if isinstance(request, messages.Take):
-            return self._take(peer, request)
-        opened = self.open
-        if opened is None:
+        if self.open is None and not isinstance(request, messages.Take):
             return self._handle_later(peer, request)
-        if isinstance(request, messages.Settle):
-            self.holders.heard(request.holder, peer)
-            return opened.settle(request)
-        return _answer(opened, request)
+        return self.handlers.answer(self, peer, request)
 
-    async def _handle_later(self, peer: Peer, request: QueueRequest) -> Result:
+    async def _handle_later(self, peer: Peer, request: messages.ToQueueLeader[Any]) -> Result:
         await self._opened()
         answer = self.handle(peer, request)
         return await answer if isinstance(answer, Awaitable) else answer
 
-    def _take(self, peer: Peer, request: messages.Take) -> asyncio.Future[Answer]:
+    @answers_peer(messages.Take)
+    def _take(self, peer: Peer, request: messages.Take, _: memoryview) -> asyncio.Future[Answer]:
         self.holders.heard(request.holder, peer)
         answer = self.takes.add(request, peer.closed)
         self.wake()
         return answer
+
+    @answers_peer(messages.Settle)
+    def _settle(
+        self, peer: Peer, request: messages.Settle, _: memoryview
+    ) -> messages.SettleResponse | Settled:
+        assert self.open is not None
+        self.holders.heard(request.holder, peer)
+        return self.open.settle(request)
 
     def _make_empty(self) -> Answer | RayqError:
         if self.open is None:
@@ -237,14 +237,4 @@ class QueueLeader:
                 self.open.tick(prolong_s, can_hear=self._can_hear())
 
 
-async def _answer(opened: OpenQueue, request: QueueRequest) -> Result:
-    match request:
-        case messages.DescribeQueue():
-            return await opened.describe()
-        case messages.ListQueueRecords():
-            return await opened.list_records(request)
-        case messages.MoveQueueRecords():
-            return await opened.move_records(request)
-        case messages.PurgeQueue():
-            return await opened.purge()
-    raise AssertionError(request)
+QueueLeader.handlers = HandlerTable("queue leader", QueueLeader, open=OpenQueue)

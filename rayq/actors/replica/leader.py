@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 from rayq import messages
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
@@ -25,6 +27,7 @@ from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import MIB
 from rayq.core.partition_state import Isr, PartitionState
+from rayq.core.topic_changes import check_not_internal
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
@@ -43,6 +46,7 @@ from rayq.logs import log_event
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
 from rayq.transaction_ids import is_transactional
+from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class Leader:
     `check()` raises when the process may not answer as leader any more: it is called again after
     every wait.
     """
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -201,6 +207,19 @@ class Leader:
 
     # --- producing --------------------------------------------------------------------------
 
+    @answers_peer(messages.Produce)
+    def _answer_produce(
+        self, peer: Peer, request: messages.Produce, payload: memoryview
+    ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
+        check_not_internal(self._assignment.topic)
+        return self.produce(request, payload, is_move=peer.role == "server")
+
+    @answers_peer(messages.Fetch)
+    def _answer_fetch(
+        self, peer: Peer, request: messages.Fetch, _: memoryview
+    ) -> Awaitable[tuple[messages.FetchResponse, bytes]]:
+        return self.reads.fetch(request, peer.room)
+
     def produce(
         self, request: messages.Produce, payload: memoryview, *, is_move: bool = False
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
@@ -312,11 +331,13 @@ class Leader:
 
     # --- the log start ----------------------------------------------------------------------
 
+    @answers(messages.DeleteRecords)
     async def delete_records(
         self, request: messages.DeleteRecords
     ) -> messages.DeleteRecordsResponse:
         """Moves the log start; answers when each replica that may lead next has moved it too,
         durably."""
+        check_not_internal(self._assignment.topic)
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
@@ -357,7 +378,10 @@ class Leader:
 
     # --- the object store -------------------------------------------------------------------
 
-    def describe_remote_storage(self) -> messages.DescribeRemoteStorageResponse:
+    @answers(messages.DescribeRemoteStorage)
+    def describe_remote_storage(
+        self, _: messages.DescribeRemoteStorage
+    ) -> messages.DescribeRemoteStorageResponse:
         """See `messages.DescribeRemoteStorage`; also for a topic that has nothing there."""
         if self.remote is not None:
             return self.remote.describe()
@@ -372,6 +396,7 @@ class Leader:
             trouble=None,
         )
 
+    @answers(messages.VerifyRemote)
     async def verify_remote(self, request: messages.VerifyRemote) -> messages.VerifyRemoteResponse:
         """See `messages.VerifyRemote`."""
         if self.remote is None:
@@ -382,6 +407,7 @@ class Leader:
 
     # --- followers --------------------------------------------------------------------------
 
+    @answers(messages.ReplicaFetch)
     async def replica_fetch(
         self, request: messages.ReplicaFetch
     ) -> tuple[messages.ReplicaFetchResponse, bytes]:
@@ -510,6 +536,7 @@ class Leader:
             tombstone_horizon=log.tombstone_horizon,
         )
 
+    @answers(messages.ReplicaFlushed)
     def replica_flushed(self, request: messages.ReplicaFlushed) -> None:
         self.state.follower_flushed(
             request.broker,
@@ -519,6 +546,7 @@ class Leader:
         )
         self._after_progress()
 
+    @answers(messages.ReplicaSnapshot)
     def replica_snapshot(
         self, request: messages.ReplicaSnapshot
     ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
@@ -577,3 +605,8 @@ class Leader:
     def _pause_proposals(self, partition_epoch: int, pause_s: float) -> None:
         if partition_epoch == self.state.partition_epoch:
             self._propose_from_s = self._environment.clock.monotonic() + pause_s
+
+
+Leader.handlers = HandlerTable(
+    "leader", Leader, reads=LeaderReads, transactions=LeaderTransactions
+)

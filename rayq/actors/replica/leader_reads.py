@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rayq import messages
+from rayq.actors.handlers import answers
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
@@ -218,6 +219,7 @@ class LeaderReads:
             aborted,
         )
 
+    @answers(messages.DescribeOpenTransactions)
     def describe_open_transactions(
         self, request: messages.DescribeOpenTransactions
     ) -> messages.DescribeOpenTransactionsResponse:
@@ -234,6 +236,7 @@ class LeaderReads:
             self._state.leader_epoch,
         )
 
+    @answers(messages.DescribeProducers)
     def describe_producers(
         self, request: messages.DescribeProducers
     ) -> messages.DescribeProducersResponse:
@@ -252,6 +255,7 @@ class LeaderReads:
                 f"The new leader of {self._where} does not know its high watermark yet."
             )
 
+    @answers(messages.ListOffsets)
     async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
         """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError,
         UnsupportedVersionError."""
@@ -277,6 +281,7 @@ class LeaderReads:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)
 
+    @answers(messages.DescribeOffset)
     async def describe_offset(
         self, request: messages.DescribeOffset
     ) -> messages.DescribeOffsetResponse:
@@ -294,6 +299,7 @@ class LeaderReads:
         age_ms = max(self._clock.wall_ms() - append_time_ms, 0)
         return messages.DescribeOffsetResponse(append_time_ms, age_ms)
 
+    @answers(messages.DescribeRemote)
     async def describe_remote(
         self, request: messages.DescribeRemote
     ) -> messages.DescribeRemoteResponse:

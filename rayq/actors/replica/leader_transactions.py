@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from rayq import messages
+from rayq.actors.handlers import answers
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
@@ -216,6 +217,7 @@ class LeaderTransactions:
 
     # --- markers ----------------------------------------------------------------------------
 
+    @answers(messages.WriteMarker)
     def write_marker(
         self, request: messages.WriteMarker
     ) -> messages.Done | asyncio.Future[messages.Done]:
@@ -246,6 +248,7 @@ class LeaderTransactions:
         deadline_s = self._clock.monotonic() + MARKER_WAIT_S
         return waiting.add(end_offset, answer, deadline_s=deadline_s)
 
+    @answers(messages.SealPartition)
     def seal(
         self, request: messages.SealPartition
     ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:
@@ -364,6 +367,7 @@ class LeaderTransactions:
                 continue
             one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
 
+    @answers(messages.AbortUnknownTransaction)
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
         """See `messages.AbortUnknownTransaction`."""
         family, epoch = request.family, request.epoch

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.queues.queue_keeper import QueueKeeper
@@ -47,14 +48,18 @@ from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result
 
 logger = logging.getLogger(__name__)
 CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator, QueueKeeper)
+COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)
 
 
 class Replica:
     """See the module. `open` first, then `apply` each newer assignment, at last `close` or
     `abandon`."""
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -364,8 +369,35 @@ class Replica:
             raise InvalidRequestError(f"{self.where} is rayq's own: it has no queues.")
         return self._queues
 
+    # --- requests ---------------------------------------------------------------------------
+
+    def handle(
+        self, peer: Peer, request: messages.ToPartition[Any], payload: memoryview
+    ) -> Result | Awaitable[Result]:
+        """Answers a request about this partition, in the role that the request is for. Raises what
+        `leader`, `coordinator` and `queues` raise, and what the message says."""
+        kind = type(request)
+        if kind in self.handlers:
+            return self.handlers.answer(self, peer, request, payload)
+        # A follower names the epoch, too.
+        in_role = cast("messages.ToLeader[Any]", request)
+        leader = self.leader(in_role.leader_epoch)
+        coordinator = self._coordinator
+        if coordinator is not None and kind in coordinator.handlers:
+            return coordinator.handlers.answer(coordinator, peer, request, payload)
+        if kind in leader.handlers:
+            return leader.handlers.answer(leader, peer, request, payload)
+        if isinstance(request, messages.ToQueueLeader):
+            return self.queues(request.leader_epoch).handle(peer, request)
+        wanted = next(one for one in COORDINATORS if kind in one.handlers)
+        raise InvalidRequestError(
+            f"{self.where} coordinates no {wanted.subject}: that is for partitions of "
+            f"{wanted.topic}."
+        )
+
     # --- what any replica answers -----------------------------------------------------------
 
+    @answers(messages.CheckRange)
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
         """Re-reads what a reader found damaged; damage on this disk ends this replica."""
         role = self._role
@@ -376,7 +408,8 @@ class Replica:
         await self._replica_log.verify(request.offset)
         return messages.Done()
 
-    def describe(self) -> messages.DescribeReplicaResponse:
+    @answers(messages.DescribeReplica)
+    def describe(self, _: messages.DescribeReplica) -> messages.DescribeReplicaResponse:
         log = self._replica_log.log
         return messages.DescribeReplicaResponse(
             broker=self._replica_log.broker,
@@ -512,3 +545,6 @@ class Replica:
     @property
     def _is_retention_running(self) -> bool:
         return self._retention is not None and not self._retention.done()
+
+
+Replica.handlers = HandlerTable("replica", Replica)

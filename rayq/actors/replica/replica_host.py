@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from rayq import messages
-from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
-from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.object_link import ObjectLink
-from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
-from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
+from rayq.core.topic_changes import check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -56,18 +53,12 @@ OPENED_AT_ONCE_MAX = 16
 ASSIGNED_AT_ONCE_MAX = 50
 BROKER_TIMEOUT_S = 5.0
 """The timeout of a question that the broker may hold for a while."""
-FOR_CLIENTS = (
-    messages.ToCoordinator,
-    messages.DescribeReplica,
-    messages.DescribeOpenTransactions,
-    messages.AbortUnknownTransaction,
-)
-"""All that a client may ask about a partition of rayq's own topics. The answers leave out whatever
-would let one client act as another; the records themselves do not."""
 
 
 class ReplicaHost:
     """See the module. `run` serves until it is stopped, then returns."""
+
+    handlers: ClassVar[HandlerTable]
 
     def __init__(
         self,
@@ -336,139 +327,20 @@ class ReplicaHost:
     def _handle(self, peer: Peer, request: messages.AnyRequest, payload: memoryview) -> Result | (
         Awaitable[Result]
     ):
-        if peer.role == "client" and isinstance(request, messages.ToPartition):
-            self._check_for_clients(request)
-        match request:
-            case messages.Produce():
-                return self._writable(request).produce(
-                    request, payload, is_move=peer.role == "server"
+        if not isinstance(request, messages.ToPartition):
+            if type(request) not in self.handlers:
+                raise ProtocolError(
+                    f"A replica process does not answer {type(request).__name__}."
                 )
-            case messages.Fetch():
-                return self._leader(request).reads.fetch(request, peer.room)
-            case (
-                messages.Take()
-                | messages.Settle()
-                | messages.DescribeQueue()
-                | messages.ListQueueRecords()
-                | messages.MoveQueueRecords()
-                | messages.PurgeQueue()
-            ):
-                replica = self._replica(request.topic_id, request.partition)
-                return replica.queues(request.leader_epoch).handle(peer, request)
-            case messages.ReplicaFetch():
-                return self._leader(request).replica_fetch(request)
-            case messages.ReplicaFlushed():
-                self._leader(request).replica_flushed(request)
-                return None
-            case messages.ListOffsets():
-                return self._leader(request).reads.list_offsets(request)
-            case messages.DescribeOffset():
-                return self._leader(request).reads.describe_offset(request)
-            case messages.DescribeRemote():
-                return self._leader(request).reads.describe_remote(request)
-            case messages.DeleteRecords():
-                return self._writable(request).delete_records(request)
-            case messages.ReplicaSnapshot():
-                return self._leader(request).replica_snapshot(request)
-            case messages.DescribeRemoteStorage():
-                return self._leader(request).describe_remote_storage()
-            case messages.VerifyRemote():
-                return self._leader(request).verify_remote(request)
-            case messages.DescribeProducers():
-                return self._leader(request).reads.describe_producers(request)
-            case messages.DescribeOpenTransactions():
-                if self._holds_groups(request):
-                    return self._groups(request).describe_open_transactions(request)
-                return self._leader(request).reads.describe_open_transactions(request)
-            case messages.WriteMarker():
-                if self._holds_groups(request):
-                    return self._groups(request).write_marker(request)
-                return self._leader(request).transactions.write_marker(request)
-            case messages.SealPartition():
-                return self._leader(request).transactions.seal(request)
-            case messages.AbortUnknownTransaction():
-                if self._holds_groups(request):
-                    return self._groups(request).abort_unknown(request)
-                return self._leader(request).transactions.abort_unknown(request)
-            case messages.DescribeReplica():
-                return self._replica(request.topic_id, request.partition).describe()
-            case messages.CheckRange():
-                return self._replica(request.topic_id, request.partition).check_range(request)
-            case messages.GroupHeartbeat():
-                return self._groups(request).heartbeat(peer, request)
-            case messages.CommitOffsets():
-                return self._groups(request).commit(request)
-            case messages.FetchCommitted():
-                return self._groups(request).fetch_committed(request)
-            case messages.ListGroups():
-                return self._groups(request).list_groups(request)
-            case messages.DescribeGroup():
-                return self._groups(request).describe(request)
-            case messages.DeleteGroup():
-                return self._groups(request).delete(request)
-            case messages.SetGroupOffsets():
-                return self._groups(request).set_offsets(request)
-            case messages.InitProducer():
-                return self._transactions(request).init_producer(request)
-            case messages.EndTransaction():
-                return self._transactions(request).end_transaction(request)
-            case messages.TouchTransaction():
-                return self._transactions(request).touch(request)
-            case messages.SealTransaction():
-                return self._transactions(request).seal(request)
-            case messages.JoinTransaction():
-                return self._transactions(request).join(request)
-            case messages.DescribeOutcome():
-                return self._transactions(request).describe_outcome(request)
-            case messages.ListTransactions():
-                return self._transactions(request).list_transactions(request)
-            case messages.DescribeTransaction():
-                return self._transactions(request).describe(request)
-            case messages.AbortTransaction():
-                return self._transactions(request).abort(request)
-            case messages.OpenQueueState():
-                return self._keeper(request).open_state(request)
-            case messages.WriteQueueState():
-                return self._keeper(request).write(request, payload)
-            case messages.DescribeMetrics():
-                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
-            case messages.StopReplicaHost():
-                return self._stop()
-        raise ProtocolError(f"A replica process does not answer {type(request).__name__}.")
-
-    def _leader(
-        self,
-        request: messages.ToLeader[Any] | messages.ReplicaFetch | messages.ReplicaFlushed,
-    ) -> Leader:
-        return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
-
-    def _check_for_clients(self, request: messages.ToPartition[Any]) -> None:
-        """Raises InvalidTopicError where the topic is rayq's own, and no client may ask this."""
-        replica = self._replicas.get((request.topic_id, request.partition))
-        if replica is not None and not isinstance(request, FOR_CLIENTS):
+            return self.handlers.answer(self, peer, request, payload)
+        replica = self._replica(request.topic_id, request.partition)
+        if peer.role == "client" and not request.reads_internal_topics:
             check_not_internal(replica.assignment.topic)
+        return replica.handle(peer, request, payload)
 
-    def _writable(self, request: messages.Produce | messages.DeleteRecords) -> Leader:
-        replica = self._replica(request.topic_id, request.partition)
-        check_not_internal(replica.assignment.topic)
-        return replica.leader(request.leader_epoch)
-
-    def _holds_groups(self, request: messages.ToLeader[Any]) -> bool:
-        """Whether transactions are open in the partition for positions of groups."""
-        replica = self._replica(request.topic_id, request.partition)
-        return replica.assignment.topic == OFFSETS_TOPIC
-
-    def _groups(self, request: messages.ToLeader[Any]) -> GroupCoordinator:
-        replica = self._replica(request.topic_id, request.partition)
-        return replica.coordinator(GroupCoordinator, request.leader_epoch)
-
-    def _transactions(self, request: messages.ToCoordinator[Any]) -> TransactionCoordinator:
-        replica = self._replica(request.topic_id, request.partition)
-        return replica.coordinator(TransactionCoordinator, request.leader_epoch)
-
-    def _keeper(self, request: messages.ToCoordinator[Any]) -> QueueKeeper:
-        replica = self._replica(request.topic_id, request.partition)
-        return replica.coordinator(QueueKeeper, request.leader_epoch)
+    @answers(messages.DescribeMetrics)
+    def _describe_metrics(self, _: messages.DescribeMetrics) -> messages.DescribeMetricsResponse:
+        return messages.DescribeMetricsResponse(self._environment.metrics.collect())
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))
@@ -479,7 +351,8 @@ class ReplicaHost:
             )
         return replica
 
-    async def _stop(self) -> messages.StopReplicaHostResponse:
+    @answers(messages.StopReplicaHost)
+    async def _stop(self, _: messages.StopReplicaHost) -> messages.StopReplicaHostResponse:
         async def close(replica: Replica) -> messages.ReplicaStatus:
             async with self._openers:
                 return await replica.close()
@@ -489,3 +362,5 @@ class ReplicaHost:
             self._stopped.set_result(None)
         return messages.StopReplicaHostResponse(statuses)
 
+
+ReplicaHost.handlers = HandlerTable("replica host", ReplicaHost)

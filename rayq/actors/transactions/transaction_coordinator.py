@@ -13,6 +13,7 @@ import logging
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
+from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Build, Links
@@ -93,6 +94,7 @@ class TransactionCoordinator(Coordinator[Record]):
 
     # --- producers --------------------------------------------------------------------------
 
+    @answers(messages.InitProducer)
     async def init_producer(
         self, request: messages.InitProducer
     ) -> messages.InitProducerResponse:
@@ -113,6 +115,7 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.InitProducerResponse(*value.next, value.last_name)
 
+    @answers(messages.EndTransaction)
     async def end_transaction(
         self, request: messages.EndTransaction
     ) -> messages.EndTransactionResponse:
@@ -147,6 +150,7 @@ class TransactionCoordinator(Coordinator[Record]):
             is_committed, *following, is_complete=key not in self.state.transactions
         )
 
+    @answers(messages.TouchTransaction)
     async def touch(self, request: messages.TouchTransaction) -> messages.Done:
         """See `messages.TouchTransaction`."""
         await self._begin_for(request.transactional_id)
@@ -164,6 +168,7 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
+    @answers(messages.SealTransaction)
     async def seal(self, request: messages.SealTransaction) -> messages.SealTransactionResponse:
         """See `messages.SealTransaction`."""
         key = TransactionKey(request.family, request.epoch)
@@ -184,6 +189,7 @@ class TransactionCoordinator(Coordinator[Record]):
 
     # --- servers ----------------------------------------------------------------------------
 
+    @answers(messages.JoinTransaction)
     async def join(self, request: messages.JoinTransaction) -> messages.Done:
         """See `messages.JoinTransaction`."""
         await self._begin(is_write=True)
@@ -200,6 +206,7 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
+    @answers(messages.DescribeOutcome)
     async def describe_outcome(
         self, request: messages.DescribeOutcome
     ) -> messages.DescribeOutcomeResponse:
@@ -215,6 +222,7 @@ class TransactionCoordinator(Coordinator[Record]):
 
     # --- operators --------------------------------------------------------------------------
 
+    @answers(messages.ListTransactions)
     async def list_transactions(
         self, request: messages.ListTransactions
     ) -> messages.ListTransactionsResponse:
@@ -232,6 +240,7 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    @answers(messages.DescribeTransaction)
     async def describe(
         self, request: messages.DescribeTransaction
     ) -> messages.DescribeTransactionResponse:
@@ -258,6 +267,7 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    @answers(messages.AbortTransaction)
     async def abort(self, request: messages.AbortTransaction) -> messages.Done:
         """See `messages.AbortTransaction`."""
         await self._begin(is_write=True)
@@ -468,3 +478,6 @@ class TransactionCoordinator(Coordinator[Record]):
             transactional_id=name,
             timeout_ms=self.state.ids[name].transaction_timeout_ms,
         )
+
+
+TransactionCoordinator.handlers = HandlerTable("transaction coordinator", TransactionCoordinator)

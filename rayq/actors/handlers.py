@@ -1,0 +1,114 @@
+"""Tables of the requests that a server answers, and the methods that answer them.
+
+A method says which request it answers by `@answers`. A table collects the methods of a class when
+its module is imported, and refuses to be made unless it has a handler for each request that says it
+is answered there (`Request.answered_by`), and for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from rayq.messages import REQUESTS, AnyRequest
+from rayq.messages.base import Answerer
+from rayq.wire.server import Peer, Result
+
+ServerT = TypeVar("ServerT")
+RequestT = TypeVar("RequestT", bound=AnyRequest)
+AnswerT = TypeVar("AnswerT")
+
+NO_PAYLOAD = memoryview(b"")
+_MARK = "_rayq_answers"
+
+
+class _Handler(NamedTuple):
+    owner: Callable[[Any], Any] | None
+    """Finds the part of the server that has the method. None: the server itself."""
+    method: str
+    takes_all: bool
+
+
+def answers(
+    kind: type[RequestT],
+) -> Callable[
+    [Callable[[ServerT, RequestT], AnswerT]], Callable[[ServerT, RequestT], AnswerT]
+]:
+    """Marks a method that answers a request, and takes nothing but the request."""
+    return _mark(kind, takes_all=False)
+
+
+def answers_peer(
+    kind: type[RequestT],
+) -> Callable[
+    [Callable[[ServerT, Peer, RequestT, memoryview], AnswerT]],
+    Callable[[ServerT, Peer, RequestT, memoryview], AnswerT],
+]:
+    """Marks a method that answers a request, and takes who asks and the payload, too."""
+    return _mark(kind, takes_all=True)
+
+
+def _mark(kind: type[AnyRequest], *, takes_all: bool) -> Callable[[Any], Any]:
+    def mark(method: Any) -> Any:
+        setattr(method, _MARK, (kind, takes_all))
+        return method
+
+    return mark
+
+
+class HandlerTable:
+    """The requests that `server` answers. `parts` are the classes of its attributes that answer
+    some of them; another table has those that are `decided_elsewhere`. Raises TypeError unless the
+    table is complete."""
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        server: type,
+        *,
+        decided_elsewhere: Collection[type[AnyRequest]] = (),
+        **parts: type,
+    ) -> None:
+        self._handlers: dict[type[AnyRequest], _Handler] = {}
+        for owner, part in (("", server), *parts.items()):
+            for base in part.__mro__:
+                for name, method in vars(base).items():
+                    kind, takes_all = getattr(method, _MARK, (None, False))
+                    if kind is None:
+                        continue
+                    if kind in self._handlers:
+                        raise TypeError(f"{server.__name__} answers {kind.__name__} twice.")
+                    self._handlers[kind] = _Handler(
+                        attrgetter(owner) if owner else None, name, takes_all
+                    )
+        expected = {kind for kind in REQUESTS.values() if answerer in kind.answered_by}
+        handled = {*self._handlers, *decided_elsewhere}
+        wrong = (expected ^ handled) | (self._handlers.keys() & {*decided_elsewhere})
+        if wrong:
+            raise TypeError(
+                f"{server.__name__} is the {answerer}: its handlers and the requests that say so "
+                f"differ in {sorted(kind.__name__ for kind in wrong)}."
+            )
+
+    def __contains__(self, kind: type[AnyRequest]) -> bool:
+        return kind in self._handlers
+
+    def answer(
+        self, server: Any, peer: Peer, request: AnyRequest, payload: memoryview = NO_PAYLOAD
+    ) -> Result | Awaitable[Result]:
+        """Calls the request's handler. Raises KeyError where the table has none, and what the
+        handler raises."""
+        method = self.method_of(server, request)
+        takes_all = self._handlers[type(request)].takes_all
+        answer: Result | Awaitable[Result] = (
+            method(peer, request, payload) if takes_all else method(request)
+        )
+        return answer
+
+    def method_of(self, server: Any, request: AnyRequest) -> Callable[..., Any]:
+        """The bound method that answers the request."""
+        handler = self._handlers[type(request)]
+        owner = server if handler.owner is None else handler.owner(server)
+        method: Callable[..., Any] = getattr(owner, handler.method)
+        return method

@@ -1,0 +1,285 @@
+"""What the controller decides on a request, by its state and a few facts that it has beside it.
+
+Each decision is a function `(state, request, facts) -> Decision`. The controller replays the
+records, appends them, and answers once they are committed. A request whose decision needs the
+controller itself (sessions, the quorum, a second append) is decided by one of its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from rayq import messages
+from rayq.config import ClusterConfig
+from rayq.core import (
+    broker_changes,
+    queue_changes,
+    reassignment,
+    remote_changes,
+    topic_changes,
+)
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import MetadataRecord
+from rayq.core.remote_changes import ObjectStoreFacts
+
+RequestT = TypeVar("RequestT", bound=messages.AnyRequest)
+
+
+class Decision(NamedTuple):
+    """The records that make a decision, and its answer."""
+
+    records: Sequence[MetadataRecord] = ()
+    answer: messages.Response | None = None
+    """None: the version of the metadata that has the records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a decision depends on beside the state."""
+
+    config: ClusterConfig
+    new_id: Callable[[], str]
+    now_ms: Callable[[], int]
+    """By the wall clock."""
+    heard: Callable[[], set[int]]
+    """The brokers that this controller has heard."""
+    store: ObjectStoreFacts
+
+
+Decide = Callable[[ClusterState, Any, Facts], Decision]
+DECISIONS: dict[type[messages.AnyRequest], Decide] = {}
+"""The decision on each request that needs no more than the state and the facts."""
+
+
+def decides(
+    kind: type[RequestT],
+) -> Callable[
+    [Callable[[ClusterState, RequestT, Facts], Decision]],
+    Callable[[ClusterState, RequestT, Facts], Decision],
+]:
+    """Adds a function to `DECISIONS`."""
+
+    def add(
+        decide: Callable[[ClusterState, RequestT, Facts], Decision],
+    ) -> Callable[[ClusterState, RequestT, Facts], Decision]:
+        assert kind not in DECISIONS, kind.__name__
+        DECISIONS[kind] = decide
+        return decide
+
+    return add
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def _create_topic(
+    state: ClusterState, request: messages.CreateTopic | messages.RestoreTopic, facts: Facts
+) -> Decision:
+    return Decision(
+        topic_changes.create_topic(
+            state,
+            topic_id=facts.new_id(),
+            name=request.name,
+            partitions=request.partitions,
+            replication_factor=request.replication_factor,
+            options=request.config,
+            store=facts.store,
+            restored=request.pointers if isinstance(request, messages.RestoreTopic) else (),
+        )
+    )
+
+
+decides(messages.CreateTopic)(_create_topic)
+decides(messages.RestoreTopic)(_create_topic)
+
+
+@decides(messages.DeleteTopic)
+def _delete_topic(state: ClusterState, request: messages.DeleteTopic, facts: Facts) -> Decision:
+    queue_changes.check_deleted_topic(state, request.name)
+    return Decision(topic_changes.delete_topic(state, request.name, now_ms=facts.now_ms()))
+
+
+@decides(messages.CreatePartitions)
+def _create_partitions(
+    state: ClusterState, request: messages.CreatePartitions, facts: Facts
+) -> Decision:
+    queue_changes.check_new_partitions(state, request.name, force=request.force)
+    return Decision(topic_changes.create_partitions(state, request.name, request.total))
+
+
+@decides(messages.ElectLeaders)
+def _elect_leaders(state: ClusterState, request: messages.ElectLeaders, facts: Facts) -> Decision:
+    return Decision(
+        topic_changes.elect_leaders(
+            state, request.name, request.partitions, unclean=request.unclean
+        )
+    )
+
+
+@decides(messages.EndRemoteStorage)
+def _end_remote_storage(
+    state: ClusterState, request: messages.EndRemoteStorage, facts: Facts
+) -> Decision:
+    return Decision(topic_changes.end_remote_storage(state, request.name, now_ms=facts.now_ms()))
+
+
+@decides(messages.EnsureOffsetsTopic)
+def _ensure_offsets_topic(
+    state: ClusterState, request: messages.EnsureOffsetsTopic, facts: Facts
+) -> Decision:
+    return Decision(
+        topic_changes.ensure_own_topic(
+            state,
+            topic_changes.OFFSETS_TOPIC,
+            topic_id=facts.new_id(),
+            partitions=facts.config.offsets_topic_partitions,
+        )
+    )
+
+
+@decides(messages.EnsureTransactionsTopic)
+def _ensure_transactions_topic(
+    state: ClusterState, request: messages.EnsureTransactionsTopic, facts: Facts
+) -> Decision:
+    return Decision(
+        topic_changes.ensure_own_topic(
+            state,
+            topic_changes.TRANSACTIONS_TOPIC,
+            topic_id=facts.new_id(),
+            partitions=facts.config.transaction_state_partitions,
+        )
+    )
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+@decides(messages.CreateQueue)
+def _create_queue(state: ClusterState, request: messages.CreateQueue, facts: Facts) -> Decision:
+    return Decision(
+        queue_changes.create_queue(
+            state,
+            new_id=facts.new_id,
+            name=request.name,
+            topic=request.topic,
+            options=request.config,
+            partitions=request.partitions,
+            replication_factor=request.replication_factor,
+            topic_options=request.topic_config,
+            keeper_partitions=facts.config.queue_state_partitions,
+            store=facts.store,
+        )
+    )
+
+
+@decides(messages.AlterQueue)
+def _alter_queue(state: ClusterState, request: messages.AlterQueue, facts: Facts) -> Decision:
+    return Decision(
+        queue_changes.alter_queue(state, request.name, request.config, new_id=facts.new_id)
+    )
+
+
+@decides(messages.DeleteQueue)
+def _delete_queue(state: ClusterState, request: messages.DeleteQueue, facts: Facts) -> Decision:
+    return Decision(queue_changes.delete_queue(state, request.name))
+
+
+# --- the object store -----------------------------------------------------------------------------
+
+
+@decides(messages.MoveRemote)
+def _move_remote(state: ClusterState, request: messages.MoveRemote, facts: Facts) -> Decision:
+    return Decision(
+        remote_changes.move_remote(
+            state,
+            topic_id=request.topic_id,
+            partition=request.partition,
+            broker=request.broker,
+            incarnation=request.incarnation,
+            leader_epoch=request.leader_epoch,
+            pointer=request.pointer,
+            is_adopted=request.is_adopted,
+        )
+    )
+
+
+@decides(messages.PinSnapshot)
+def _pin_snapshot(state: ClusterState, request: messages.PinSnapshot, facts: Facts) -> Decision:
+    return Decision(
+        remote_changes.pin_snapshot(
+            state,
+            pin_id=request.pin_id,
+            topic_id=request.topic_id,
+            starts=request.starts,
+            ttl_ms=request.ttl_ms,
+        )
+    )
+
+
+@decides(messages.UnpinSnapshot)
+def _unpin_snapshot(state: ClusterState, request: messages.UnpinSnapshot, facts: Facts) -> Decision:
+    return Decision(remote_changes.unpin_snapshots(state, {request.pin_id}))
+
+
+@decides(messages.BeginRemoval)
+def _begin_removal(state: ClusterState, request: messages.BeginRemoval, facts: Facts) -> Decision:
+    return Decision(
+        remote_changes.begin_removal(state, request.topic_id, request.deleted_ms)
+    )
+
+
+@decides(messages.RemoveGarbage)
+def _remove_garbage(state: ClusterState, request: messages.RemoveGarbage, facts: Facts) -> Decision:
+    return Decision(
+        remote_changes.remove_garbage(state, request.topic_id, request.deleted_ms)
+    )
+
+
+# --- brokers --------------------------------------------------------------------------------------
+
+
+@decides(messages.ConfirmMetadata)
+def _confirm_metadata(
+    state: ClusterState, request: messages.ConfirmMetadata, facts: Facts
+) -> Decision:
+    return Decision(broker_changes.change_nothing(state))
+
+
+@decides(messages.AllocateProducerIds)
+def _allocate_producer_ids(
+    state: ClusterState, request: messages.AllocateProducerIds, facts: Facts
+) -> Decision:
+    broker_changes.check_broker(state, request.broker, request.incarnation)
+    answer = messages.AllocateProducerIdsResponse(
+        state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
+    )
+    return Decision(broker_changes.allocate_producer_ids(state), answer)
+
+
+@decides(messages.AlterReassignments)
+def _alter_reassignments(
+    state: ClusterState, request: messages.AlterReassignments, facts: Facts
+) -> Decision:
+    return Decision(
+        reassignment.alter_reassignments(
+            state, request.moves, request.throttle_bytes_per_s, facts.heard()
+        )
+    )
+
+
+@decides(messages.SetReplicationFactor)
+def _set_replication_factor(
+    state: ClusterState, request: messages.SetReplicationFactor, facts: Facts
+) -> Decision:
+    return Decision(
+        reassignment.set_replication_factor(
+            state, request.name, request.replication_factor, request.throttle_bytes_per_s
+        )
+    )
+
+
+@decides(messages.CordonBroker)
+def _cordon_broker(state: ClusterState, request: messages.CordonBroker, facts: Facts) -> Decision:
+    return Decision(reassignment.cordon_broker(state, request.broker, request.cordoned))
