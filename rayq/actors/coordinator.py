@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rayq import messages
@@ -21,6 +21,7 @@ from rayq.actors.handlers import HandlerTable
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
+from rayq.core.decision import Decision
 from rayq.errors import (
     CoordinatorLoadingError,
     CorruptBatchError,
@@ -123,6 +124,19 @@ class Coordinator(ABC, Generic[RecordT]):
                 f"The coordinator of {self.where} starts over: try again."
             )
 
+    async def _answer(self, decide: Callable[[], Decision[RecordT, T]]) -> T:
+        """Decides, and returns the answer once what was decided is committed, or what a refusal is
+        based on. Whoever answers in one step answers by this, so that none can forget to wait."""
+
+        def decide_and_append() -> T:
+            decision = decide()
+            self._append(decision.records)
+            return decision.answer()
+
+        answer = await self._decide(decide_and_append)
+        await self._until_committed()
+        return answer
+
     async def _decide(self, decide: Callable[[], T]) -> T:
         """Runs a decision. A refusal is raised only when what it is based on is committed."""
         try:
@@ -135,6 +149,18 @@ class Coordinator(ABC, Generic[RecordT]):
         """Returns when all decided by now is committed, and this object still coordinates."""
         await self._log.until_committed()
         self._check(None)
+
+    def _append(self, records: Sequence[RecordT]) -> None:
+        """A decision's records take effect here at once, and are on their way to the log."""
+        if not records:
+            return
+        for record in records:
+            self._replay(record)
+        self._log.append(list(records))
+
+    @abstractmethod
+    def _replay(self, record: RecordT) -> None:
+        """Has a record take effect."""
 
     def _may_be_heard(self) -> bool:
         """Whether requests are not refused just now."""

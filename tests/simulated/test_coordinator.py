@@ -12,6 +12,7 @@ from proving.simulation.process import Process
 from rayq import messages
 from rayq.actors.coordinator import LOADING_WAIT_S, READ_RETRY_S, RETRY_S, Coordinator
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.decision import Decision
 from rayq.errors import (
     CoordinatorLoadingError,
     CorruptBatchError,
@@ -61,23 +62,19 @@ class Words(Coordinator[str]):
         """Adds a word. Nobody may say "no"."""
         await self._begin(is_write=is_write, is_ready=is_ready)
 
-        def decide() -> str:
+        def decide() -> Decision[str, list[str]]:
             if word == "no":
                 raise InvalidRequestError("no word")
-            return word
+            return Decision([word], lambda: [*self.words])
 
-        decided = await self._decide(decide)
-        self.words.append(decided)
-        self._log.append([decided])
-        said = [*self.words]
-        await self._until_committed()
-        return said
+        return await self._answer(decide)
 
     async def heard(self, *, is_write: bool = False) -> list[str]:
         await self._begin(is_write=is_write)
-        heard = [*self.words]
-        await self._until_committed()
-        return heard
+        return await self._answer(lambda: Decision([], lambda: [*self.words]))
+
+    def _replay(self, record: str) -> None:
+        self.words.append(record)
 
 
 class Told(Led):

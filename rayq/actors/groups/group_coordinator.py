@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
@@ -21,6 +21,7 @@ from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.core import group_changes, group_offsets, group_transactions
 from rayq.core.assignors import load_assignors
+from rayq.core.decision import Decision
 from rayq.core.group_changes import Beat
 from rayq.core.group_offsets import OffsetCommit
 from rayq.core.group_records import (
@@ -185,17 +186,22 @@ class GroupCoordinator(Coordinator[Record]):
 
     async def _leave(self, request: messages.GroupHeartbeat) -> messages.GroupHeartbeatResponse:
         key, clock = (request.group, request.member), self._environment.clock
-        now_ms = clock.wall_ms()
-        if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
-            records = group_changes.leave_static(
-                self.state, *key, now_s=clock.monotonic(), now_ms=now_ms
-            )
-        else:
-            records = group_changes.leave(self.state, *key, request.reason, now_ms=now_ms)
-        self._append(records)
-        self._release(key)
-        await self._until_committed()
-        return messages.GroupHeartbeatResponse(0, [])
+
+        def decide() -> Decision[Record, messages.GroupHeartbeatResponse]:
+            now_ms = clock.wall_ms()
+            if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
+                records = group_changes.leave_static(
+                    self.state, *key, now_s=clock.monotonic(), now_ms=now_ms
+                )
+            else:
+                records = group_changes.leave(self.state, *key, request.reason, now_ms=now_ms)
+            return Decision(records, left)
+
+        def left() -> messages.GroupHeartbeatResponse:
+            self._release(key)
+            return messages.GroupHeartbeatResponse(0, [])
+
+        return await self._answer(decide)
 
     def _member(self, key: MemberKey, request: messages.GroupHeartbeat) -> MemberValue:
         return group_changes.find_member(self.state, *key, request.instance)
@@ -240,20 +246,19 @@ class GroupCoordinator(Coordinator[Record]):
         offsets = [OffsetCommit(*one) for one in request.offsets]
         now_ms = self._environment.clock.wall_ms()
 
-        def decide() -> tuple[list[Record], list[group_offsets.Refused]]:
+        def decide() -> Decision[Record, messages.CommitOffsetsResponse]:
             of_member = (request.member, request.member_epoch, request.sequence)
             if transaction is None:
-                return group_offsets.commit(
+                records, refused = group_offsets.commit(
                     self.state, request.group, *of_member, offsets, now_ms=now_ms
                 )
-            return group_transactions.commit(
-                self.state, request.group, transaction, *of_member, offsets, now_ms=now_ms
-            )
+            else:
+                records, refused = group_transactions.commit(
+                    self.state, request.group, transaction, *of_member, offsets, now_ms=now_ms
+                )
+            return Decision(records, lambda: messages.CommitOffsetsResponse(refused))
 
-        records, refused = await self._decide(decide)
-        self._append(records)
-        await self._until_committed()
-        return messages.CommitOffsetsResponse(refused)
+        return await self._answer(decide)
 
     @answers(messages.FetchCommitted)
     async def fetch_committed(
@@ -261,17 +266,19 @@ class GroupCoordinator(Coordinator[Record]):
     ) -> messages.FetchCommittedResponse:
         """See `messages.FetchCommitted`."""
         await self._begin_for(request.group, is_write=True)
-        group = self.state.groups.get(request.group)
-        await self._decide(
-            lambda: group_offsets.check_none_pending(group, request.group, request.partitions)
-        )
-        # A record that changes nothing: once it is committed, no newer coordinator had begun.
-        self._append([GroupRecord(request.group, None if group is None else group.value)])
-        group = group or Group()
-        wanted = sorted(group.offsets) if request.partitions is None else request.partitions
-        answer = messages.FetchCommittedResponse(committed_offsets(group, wanted))
-        await self._until_committed()
-        return answer
+
+        def decide() -> Decision[Record, messages.FetchCommittedResponse]:
+            group = self.state.groups.get(request.group)
+            group_offsets.check_none_pending(group, request.group, request.partitions)
+            # A record that changes nothing: once it is committed, no newer coordinator had begun.
+            unchanged = GroupRecord(request.group, None if group is None else group.value)
+            return Decision([unchanged], lambda: fetched(group or Group()))
+
+        def fetched(group: Group) -> messages.FetchCommittedResponse:
+            wanted = sorted(group.offsets) if request.partitions is None else request.partitions
+            return messages.FetchCommittedResponse(committed_offsets(group, wanted))
+
+        return await self._answer(decide)
 
     @answers(messages.SetGroupOffsets)
     async def set_offsets(self, request: messages.SetGroupOffsets) -> messages.Done:
@@ -281,33 +288,33 @@ class GroupCoordinator(Coordinator[Record]):
             OffsetCommit(topic_id, partition, offset, last_epoch=None, metadata="")
             for topic_id, partition, offset in request.offsets
         ]
-        records = await self._decide(
-            lambda: group_offsets.set_offsets(
-                self.state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
+        return await self._answer(
+            lambda: Decision(
+                group_offsets.set_offsets(
+                    self.state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
+                ),
+                messages.Done,
             )
         )
-        self._append(records)
-        await self._until_committed()
-        return messages.Done()
 
     @answers(messages.WriteMarker)
     async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
         """A transaction ended: its positions take effect, or none does. See
         `messages.WriteMarker`."""
         await self._begin(is_write=True)
-        records = await self._decide(
-            lambda: group_transactions.end(
-                self.state,
-                request.family,
-                request.epoch,
-                is_commit=request.is_commit,
-                coordinator_epoch=request.coordinator_epoch,
-                now_ms=self._environment.clock.wall_ms(),
+        return await self._answer(
+            lambda: Decision(
+                group_transactions.end(
+                    self.state,
+                    request.family,
+                    request.epoch,
+                    is_commit=request.is_commit,
+                    coordinator_epoch=request.coordinator_epoch,
+                    now_ms=self._environment.clock.wall_ms(),
+                ),
+                messages.Done,
             )
         )
-        self._append(records)
-        await self._until_committed()
-        return messages.Done()
 
     async def _abort(self, transaction: group_transactions.Transaction) -> None:
         try:
@@ -323,18 +330,20 @@ class GroupCoordinator(Coordinator[Record]):
     async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
         """See `messages.ListGroups`."""
         await self._begin(is_write=False)
-        answer = messages.ListGroupsResponse(summaries(self.state))
-        await self._until_committed()
-        return answer
+        return await self._answer(
+            lambda: Decision([], lambda: messages.ListGroupsResponse(summaries(self.state)))
+        )
 
     @answers(messages.DescribeGroup)
     async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
         """See `messages.DescribeGroup`."""
         await self._begin_for(request.group, is_write=False, needs_topics=True)
-        group = await self._decide(lambda: group_changes.find_group(self.state, request.group))
-        answer = description(self.state, request.group, group)
-        await self._until_committed()
-        return answer
+
+        def answer() -> messages.DescribeGroupResponse:
+            group = group_changes.find_group(self.state, request.group)
+            return description(self.state, request.group, group)
+
+        return await self._answer(lambda: Decision([], answer))
 
     @answers(messages.DescribeOpenTransactions)
     async def describe_open_transactions(
@@ -342,17 +351,24 @@ class GroupCoordinator(Coordinator[Record]):
     ) -> messages.DescribeOpenTransactionsResponse:
         """The transactions that hold positions here; of offsets the answer says nothing."""
         await self._begin(is_write=True)
-        held = [(family, one.epoch, 0) for family, one in sorted(self.state.transactions.items())]
-        await self._until_committed()
-        return messages.DescribeOpenTransactionsResponse(
-            0, 0, held, [], leader_epoch=request.leader_epoch
-        )
+
+        def answer() -> messages.DescribeOpenTransactionsResponse:
+            held = [
+                (family, transaction.epoch, 0)
+                for family, transaction in sorted(self.state.transactions.items())
+            ]
+            return messages.DescribeOpenTransactionsResponse(
+                0, 0, held, [], leader_epoch=request.leader_epoch
+            )
+
+        return await self._answer(lambda: Decision([], answer))
 
     @answers(messages.AbortUnknownTransaction)
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
         """See `messages.AbortUnknownTransaction`."""
         await self._begin(is_write=True)
         family, epoch = request.family, request.epoch
+        outcome = None
         if group_transactions.has_joined(self.state, family, epoch):
             outcome = await self._links.outcome(family, epoch)
             if outcome not in messages.OUTCOMES_OVER:
@@ -361,30 +377,34 @@ class GroupCoordinator(Coordinator[Record]):
                     "ends it. Abort it by its transactional id."
                 )
             await self._begin(is_write=True)
+
+        def decide() -> Decision[Record, messages.Done]:
+            if outcome is None:
+                return Decision([], messages.Done)
             ended = self.state.ended.get(family)
-            records = await self._decide(
-                lambda: group_transactions.end(
+            return Decision(
+                group_transactions.end(
                     self.state,
                     family,
                     epoch,
                     is_commit=outcome == "committed",
                     coordinator_epoch=0 if ended is None else ended.coordinator_epoch,
                     now_ms=self._environment.clock.wall_ms(),
-                )
+                ),
+                messages.Done,
             )
-            self._append(records)
-        await self._until_committed()
-        return messages.Done()
+
+        return await self._answer(decide)
 
     @answers(messages.DeleteGroup)
     async def delete(self, request: messages.DeleteGroup) -> messages.Done:
         """See `messages.DeleteGroup`."""
         await self._begin_for(request.group, is_write=True)
-        self._append(
-            await self._decide(lambda: group_offsets.delete_group(self.state, request.group))
+        return await self._answer(
+            lambda: Decision(
+                group_offsets.delete_group(self.state, request.group), messages.Done
+            )
         )
-        await self._until_committed()
-        return messages.Done()
 
     # --- before and after a decision --------------------------------------------------------
 
@@ -412,28 +432,26 @@ class GroupCoordinator(Coordinator[Record]):
                 f"{self._partition}."
             )
 
-    def _append(self, records: list[Record]) -> None:
-        """A decision's records take effect here at once, and are on their way to the log."""
-        if not records:
-            return
-        for record in records:
-            if isinstance(record, GroupRecord):
-                if record.value is None:
-                    self._environment.metrics.forget(group=record.group)
-                else:
-                    self._log_rebalance(record.group, record.value)
-            self.state.replay(record)
-            if isinstance(record, MemberRecord):
-                key = (record.group, record.member)
-                self._release(key)
-                if record.value is None:
-                    self._unwatch(key)
+    def _replay(self, record: Record) -> None:
+        if isinstance(record, GroupRecord):
+            if record.value is None:
+                self._environment.metrics.forget(group=record.group)
+            else:
+                self._log_rebalance(record.group, record.value)
+        self.state.replay(record)
+        if isinstance(record, MemberRecord):
+            key = (record.group, record.member)
+            self._release(key)
+            if record.value is None:
+                self._unwatch(key)
+
+    def _append(self, records: Sequence[Record]) -> None:
         if any(isinstance(record, MemberRecord) for record in records):
-            self._log.append(records)
+            super()._append(records)
             return
+        # Positions do not depend on each other.
         for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
-            # Positions do not depend on each other.
-            self._log.append(records[start : start + OFFSETS_PER_BATCH_MAX])
+            super()._append(records[start : start + OFFSETS_PER_BATCH_MAX])
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
         known = self.state.groups.get(group)

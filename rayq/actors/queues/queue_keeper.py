@@ -14,6 +14,7 @@ from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.decision import Decision
 from rayq.core.kept_queues import (
     KeptQueues,
     KeptRecord,
@@ -92,19 +93,22 @@ class QueueKeeper(Coordinator[Record]):
         """See `messages.OpenQueueState`."""
         state_key = StateKey(request.queue_id, request.data_partition)
         await self._begin(is_write=True)
-        fence, records = await self._decide(
-            lambda: self.state.open_state(
+
+        def decide() -> Decision[Record, tuple[messages.OpenQueueStateResponse, bytes]]:
+            fence, records = self.state.open_state(
                 state_key,
                 data_leader_epoch=request.data_leader_epoch,
                 opener=request.opener,
                 is_first_page=not request.after,
             )
-        )
-        self._append(records)
-        page, next_after = self.state.read(state_key, request.after)
-        await self._until_committed()
-        answer = messages.OpenQueueStateResponse(fence, next_after, self.state.fence_min)
-        return answer, pack(page)
+            return Decision(records, lambda: opened(fence))
+
+        def opened(fence: int) -> tuple[messages.OpenQueueStateResponse, bytes]:
+            page, next_after = self.state.read(state_key, request.after)
+            answer = messages.OpenQueueStateResponse(fence, next_after, self.state.fence_min)
+            return answer, pack(page)
+
+        return await self._answer(decide)
 
     @answers_peer(messages.WriteQueueState)
     async def write(
@@ -114,10 +118,12 @@ class QueueKeeper(Coordinator[Record]):
         state_key = StateKey(request.queue_id, request.data_partition)
         records = unpack_part(payload)
         await self._begin(is_write=True)
-        self._append(await self._decide(lambda: self._write(state_key, request, records)))
-        if request.is_last:
-            await self._until_committed()
-        return messages.WriteQueueStateResponse(self.state.is_full)
+        return await self._answer(
+            lambda: Decision(
+                self._write(state_key, request, records),
+                lambda: messages.WriteQueueStateResponse(self.state.is_full),
+            )
+        )
 
     def _write(
         self,
@@ -145,13 +151,8 @@ class QueueKeeper(Coordinator[Record]):
         self._sequences[state_key] = request.fence, request.sequence
         return decided
 
-    def _append(self, records: list[Record]) -> None:
-        """A decision's records take effect here at once, and are on their way to the log."""
-        if not records:
-            return
-        for record in records:
-            self.state.replay(record)
-        self._log.append(records)
+    def _replay(self, record: Record) -> None:
+        self.state.replay(record)
 
     # --- beginning anew ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
@@ -18,6 +19,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Build, Links
 from rayq.core import transaction_changes as changes
+from rayq.core.decision import Decision
 from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.core.transaction_records import (
     Record,
@@ -101,19 +103,23 @@ class TransactionCoordinator(Coordinator[Record]):
         """See `messages.InitProducer`."""
         name = request.transactional_id
         await self._begin_for(name)
-        records = await self._decide(
-            lambda: changes.init_producer(
-                self.state,
-                name,
-                request.owner,
-                transaction_timeout_ms=request.transaction_timeout_ms,
-                now_ms=self._clock_watch.latest_ms(),
+
+        def answer() -> messages.InitProducerResponse:
+            value = self.state.ids[name]
+            return messages.InitProducerResponse(*value.next, value.last_name)
+
+        return await self._answer(
+            lambda: Decision(
+                changes.init_producer(
+                    self.state,
+                    name,
+                    request.owner,
+                    transaction_timeout_ms=request.transaction_timeout_ms,
+                    now_ms=self._clock_watch.latest_ms(),
+                ),
+                answer,
             )
         )
-        self._append(records)
-        value = self.state.ids[name]
-        await self._until_committed()
-        return messages.InitProducerResponse(*value.next, value.last_name)
 
     @answers(messages.EndTransaction)
     async def end_transaction(
@@ -123,24 +129,22 @@ class TransactionCoordinator(Coordinator[Record]):
         name, owner = request.transactional_id, request.owner
         key = TransactionKey(request.family, request.epoch)
         await self._begin_for(name)
-        records = await self._decide(
-            lambda: changes.end(
-                self.state,
-                name,
-                owner,
-                key,
-                is_commit=request.is_commit,
-                name=request.name,
-                now_ms=self._clock_watch.latest_ms(),
+        is_committed, following = await self._answer(
+            lambda: Decision(
+                changes.end(
+                    self.state,
+                    name,
+                    owner,
+                    key,
+                    is_commit=request.is_commit,
+                    name=request.name,
+                    now_ms=self._clock_watch.latest_ms(),
+                ),
+                lambda: changes.ended(
+                    self.state, name, owner, key, is_commit=request.is_commit, name=request.name
+                ),
             )
         )
-        self._append(records)
-        is_committed, following = await self._decide(
-            lambda: changes.ended(
-                self.state, name, owner, key, is_commit=request.is_commit, name=request.name
-            )
-        )
-        await self._until_committed()
         markers = self._markers.get(key)
         # Where those of an earlier one are still out, some partition cannot be reached just now.
         if markers is not None and self.state.under_way(name)[:1] == [key]:
@@ -154,38 +158,39 @@ class TransactionCoordinator(Coordinator[Record]):
     async def touch(self, request: messages.TouchTransaction) -> messages.Done:
         """See `messages.TouchTransaction`."""
         await self._begin_for(request.transactional_id)
-        records = await self._decide(
-            lambda: changes.touch(
-                self.state,
-                request.transactional_id,
-                request.owner,
-                TransactionKey(request.family, request.epoch),
-                now_s=self._environment.clock.monotonic(),
-                now_ms=self._clock_watch.latest_ms(),
+        return await self._answer(
+            lambda: Decision(
+                changes.touch(
+                    self.state,
+                    request.transactional_id,
+                    request.owner,
+                    TransactionKey(request.family, request.epoch),
+                    now_s=self._environment.clock.monotonic(),
+                    now_ms=self._clock_watch.latest_ms(),
+                ),
+                messages.Done,
             )
         )
-        self._append(records)
-        await self._until_committed()
-        return messages.Done()
 
     @answers(messages.SealTransaction)
     async def seal(self, request: messages.SealTransaction) -> messages.SealTransactionResponse:
         """See `messages.SealTransaction`."""
         key = TransactionKey(request.family, request.epoch)
         await self._begin_for(request.transactional_id)
-        records = await self._decide(
-            lambda: changes.seal(
-                self.state,
-                request.transactional_id,
-                request.owner,
-                key,
-                now_ms=self._clock_watch.latest_ms(),
+        return await self._answer(
+            lambda: Decision(
+                changes.seal(
+                    self.state,
+                    request.transactional_id,
+                    request.owner,
+                    key,
+                    now_ms=self._clock_watch.latest_ms(),
+                ),
+                lambda: messages.SealTransactionResponse(
+                    sorted(self.state.transactions[key].participants)
+                ),
             )
         )
-        self._append(records)
-        participants = sorted(self.state.transactions[key].participants)
-        await self._until_committed()
-        return messages.SealTransactionResponse(participants)
 
     # --- servers ----------------------------------------------------------------------------
 
@@ -193,18 +198,18 @@ class TransactionCoordinator(Coordinator[Record]):
     async def join(self, request: messages.JoinTransaction) -> messages.Done:
         """See `messages.JoinTransaction`."""
         await self._begin(is_write=True)
-        records = await self._decide(
-            lambda: changes.join(
-                self.state,
-                TransactionKey(request.family, request.epoch),
-                (request.participant_topic_id, request.participant_partition),
-                now_s=self._environment.clock.monotonic(),
-                now_ms=self._clock_watch.latest_ms(),
+        return await self._answer(
+            lambda: Decision(
+                changes.join(
+                    self.state,
+                    TransactionKey(request.family, request.epoch),
+                    (request.participant_topic_id, request.participant_partition),
+                    now_s=self._environment.clock.monotonic(),
+                    now_ms=self._clock_watch.latest_ms(),
+                ),
+                messages.Done,
             )
         )
-        self._append(records)
-        await self._until_committed()
-        return messages.Done()
 
     @answers(messages.DescribeOutcome)
     async def describe_outcome(
@@ -213,12 +218,15 @@ class TransactionCoordinator(Coordinator[Record]):
         """See `messages.DescribeOutcome`."""
         await self._begin(is_write=True)
         key = TransactionKey(request.family, request.epoch)
-        state = changes.outcome(self.state, key)
-        if key not in self.state.transactions:
+
+        def decide() -> Decision[Record, messages.DescribeOutcomeResponse]:
+            outcome = changes.outcome(self.state, key)
             # A record that changes nothing: once it is committed, no newer coordinator had begun.
-            self._append([TransactionRecord(key, None)])
-        await self._until_committed()
-        return messages.DescribeOutcomeResponse(state)
+            is_known = key in self.state.transactions
+            records = [] if is_known else [TransactionRecord(key, None)]
+            return Decision(records, lambda: messages.DescribeOutcomeResponse(outcome))
+
+        return await self._answer(decide)
 
     # --- operators --------------------------------------------------------------------------
 
@@ -228,44 +236,47 @@ class TransactionCoordinator(Coordinator[Record]):
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
         await self._begin(is_write=False)
-        listed = {one.transactional_id for one in self.state.transactions.values()}
-        if request.idle:
-            listed.update(self.state.ids)
-        left = sorted(name for name in listed if name > request.after)
-        names = left[: messages.LISTED_IDS_MAX]
-        answer = messages.ListTransactionsResponse(
-            [summary for name in names for summary in self._summaries(name)],
-            names[-1] if len(names) < len(left) else None,
-        )
-        await self._until_committed()
-        return answer
+
+        def answer() -> messages.ListTransactionsResponse:
+            listed = {value.transactional_id for value in self.state.transactions.values()}
+            if request.idle:
+                listed.update(self.state.ids)
+            left = sorted(name for name in listed if name > request.after)
+            names = left[: messages.LISTED_IDS_MAX]
+            return messages.ListTransactionsResponse(
+                [summary for name in names for summary in self._summaries(name)],
+                names[-1] if len(names) < len(left) else None,
+            )
+
+        return await self._answer(lambda: Decision([], answer))
 
     @answers(messages.DescribeTransaction)
     async def describe(
         self, request: messages.DescribeTransaction
     ) -> messages.DescribeTransactionResponse:
         """See `messages.DescribeTransaction`."""
-        name = request.transactional_id
         await self._begin(is_write=False)
-        value = self.state.ids.get(name)
-        if value is None:
-            await self._until_committed()
-            raise InvalidRequestError(f"There is no transactional id {name!r}.")
-        answer = messages.DescribeTransactionResponse(
-            name,
-            shown_part(value.owner),
-            *value.next,
-            value.transaction_timeout_ms,
-            value.last_name,
-            self._summaries(name),
-            [
-                (*key, *one, one in self.state.written.get(key, ()))
-                for key in self.state.under_way(name)
-                for one in sorted(self.state.transactions[key].participants)
-            ],
-        )
-        await self._until_committed()
-        return answer
+        name = request.transactional_id
+
+        def answer() -> messages.DescribeTransactionResponse:
+            value = self.state.ids.get(name)
+            if value is None:
+                raise InvalidRequestError(f"There is no transactional id {name!r}.")
+            return messages.DescribeTransactionResponse(
+                name,
+                shown_part(value.owner),
+                *value.next,
+                value.transaction_timeout_ms,
+                value.last_name,
+                self._summaries(name),
+                [
+                    (*key, *participant, participant in self.state.written.get(key, ()))
+                    for key in self.state.under_way(name)
+                    for participant in sorted(self.state.transactions[key].participants)
+                ],
+            )
+
+        return await self._answer(lambda: Decision([], answer))
 
     @answers(messages.AbortTransaction)
     async def abort(self, request: messages.AbortTransaction) -> messages.Done:
@@ -275,9 +286,11 @@ class TransactionCoordinator(Coordinator[Record]):
         transaction = self.state.transactions.get(key)
         if transaction is not None:
             await self._begin_for(transaction.transactional_id)
-            self._append(self._abort(key))
-        await self._until_committed()
-        return messages.Done()
+        return await self._answer(
+            lambda: Decision(
+                self._abort(key) if key in self.state.transactions else [], messages.Done
+            )
+        )
 
     def _summaries(self, name: str) -> list[messages.TransactionSummary]:
         """The transactions of an id that are under way, oldest first; else its next one."""
@@ -334,13 +347,11 @@ class TransactionCoordinator(Coordinator[Record]):
             )
         self.state.families.append(make_family(self._partition, number))
 
-    def _append(self, records: list[Record]) -> None:
-        """A decision's records take effect here at once, and are on their way to the log."""
-        if not records:
-            return
-        for record in records:
-            self.state.replay(record)
-        self._log.append(records)
+    def _replay(self, record: Record) -> None:
+        self.state.replay(record)
+
+    def _append(self, records: Sequence[Record]) -> None:
+        super()._append(records)
         for record in records:
             if isinstance(record, TransactionRecord) and record.value is not None:
                 self._write_markers_of(record.key, record.value)
