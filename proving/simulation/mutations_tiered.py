@@ -273,6 +273,19 @@ def pins_end_early() -> list[Patch]:
     return [(Controller, "_unpin_expired", mutated)]
 
 
+@plants("41", "a pin that is renewed ends by its first time", TIERED)
+def renewed_pins_keep_their_time() -> list[Patch]:
+    append = Controller._append
+
+    def mutated(self: Any, *given: Any, **options: Any) -> Any:
+        before = dict(self._pinned_s)
+        index = append(self, *given, **options)
+        self._pinned_s |= {pin: at_s for pin, at_s in before.items() if pin in self._pinned_s}
+        return index
+
+    return [(Controller, "_append", mutated)]
+
+
 @plants("41", "what leaves the list is deleted by a wall clock that leaps", TIERED)
 def deleted_by_a_leaping_clock() -> list[Patch]:
     delete_removed = sweeps.Sweeps.delete_removed

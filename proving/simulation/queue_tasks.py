@@ -74,10 +74,13 @@ class TaskWorker:
         self._queue = AsyncQueue(self._core, partial(AsyncProducer, client, ProducerConfig()))
         self._client = client
         self._problems = problems
+        self._asked = 0
+        """How often its user has asked for records."""
 
     async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
         watching = self._client.environment.tasks.spawn(self._watch(), f"{self._name} is watched")
         while goes_on():
+            self._asked += 1
             try:
                 tasks = await self._queue.take(self._rng.choice((1, 10, 100)), timeout_s=0.5)
             except UnknownQueueError:
@@ -94,11 +97,13 @@ class TaskWorker:
     async def _watch(self) -> None:
         """Nothing waits here for long while the worker is at something else."""
         waits_since_s: dict[tuple[object, int], float] = {}
-        looked_s = self._now_s()
+        looked_s, asked = self._now_s(), self._asked
         while True:
             await asyncio.sleep(LOOK_S)
             now_s, before_s = self._now_s(), looked_s
             looked_s = now_s
+            # Who asks gets none of them while their leader cannot be told that they are begun.
+            was_asked, asked = self._asked > asked, self._asked
             waiting = {
                 (taken, offset)
                 for source in self._core.sources
@@ -107,7 +112,7 @@ class TaskWorker:
                 for offset in taken.waiting_offsets()
             }
             was_paused = now_s - before_s > 2 * LOOK_S
-            if was_paused or self._core.is_asked:
+            if was_paused or was_asked or self._core.is_asked:
                 waiting.clear()
             waits_since_s = {one: waits_since_s.get(one, now_s) for one in waiting}
             if any(now_s - since_s > WAITS_MAX_S for since_s in waits_since_s.values()):
