@@ -660,6 +660,23 @@ def test_a_wall_clock_that_leaps_deletes_no_object_before_its_delay() -> None:
     leading(work)
 
 
+def test_what_leaves_the_list_while_the_clock_is_doubted_is_kept_for_its_whole_delay() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        first = (await led.manifest()).objects[0]
+        led.host.jump_clock(2 * DELAY_MS)  # It is right from now on, but nobody believes it yet.
+        await led.log.advance_log_start(first.end)
+        await led.look(60)
+        assert [name for name, _ in (await led.manifest()).removed] == [first.name]
+        await led.look(DELAY_MS / 1000 - 120)
+        assert first.name in led.objects.store
+        await led.look(300)
+        assert first.name not in led.objects.store
+
+    leading(work)
+
+
 def test_manifests_that_were_replaced_are_deleted_soon() -> None:
     async def work(led: Led) -> None:
         for _ in range(4):
