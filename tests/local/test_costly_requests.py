@@ -310,7 +310,7 @@ def test_a_row_of_costly_requests_keeps_no_other_client_waiting(
         other.ask([request])
         before = len(answered)
         other.read_header()
-        between = answered.index(request.api) - before
+        between = answered[before : answered.index(request.api)].count(costly.api)
         print(f"{type(request).__name__}: {between} others first")  # noqa: T201
         reading.join(60)
         other.close()

@@ -160,7 +160,7 @@ def takers() -> set[str]:
             names: set[str] = set()
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = {one.arg for one in node.args.args + node.args.kwonlyargs}
-            elif isinstance(node, ast.ClassDef) and "wire" not in path.parts:
+            elif isinstance(node, ast.ClassDef) and "messages" not in path.parts:
                 names = {
                     one.target.id for one in node.body
                     if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)

@@ -121,10 +121,14 @@ class Kept(Led):
             part=part,
             is_last=is_last,
         )
+        return (await self.ask_to_write(request, written)).is_full
+
+    async def ask_to_write(
+        self, request: messages.WriteQueueState, payload: memoryview
+    ) -> messages.WriteQueueStateResponse:
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         peer = Peer("server", 1, "", closed, AnswerRoom(lambda: True))
-        answer = await self.keeper.write(peer, request, written)
-        return answer.is_full
+        return await self.keeper.write(peer, request, payload)
 
     def measured(self) -> list[tuple[str, float]]:
         return [
@@ -297,7 +301,7 @@ def test_a_leader_writes_in_parts_also_while_the_keeper_changes(
                 if asked == 3:
                     of.keeper.end("a test")
                     of.begin()
-                answer = await of.keeper.write(request, memoryview(payload))
+                answer = await of.ask_to_write(request, memoryview(payload))
                 if asked == 5:
                     raise DisconnectedError("The answer was lost.")
                 return answer, memoryview(b"")
