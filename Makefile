@@ -156,10 +156,17 @@ lock: $(FOR_THE_TESTS) ## Resolve the dependencies, for every Python version, in
 configs: $(FOR_THE_TESTS) ## Write the tables of docs/reference/configs.md as the source has them
 	@$(BIN)/python docs/hooks/write_configs.py
 
-docs: $(FOR_THE_DOCS) ## Build the documentation into site/, for site/index.html
+# Draws the diagrams of the site. Where it cannot be fetched the site shows them as text.
+MERMAID := .mermaid/package/dist/mermaid.min.js
+$(MERMAID):
+	@mkdir -p .mermaid
+	@cd .mermaid && { npm pack --silent mermaid@11.17.2 && tar xzf mermaid-11.17.2.tgz package/dist/mermaid.min.js package/LICENSE; } >/dev/null 2>&1 || \
+		echo "The script for diagrams could not be fetched by npm: the site shows them as text."
+
+docs: $(FOR_THE_DOCS) $(MERMAID) ## Build the documentation into site/, for site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Built site/. With its search: $(BIN)/python -m http.server -d site 8000"
 
 clean: ## Remove all that the other targets made
-	rm -rf $(VENV) .bench .mutants demo-data build dist site .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) .bench .mermaid .mutants demo-data build dist site .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache
