@@ -58,7 +58,8 @@ class MetadataJudge:
         self.committed: dict[int, bytes] = {}
         """Every record that a controller called committed, or a broker applied, by index, with its
         controller epoch in front."""
-        self._last_committed = 0
+        self._committed_in: dict[int, int] = {}
+        """The highest index that the controller of each epoch has called committed."""
         self._quorums: dict[int, Quorum] = {}
         self._seen_commit_index: dict[Quorum, int] = {}
         self._confirmed: dict[tuple[int, str], int] = defaultdict(int)
@@ -83,7 +84,6 @@ class MetadataJudge:
                 f"record {index} of the metadata differs: {_told(encoded)} here, {_told(known)} "
                 "was called committed elsewhere"
             )
-        self._last_committed = max(self._last_committed, index)
 
     def note_state(self, version: int, state: ClusterState) -> None:
         """Takes note of the state that the committed records up to `version` make."""
@@ -127,6 +127,7 @@ class MetadataJudge:
                 f"controller epoch {quorum.epoch} calls {quorum.commit_index} committed, which "
                 f"{sum(confirmed)} of {len(confirmed)} voters confirmed"
             )
+        self._committed_in[quorum.epoch] = quorum.commit_index
         for index, epoch, data in quorum._entries_from(max(seen + 1, _first_index(quorum))):
             if index > quorum.commit_index:
                 break
@@ -355,9 +356,11 @@ class MetadataJudge:
                 self._found(f"{_who(keeper)} answers; a power loss now could cost {path}")
 
     def _judge_take_over(self, quorum: Quorum) -> None:
-        """The log that a controller begins with has all that was called committed."""
-        last = self._last_committed
-        if not last:
+        """The log that a controller begins with has all that earlier ones called committed. (It may
+        learn of its promises when a later one is there already.)"""
+        earlier = [at for epoch, at in self._committed_in.items() if epoch < quorum.epoch]
+        last = max(earlier, default=0)
+        if last not in self.committed:
             return
         epoch = int.from_bytes(self.committed[last][:8], "big")
         if quorum.last_index < last:
