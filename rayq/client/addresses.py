@@ -17,8 +17,8 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def parse_addresses(addresses: Any) -> list[Address]:
-    """The addresses that a user gave: one text, of several addresses with commas between them, or a
-    list of addresses. Raises ConfigError, TypeError."""
+    """Parses addresses given by a user: one text with commas between the addresses, or a list of
+    addresses. Raises ConfigError, TypeError."""
     if isinstance(addresses, bytes) or not isinstance(addresses, Iterable):
         raise TypeError(f"Addresses are a list of host:port, not {shown(addresses)}.")
     given = addresses.split(",") if isinstance(addresses, str) else addresses
@@ -57,7 +57,7 @@ def _parts(text: str) -> tuple[str, str]:
     if in_brackets is not None:
         host, given = in_brackets[1], in_brackets[2]
         return host, str(DEFAULT_PORT) if given is None else given
-    if text.count(":") > 1:  # The last part could be a port, or of an IPv6 address.
+    if text.count(":") > 1:  # The last part may be a port or part of an IPv6 address.
         return text, ""
     host, colon, port = text.partition(":")
     return host, port if colon else str(DEFAULT_PORT)
@@ -72,6 +72,6 @@ def _is_ipv6(host: str) -> bool:
 
 
 def format_address(address: Address) -> str:
-    """What `parse_address` reads."""
+    """Formats an address as `parse_address` reads it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

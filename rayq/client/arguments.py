@@ -1,5 +1,5 @@
-"""What callers may give for topics, partitions and counts: one rule for every call, and an error
-that says what to write."""
+"""Checks of the topics, partitions and counts that callers give: one rule for every call, and an
+error that says what to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayq.records import TopicPartition
 V = TypeVar("V")
 
 SHOWN_MAX = 100
-"""How many characters of a wrong value an error shows."""
+"""Maximum number of characters of a wrong value that an error shows."""
 EXAMPLE = "TopicPartition('orders', 0)"
 
 
@@ -29,9 +29,9 @@ def topic_names(given: object) -> tuple[str, ...]:
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
         raise TypeError(f"Topics are a list of names, such as ['orders'], not {shown(given)}.")
     names: list[str] = []
-    for one in given:
-        is_several = isinstance(one, list | tuple | set | frozenset)
-        names += map(topic_name, one) if is_several else (topic_name(one),)
+    for item in given:
+        is_several = isinstance(item, list | tuple | set | frozenset)
+        names += map(topic_name, item) if is_several else (topic_name(item),)
     return tuple(dict.fromkeys(names))
 
 
@@ -54,7 +54,7 @@ def as_partitions(given: object) -> list[TopicPartition]:
     is_one = isinstance(given, TopicPartition)
     if is_one or isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"Partitions are a list, such as [{EXAMPLE}], not {shown(given)}.")
-    return [as_partition(one) for one in given]
+    return [as_partition(partition) for partition in given]
 
 
 def by_partition(given: Mapping[TopicPartition, V], what: str) -> dict[TopicPartition, V]:
@@ -64,7 +64,7 @@ def by_partition(given: Mapping[TopicPartition, V], what: str) -> dict[TopicPart
             f"A mapping of each partition to {what} is needed, such as {{{EXAMPLE}: ...}}, not "
             f"{shown(given)}."
         )
-    return {as_partition(place): value for place, value in given.items()}
+    return {as_partition(partition): value for partition, value in given.items()}
 
 
 def whole_number(name: str, given: object) -> int:
@@ -80,7 +80,7 @@ def partition_numbers(given: object) -> list[int] | None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"partitions is a list of numbers, not {shown(given)}.")
-    return [whole_number("A partition", one) for one in given]
+    return [whole_number("A partition", partition) for partition in given]
 
 
 def shown(given: object) -> str:
@@ -90,8 +90,8 @@ def shown(given: object) -> str:
 
 
 def many(what: str, given: object) -> list[Any]:
-    """The values or keys of many records, as a list. Raises TypeError, also for a text: of that
-    each character would be a record."""
+    """The values or keys of many records, as a list. Raises TypeError, also for a text, because
+    each of its characters would become a record."""
     if isinstance(given, list):
         return given
     if isinstance(given, str | bytes | bytearray | memoryview | Mapping) or not isinstance(

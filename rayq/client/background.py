@@ -1,5 +1,5 @@
 """The event-loop thread behind the synchronous classes: one for each process, made at first use and
-anew after a fork."""
+again after a fork."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Call:
-    """A coroutine that runs on the loop, and that a thread waits for."""
+    """A coroutine that runs on the loop while a thread waits for it."""
 
     __slots__ = ("task", "done", "failure")
 
@@ -26,14 +26,14 @@ class _Call:
         self.task: asyncio.Task[Any] | None = None
         self.done = Wakeup()
         self.failure: RayqError | None = None
-        """Why it will never be carried out."""
+        """The reason why the call will never be carried out."""
 
 
 class BackgroundLoop:
     """An event loop that runs in a daemon thread until the program ends.
 
-    The loop never waits for a thread of the user's: such a thread may stand still in a signal
-    handler or a finalizer, which in turn may wait for the loop.
+    The loop never waits for a user's thread: such a thread may be blocked in a signal handler or a
+    finalizer, which in turn may wait for the loop.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,8 @@ class BackgroundLoop:
     def _start(self, call: _Call, work: Coroutine[Any, Any, T]) -> None:
         def ended(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
-                task.exception()  # So asyncio does not log one that nobody waits for any more.
+                # Keeps asyncio from logging an error that nobody waits for any longer.
+                task.exception()
             call.done.set()
 
         call.task = self.loop.create_task(work)
@@ -95,7 +96,7 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def check_callable(self) -> None:
-        """Raises where waiting for the loop would never end."""
+        """Raises ClosedError or InvalidRequestError if waiting for the loop would never end."""
         if self._is_lost:
             raise _lost_error()
         if self.is_current_thread:
@@ -107,12 +108,12 @@ class BackgroundLoop:
         self._thread.check_not_leaving()
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Runs a callback on the loop, without waiting for it. From any thread."""
+        """Runs a callback on the loop, without waiting for it. May be called from any thread."""
         self.loop.call_soon_threadsafe(callback, *arguments)
 
     def on_fork(self, method: Callable[[], None]) -> None:
-        """Calls a bound method in a forked child, where this loop has no thread. The reference to
-        the method is weak."""
+        """Calls a bound method in a forked child, where this loop has no thread. The method is
+        referenced weakly."""
         self._on_fork = [known for known in self._on_fork if known() is not None]
         self._on_fork.append(weakref.WeakMethod(method))
 
@@ -142,16 +143,16 @@ def _lost_error() -> ClosedError:
 _current: dict[Literal["loop"], BackgroundLoop] = {}
 """The loop of this process, once there is one."""
 _lost: list[BackgroundLoop] = []
-"""Loops of the parent process. They are kept: collecting them would touch what is shared with
-it."""
+"""The loops of the parent process. They are kept, because collecting them would touch what is
+shared with that process."""
 
 
 def background_loop() -> BackgroundLoop:
     """The loop of this process."""
     found = _current.get("loop")
     if found is None:
-        # There is no lock: a signal handler that comes here too may interrupt the thread that holds
-        # it. Where two threads begin at the same time, the loop of one is stopped again.
+        # No lock is held here: a signal handler that also calls this may interrupt the thread that
+        # holds it. If two threads start at the same time, the loop of one of them is stopped again.
         made = BackgroundLoop()
         found = _current.setdefault("loop", made)
         if found is not made:

@@ -1,4 +1,4 @@
-"""How long the client waits between two attempts."""
+"""Backoff between two attempts of the client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rayq.environment import Environment
 
 
 class Backoff:
-    """Waits that double from one to the next, with jitter."""
+    """Wait times that double from one attempt to the next, with jitter."""
 
     def __init__(self, environment: Environment, first_s: float, max_s: float) -> None:
         self._environment = environment
@@ -18,7 +18,7 @@ class Backoff:
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """0.75 to 1.25 of a time that doubles from call to call."""
+        """The next wait time in seconds: 0.75 to 1.25 times a value that doubles with each call."""
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._max_s)
         return wait_s * (0.75 + 0.5 * self._environment.random.random())

@@ -1,4 +1,4 @@
-"""Questions to one process of the cluster, or to whichever broker answers."""
+"""Requests to one process of the cluster, or to any broker that answers."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from rayq.wording import sentence
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2
-"""Between two rounds of asking every broker for newer metadata."""
+"""Maximum wait between two rounds of asking every broker for newer metadata."""
 
 HEDGE_S = 0.25
-"""After so long without an answer the next broker is asked too."""
+"""Time without an answer after which the next broker is asked too."""
 
 ASK_TIMEOUT_S = 3.0
-"""How long one broker may take for a question that it answers from memory."""
+"""Timeout of one request that a broker answers from memory."""
 
 CHANGE_ATTEMPT_TIMEOUT_S = 10.0
-"""How long one broker may take for a change, before another is asked for it."""
+"""Timeout of one broker for a change, before another broker is asked for it."""
 
 BOOTSTRAP_MAX = 100
-"""How many addresses a client remembers of those that it was given, and of those that it has
-learned: the newest, where brokers moved again and again."""
+"""Maximum number of addresses that a client remembers: this many of those given and this many of
+those learned. The newest are kept when brokers move again and again."""
 
 
 class BrokerClient:
-    """The part of a `Client` that needs no metadata but the brokers' addresses."""
+    """The part of a `Client` that needs no metadata except the brokers' addresses."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class BrokerClient:
         self.environment = environment
         self.metadata = MetadataCache()
         self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
-        """Called when a one-way request was refused; which one it was is not known."""
+        """Called when a one-way request was refused; it is not known which request it was."""
         self.pool = ConnectionPool(environment, identity, config, self._refused)
         self._bootstrap = list(bootstrap)
         self._learned: dict[Address, None] = {}
-        """Where brokers have been since this client was made, the newest last: one that is there
-        again may be the only one that answers."""
+        """The addresses of brokers seen since this client was made, the newest last. A broker that
+        is back at an old address may be the only one that answers."""
         self.metadata.add_listener(self._learn)
         self._failed_at: dict[Address, float] = {}
         self._closed = False
@@ -94,7 +94,7 @@ class BrokerClient:
         self._bootstrap = list(known)[:BOOTSTRAP_MAX]
 
     def addresses(self) -> list[Address]:
-        """The addresses of all known brokers in a random order, those that failed lately last."""
+        """The addresses of all known brokers in random order, those that failed recently last."""
         known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
         known = list(dict.fromkeys([*known, *self._bootstrap, *self._learned]))
         self.environment.random.shuffle(known)
@@ -109,7 +109,7 @@ class BrokerClient:
             del self._learned[next(iter(self._learned))]
 
     def _is_stale(self, address: Address) -> bool:
-        """Whether a broker was there once, and nobody says that one is."""
+        """Whether a broker was at this address once, and no current source lists one there."""
         said = [*self._bootstrap, *((b.host, b.port) for b in self.metadata.brokers.values())]
         return address in self._learned and address not in said
 
@@ -121,7 +121,7 @@ class BrokerClient:
         *,
         timeout_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """Asks one process one question, and remembers whether it could be reached. Returns the
+        """Sends one request to one process, and remembers whether it could be reached. Returns the
         answer and its payload."""
         self._check_open()
         try:
@@ -132,7 +132,7 @@ class BrokerClient:
         except (AuthenticationError, WrongClusterError) as error:
             if not self._is_stale(address):
                 raise
-            self._learned.pop(address, None)  # The port is another cluster's by now.
+            self._learned.pop(address, None)  # The port belongs to another cluster by now.
             raise DisconnectedError(str(error)) from error
         self._failed_at.pop(address, None)
         return answer
@@ -145,10 +145,11 @@ class BrokerClient:
         accept: Callable[[ResponseT], bool] = lambda _response: True,
         hedge_s: float = HEDGE_S,
     ) -> ResponseT:
-        """The first acceptable answer of any broker, for questions that may be asked twice. It asks
-        one broker after another, the next one when the last takes longer than `hedge_s`, in rounds
-        until `timeout_s` has passed. A broker that has not answered yet may still do so while the
-        next round asks the others. Raises TimeoutError, and errors that are not retriable."""
+        """Returns the first acceptable answer of any broker, for requests that may be sent twice.
+        It asks one broker after another, and the next one when the last takes longer than
+        `hedge_s`, in rounds until `timeout_s` has passed. A broker that has not answered yet may
+        still do so while the next round asks the others. Raises TimeoutError, and errors that are
+        not retriable."""
         deadline = self.now + timeout_s
         backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         reason: RayqError | None = None
@@ -196,12 +197,12 @@ class BrokerClient:
         hedge_s: float,
         deadline: float,
     ) -> list[Any]:
-        """Asks each broker once. Returns the errors; an acceptable answer, if one came, stands
-        last. `pending` has the questions without an answer, from round to round. They hold up a
-        round in which others answered by no more than `hedge_s`: a broker that hangs must not delay
+        """Asks each broker once. Returns the errors; an acceptable answer, if there is one, is the
+        last element. `pending` holds the unanswered requests from round to round. They delay a
+        round in which others answered by at most `hedge_s`: a broker that hangs must not hold up
         what the others will know in a moment."""
         outcomes: list[Any] = []
-        waiting = [one for one in self.addresses() if one not in pending.values()]
+        waiting = [address for address in self.addresses() if address not in pending.values()]
         is_anyone_alive = False
         while waiting or pending:
             left_s = deadline - self.now
@@ -219,7 +220,7 @@ class BrokerClient:
                 timeout=left_s if is_waited_for else min(hedge_s, left_s),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for task in [one for one in pending if one in done]:
+            for task in [finished for finished in pending if finished in done]:
                 del pending[task]
                 outcome = task.result()
                 if isinstance(outcome, RayqError):
@@ -236,7 +237,8 @@ class BrokerClient:
     async def _answer_or_error(
         self, address: Address, request: AnyRequest, *, timeout_s: float
     ) -> Any:
-        """The answer, or the error as a value: asyncio logs no error that nobody waits for."""
+        """The answer, or the error as a value, because asyncio logs errors of tasks that nobody
+        awaits."""
         try:
             response, _ = await self.ask(address, request, timeout_s=timeout_s)
         except RayqError as error:
@@ -245,9 +247,8 @@ class BrokerClient:
 
     async def change(self, request: Request[ChangeResponse], *, timeout_s: float) -> None:
         """Asks one broker after another for a change, until one confirms it, for at most
-        `timeout_s`. Where an answer was lost the client asks for the change again, under the same
-        id: it happens once. Metadata that is fetched later shows the change, whichever broker
-        answers."""
+        `timeout_s`. After a lost answer the client asks for the change again under the same id, so
+        it happens once. Metadata fetched later shows the change, whichever broker answers."""
         if isinstance(request, Change):
             request = msgspec.structs.replace(request, request_id=self.environment.new_id())
         deadline = self.now + timeout_s
@@ -269,7 +270,7 @@ class BrokerClient:
                         raise
                     is_cut_short = left_s < CHANGE_ATTEMPT_TIMEOUT_S
                     if error is None or not (is_cut_short and isinstance(caught, TimeoutError)):
-                        error = caught  # Else the refusal before it says more.
+                        error = caught  # Otherwise the earlier refusal says more.
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
                 raise TimeoutError(

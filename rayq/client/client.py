@@ -1,5 +1,5 @@
-"""What the producers, consumers and admins of one event loop share: the questions to any broker and
-to the leader of a partition, and the metadata that says where these are."""
+"""The client that the producers, consumers and admins of one event loop share: it asks any broker
+or the leader of a partition, and caches the metadata that says where these are."""
 
 from __future__ import annotations
 
@@ -44,30 +44,31 @@ from rayq.wire.metadata_pages import all_pages
 logger = logging.getLogger(__name__)
 
 LONG_POLL_MS = 200
-"""How long a broker holds a question for newer metadata."""
+"""Maximum time a broker holds a request for newer metadata."""
 
 METADATA_AGE_MAX_S = 60.0
-"""Metadata is fetched anew at least this often, to learn of new partitions."""
+"""Maximum age of metadata before it is fetched again, to learn of new partitions."""
 
 TOPIC_AGE_MAX_S = 1.0
-"""Metadata of a topic that nobody keeps fresh is fetched again after so long."""
+"""Maximum age of a topic's metadata that nobody keeps fresh, before it is fetched again."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
-"""A topic that the brokers do not know counts as missing after so long: until then a broker may
-only be behind."""
+"""Time after which a topic unknown to the brokers counts as missing. Until then a broker may only
+be behind."""
 
 LEADER_BACKOFF_MAX_S = 1.0
-"""Longest wait between two questions to a partition's leader."""
+"""Maximum wait between two requests to a partition's leader."""
 
 LEADER_PATIENCE_S = 1.0
-"""A leader that has not answered for so long, where it could have, is suspect: it may hang."""
+"""Time without an answer after which a leader is suspect: it may hang."""
 
 SUSPICION_S = 3.0
-"""How long a partition's leader stays suspect, and newer metadata wanted, after one failure."""
+"""Time for which a partition's leader stays suspect, and newer metadata is wanted, after one
+failure."""
 
 
 class Client(BrokerClient):
-    """Belongs to one event loop; all methods run on it."""
+    """A client of one event loop; all methods run on that loop."""
 
     def __init__(
         self,
@@ -77,15 +78,15 @@ class Client(BrokerClient):
         config: ClusterConfig,
         name: str | None = None,
     ) -> None:
-        """`name` tells operators which host and process this client is."""
+        """`name` tells operators the host and process of this client."""
         super().__init__(environment, identity, bootstrap, config)
         self.name = name or f"process {environment.pid}"
         self._cluster_id = identity.cluster_id
         self._interests: dict[str, int] = {}
         self._topic_seen_at: dict[str, float] = {}
-        """When a topic's metadata was last fetched."""
+        """The time at which each topic's metadata was last fetched."""
         self._topics_asked: dict[str, asyncio.Future[bool]] = {}
-        """The topics that a question is under way for, and whether it was answered."""
+        """The topics with a request in flight, and whether it was answered."""
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
@@ -117,7 +118,7 @@ class Client(BrokerClient):
         version_min: int = 0,
         wait_ms: int = 0,
     ) -> None:
-        """Fetches metadata of `topics` and of those that somebody is interested in."""
+        """Fetches metadata of `topics` and of all topics with an interest."""
         asked = sorted({*topics, *self._interests})
         metadata = self.metadata
         response = await self._ask_for_metadata(
@@ -134,8 +135,8 @@ class Client(BrokerClient):
     async def fetch_all(
         self, *, timeout_s: float, version_min: int = 0, wait_ms: int = 0
     ) -> MetadataResponse:
-        """Metadata of every topic, fresh from a broker, which waits up to `wait_ms` for one of at
-        least `version_min`."""
+        """Fetches metadata of every topic from a broker, which waits up to `wait_ms` for at least
+        `version_min`."""
         response = await self._ask_for_metadata(
             Metadata(
                 topics=None,
@@ -174,9 +175,9 @@ class Client(BrokerClient):
     async def topic(
         self, name: str, *, timeout_s: float, age_max_s: float = TOPIC_AGE_MAX_S
     ) -> TopicMetadata:
-        """A topic from the cache; fetched when it is not there, or older than `age_max_s` and kept
-        fresh by nobody. Raises UnknownTopicError once brokers have denied it for a second, and
-        TimeoutError."""
+        """Returns a topic from the cache. The topic is fetched if it is missing there, or is older
+        than `age_max_s` and not kept fresh. Raises UnknownTopicError once brokers have denied it
+        for a second, and TimeoutError."""
         topic_name(name)
         start = self.now
         deadline = start + timeout_s
@@ -209,8 +210,8 @@ class Client(BrokerClient):
             await asyncio.sleep(wait_s)
 
     async def fetch_with_others(self, name: str, deadline: float) -> None:
-        """Refreshes one topic. A call that comes while the question is under way waits for the same
-        answer: the members of a group that start together ask once."""
+        """Refreshes one topic. A call made while the request is in flight waits for the same
+        answer, so members of a group that start together ask once."""
         while (asked := self._topics_asked.get(name)) is not None and self.now < deadline:
             await asyncio.wait([asked], timeout=deadline - self.now)
             if asked.done() and asked.result():
@@ -226,19 +227,21 @@ class Client(BrokerClient):
                 del self._topics_asked[name]
 
     async def _age(self) -> None:
-        """Learns of new partitions and of deleted topics while nothing else asks."""
+        """Refreshes metadata by age, to learn of new partitions and deleted topics while nothing
+        else asks."""
         while True:
             await asyncio.sleep(METADATA_AGE_MAX_S)
             try:
                 await self.refresh(timeout_s=METADATA_AGE_MAX_S)
             except RayqError as error:
-                # Nobody misses it where no topic is in use: the cluster may have ended by now.
+                # Without a topic in use nobody misses the metadata: the cluster may have ended by
+                # now.
                 level = logging.WARNING if self._interests else logging.DEBUG
                 logger.log(level, "metadata could not be refreshed: %s", error)
 
     def suspect(self, topic: str, topic_id: str, partition: int, epoch: int) -> None:
-        """The leader known under `epoch` failed: newer metadata is fetched, at once and again,
-        until a newer leader shows up or nobody has complained for some seconds."""
+        """Marks the leader known under `epoch` as failed. Newer metadata is fetched at once and
+        again, until a newer leader appears or nobody has complained for SUSPICION_S."""
         self._suspects[topic, topic_id, partition] = (epoch, self.now + SUSPICION_S)
         if self._watcher is None and not self._closed:
             self._watcher = self.environment.tasks.spawn(self._watch(), "watch for new leaders")
@@ -288,7 +291,7 @@ class Client(BrokerClient):
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> ResponseT:
-        """The answer that `exchange_with_leader` gets, without its payload."""
+        """Does the same as `exchange_with_leader`, and returns the answer without its payload."""
         response, _ = await self.exchange_with_leader(
             topic,
             partition,
@@ -312,10 +315,10 @@ class Client(BrokerClient):
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> tuple[ResponseT, memoryview]:
-        """Asks the leader of a partition, with retries and new metadata in between, until
-        `timeout_s` is over. `build(topic_id, leader)` makes the request of each attempt. What
-        `build` raises is raised at once, and so is a break in a producer's sequence. Returns the
-        answer and its payload."""
+        """Asks the leader of a partition, with retries and newer metadata in between, until
+        `timeout_s` has passed. `build(topic_id, leader)` makes the request of each attempt. An
+        error that `build` raises is raised at once, and so is a break in a producer's sequence.
+        Returns the answer and its payload."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
@@ -366,8 +369,8 @@ class Client(BrokerClient):
         timeout_s: float,
         patience_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """Asks a leader one question. The leader becomes suspect when the answer takes longer than
-        `patience_s`. Raises NotLeaderError as soon as another leader shows up."""
+        """Sends one request to a leader. The leader becomes suspect if the answer takes longer than
+        `patience_s`. Raises NotLeaderError as soon as another leader appears."""
         question = asyncio.ensure_future(
             self.ask((leader.host, leader.port), request, payload, timeout_s=timeout_s)
         )
@@ -398,7 +401,7 @@ class Client(BrokerClient):
         failed: LeaderAndEpoch | None,
         wait_s: float,
     ) -> bool:
-        """Waits for `wait_s`, or until another leader than `failed` shows up: then it returns
+        """Waits for `wait_s`, or until a leader other than `failed` appears, and then returns
         True."""
         changed = asyncio.Event()
         self.metadata.add_listener(changed.set)
@@ -414,7 +417,7 @@ class Client(BrokerClient):
         return True
 
     def no_leader_error(self, topic: str, topic_id: str, partition: int) -> RayqError:
-        """The error that says why the partition has no leader to ask."""
+        """The error that says why the partition has no leader."""
         known = self.metadata.partition(topic, topic_id, partition)
         if known is None:
             return UnknownTopicError(
@@ -425,18 +428,18 @@ class Client(BrokerClient):
 
 
 def epoch_of(leader: LeaderAndEpoch | None) -> int:
-    """The epoch under which a leader failed, below every epoch when there was none."""
+    """The epoch under which a leader failed; below every epoch if there was none."""
     return -1 if leader is None else leader.epoch
 
 
 def may_retry(error: RayqError) -> bool:
-    """Whether the client may ask the leader of a partition again after an error. A process that
+    """Whether the client may ask the leader of a partition again after this error. A process that
     does not know a topic may only be behind: the metadata says whether the topic is gone."""
     return error.retriable or isinstance(error, UnknownTopicError)
 
 
 def check_partition(topic: TopicMetadata, partition: int) -> None:
-    """Raises InvalidRequestError for a partition that the topic does not have."""
+    """Raises InvalidRequestError if the topic does not have the partition."""
     if type(partition) is not int:
         raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
     if not 0 <= partition < len(topic.partitions):

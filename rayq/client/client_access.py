@@ -1,4 +1,4 @@
-"""How a `Cluster` reaches its servers: addresses, key, and the clients that it shares."""
+"""Access of a `Cluster` to its servers: addresses, key, and the clients that it shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rayq.wire.authentication import Identity
 
 
 class ClientAccess:
-    """What one `Cluster` object holds to get clients with. Cheap to make: it connects at first use.
+    """The addresses, key and clients of one `Cluster` object. Cheap to make: it connects at first
+    use. Its client on the background loop stays acquired from the first use until `give_back`.
 
     Its client on the background loop stays acquired from the first use until `give_back`.
     """
@@ -30,7 +31,7 @@ class ClientAccess:
         cluster_id: str | None,
         config: ClusterConfig,
     ) -> None:
-        """Arguments as `Cluster` takes them. Raises ConfigError."""
+        """Takes the arguments of `Cluster`. Raises ConfigError."""
         self._bootstrap = parse_addresses(addresses)
         if not self._bootstrap:
             raise ConfigError("A cluster needs the address of at least one broker, host:port.")
@@ -40,7 +41,7 @@ class ClientAccess:
         self._cluster_id = cluster_id
         self._goes_to = cluster_id or tuple(self._bootstrap)
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
-        """Those that were made or shared for this, on whichever loop."""
+        """The clients made or shared for this object, on any loop."""
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
 
     @property
@@ -50,7 +51,7 @@ class ClientAccess:
         shared = self._shared
         if shared is not None:
             brokers = shared[0].metadata.brokers.values()
-            known = [*((one.host, one.port) for one in brokers), *known]
+            known = [*((broker.host, broker.port) for broker in brokers), *known]
         return [format_address(address) for address in dict.fromkeys(known)]
 
     @property
@@ -69,12 +70,12 @@ class ClientAccess:
             client.add_bootstrap(added)
 
     def check_open(self) -> None:
-        """Raises ClosedError."""
+        """Raises ClosedError if this cluster was closed."""
         if self.is_closed:
             raise ClosedError("This cluster was closed: connect again with rayq.connect().")
 
     def new_client(self) -> Client:
-        """A client of its own for the running loop."""
+        """Makes a client for the running loop that is not shared."""
         identity = Identity(role="client", key=self.key, cluster_id=self._cluster_id, broker=None)
         environment = system_environment(self.config)
         client = Client(environment, identity, self._bootstrap, self.config, name=process_name())
@@ -98,7 +99,7 @@ class ClientAccess:
 
             async def acquire_once() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
                 """Runs on the loop, so that calls come one after another. With a lock, a signal
-                handler that interrupts the thread that holds it would wait for ever."""
+                handler that interrupts the thread holding it would wait forever."""
                 self.check_open()
                 found = self._shared
                 if found is None or found[1] is not background:

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def closing_after(error: BaseException | None) -> Iterator[None]:
-    """Wraps what closes something after a `with` block that ended with `error`, if any. That error
-    reaches the user; an error that closing raises besides is logged. But where a block is to be
-    undone and may be committed, the user hears that, with the error as its context."""
+    """Wraps a close after a `with` block that ended with `error`, if any. That error reaches the
+    user, and an error raised by the close is logged. One case is different: if a block should be
+    undone and may be committed, the user gets that error, with the block's error as its context."""
     try:
         yield
     except RayqError as failed:

@@ -1,4 +1,5 @@
-"""`Cluster`: what users hold. It makes producers, consumers and the admin, and pickles."""
+"""`Cluster`, the object that users hold. It makes producers, consumers and the admin, and can be
+pickled."""
 
 from __future__ import annotations
 
@@ -81,27 +82,27 @@ METRICS_TIMEOUT_S = 10.0
 QUEUE_POOL_MAX = 16
 """Default of `queue_pool(max_consumers=...)`."""
 POOL_CHECK_TIMEOUT_S = 30.0
-"""How long a pool's topics are looked up before it starts."""
+"""Timeout for looking up a pool's topics before it starts."""
 
 
 class PoolRuntime(Protocol):
-    """Where pools run."""
+    """The runtime that pools run on."""
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
         """Starts a pool. Raises PoolExistsError, HandlerError."""
         ...
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
-        """The pools that run, by name."""
+        """The running pools, by name."""
         ...
 
 
 class Lifecycle(PoolRuntime, Protocol):
-    """What a runtime gives a cluster so that it can be stopped, and start what runs beside it, from
-    any process; it pickles."""
+    """The lifecycle of a cluster's processes: a runtime gives it to a `Cluster`, so that any
+    process can stop the cluster and start what runs beside it. It can be pickled."""
 
     def stop(self) -> None:
-        """Stops the cluster's actors; the data stays."""
+        """Stops the cluster's actors; the data is kept."""
         ...
 
     def restart_broker(self, broker: int) -> None:
@@ -109,7 +110,7 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
     def restart_controller(self) -> None:
-        """Starts the controller's process again."""
+        """Restarts the controller's process."""
         ...
 
     def stop_broker(self, broker: int) -> None:
@@ -117,24 +118,24 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
     def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
-        """Starts a broker on an empty directory. It is on `node`; None: on the broker's own node,
-        whose address was `host`."""
+        """Starts a broker on an empty directory on `node`. None means the broker's own node, whose
+        address was `host`."""
         ...
 
 
 class Cluster:
-    """A way to one cluster. Cheap to make: it connects at first use.
+    """A handle on one cluster. Cheap to make: it connects at first use.
 
-    Pickle it to use the cluster in other processes, Ray tasks for example: what it unpickles to
-    connects by itself. All clusters of one process that go to the same place share one event-loop
-    thread and its connections. `close` (or the end of a `with` block) closes what it made; `stop`
-    stops the cluster itself.
+    Pickle it to use the cluster in other processes, such as Ray tasks: the unpickled object
+    connects by itself. All `Cluster` objects of one process for the same cluster share one
+    event-loop thread and its connections. `close` (or the end of a `with` block) closes what this
+    object made; `stop` stops the cluster itself.
     """
 
     _current: ClassVar[Cluster | None] = None
     _running_here: ClassVar[list[Cluster]] = []
-    _find_other: ClassVar[Callable[[], Cluster] | None] = None
     """The clusters whose servers are in this process, the last started last."""
+    _find_other: ClassVar[Callable[[], Cluster] | None] = None
 
     def __init__(
         self,
@@ -146,9 +147,9 @@ class Cluster:
         lifecycle: Lifecycle | None = None,
         config: ClusterConfig | None = None,
     ) -> None:
-        """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
-        the client key (`rayq.wire.authentication`); `cluster_id` is the id that the cluster has to
-        have, None: any id will do. Of `config` the TLS files and limits are used."""
+        """`addresses` are the `host:port` (port 9392 by default), or pairs, of some brokers. `key`
+        is the client key (`rayq.wire.authentication`). `cluster_id` is the id that the cluster must
+        have; None accepts any. Only the TLS files and limits of `config` are used."""
         self._access = ClientAccess(addresses, key, cluster_id, config or ClusterConfig())
         self.name = name
         self._lifecycle = lifecycle
@@ -160,8 +161,8 @@ class Cluster:
     @classmethod
     def current(cls) -> Cluster:
         """The last cluster of this process that was started or connected to, and is not closed;
-        else the last one whose servers are in this process; else what `rayq.connect()` finds.
-        Raises NoClusterError."""
+        else the last one whose servers are in this process; else the one that `rayq.connect()`
+        finds. Raises NoClusterError."""
         found = cls._current or cls.running_here()
         if found is None and cls._find_other is not None:
             found = cls._find_other()
@@ -174,20 +175,21 @@ class Cluster:
 
     @classmethod
     def running_here(cls, name: str | None = None) -> Cluster | None:
-        """The last cluster (of that name) that was started with its servers in this process and
-        runs: a `rayq.testing.LocalCluster`."""
+        """The last cluster, of that `name` if given, that was started with its servers in this
+        process and is still running: a `rayq.testing.LocalCluster`."""
         running = reversed(cls._running_here)
-        return next((one for one in running if name in (None, one.name)), None)
+        return next((cluster for cluster in running if name in (None, cluster.name)), None)
 
     @classmethod
     def find_others_by(cls, find: Callable[[], Cluster]) -> None:
-        """`current` calls this where the process has no cluster yet: `rayq.connect`, which knows
-        Ray and is not known here. Raises NoClusterError."""
+        """Sets the function that `current` calls when the process has no cluster yet:
+        `rayq.connect`, which knows Ray and cannot be imported here. Raises NoClusterError."""
         Cluster._find_other = find
 
     @property
     def lifecycle(self) -> Lifecycle | None:
-        """What starts and stops the servers; None where this is connected from outside."""
+        """The object that starts and stops the servers; None for a cluster connected to from
+        outside."""
         return self._lifecycle
 
     def make_current(self) -> Self:
@@ -209,8 +211,8 @@ class Cluster:
 
     @property
     def token(self) -> str:
-        """What a client outside Ray needs besides an address: `rayq.connect(address, token=...)`.
-        Treat it as a password."""
+        """The token that a client outside Ray needs besides an address: `rayq.connect(address,
+        token=...)`. Treat it as a password."""
         return token_of_key(self._access.key)
 
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
@@ -238,8 +240,8 @@ class Cluster:
         return self._access.new_client()
 
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
-        """The client on this process's background loop, for the parts of rayq that ask the servers
-        themselves."""
+        """The client on this process's background loop and that loop, for the parts of rayq that
+        ask the servers directly."""
         return self._access.on_background_loop()
 
     # --- what it makes --------------------------------------------------------------------------
@@ -251,9 +253,9 @@ class Cluster:
         key_serializer: Callable[[SentKeyT], bytes] | None = None,
         **config: Unpack[ProducerKeywords],
     ) -> Producer[SentValueT, SentKeyT]:
-        """A producer for threads; further keywords as in `ProducerConfig`. Values and keys are
-        bytes, or what the serializers make bytes of, such as `rayq.json_serializer` and
-        `str.encode`. Raises ConfigError."""
+        """Makes a producer for threads; further keywords as in `ProducerConfig`. Values and keys
+        are bytes, or anything that the serializers turn into bytes, such as `rayq.json_serializer`
+        and `str.encode`. Raises ConfigError."""
         checked = parse(
             ProducerConfig,
             config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
@@ -282,12 +284,13 @@ class Cluster:
         key_deserializer: Callable[[bytes], KeyT] | None = None,
         **config: Unpack[ConsumerKeywords],
     ) -> Consumer[ValueT, KeyT]:
-        """A consumer for one thread; further keywords as in `ConsumerConfig`. In a `group` it reads
-        its share of `topics` and of those that `pattern` matches, from the group's last commit on,
-        and is told by the callbacks (see `Consumer.subscribe`); without one, all partitions of
-        `topics`. Without topics, call `subscribe` or `assign`. Records have bytes as value and key,
-        or what the deserializers make of them, such as `rayq.json_deserializer` and `bytes.decode`.
-        Raises ConfigError, UnknownTopicError, InvalidRequestError."""
+        """Makes a consumer for one thread; further keywords as in `ConsumerConfig`. With a `group`,
+        it reads its share of `topics` and of the topics that `pattern` matches, starting at the
+        group's last commit, and the callbacks report its partitions (see `Consumer.subscribe`).
+        Without a group, it reads all partitions of `topics`. Without topics, call `subscribe` or
+        `assign`. Values and keys of records are bytes, or the results of the deserializers, such as
+        `rayq.json_deserializer` and `bytes.decode`. Raises ConfigError, UnknownTopicError,
+        InvalidRequestError."""
         checked = parse(
             ConsumerConfig,
             config
@@ -323,8 +326,8 @@ class Cluster:
         key_serializer: Callable[[SentKeyT], bytes] | None = None,
         **config: Unpack[ProducerKeywords],
     ) -> AsyncProducer[SentValueT, SentKeyT]:
-        """A producer for the running event loop; its methods are coroutines. Its serializers run
-        there, too: they must be quick."""
+        """Makes a producer for the running event loop; its methods are coroutines. Its serializers
+        run there too, so they must be quick."""
         checked = parse(
             ProducerConfig,
             config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
@@ -353,9 +356,9 @@ class Cluster:
         key_deserializer: Callable[[bytes], KeyT] | None = None,
         **config: Unpack[ConsumerKeywords],
     ) -> AsyncConsumer[ValueT, KeyT]:
-        """A consumer for the running event loop; its methods are coroutines, and its callbacks may
-        be. A group's heartbeats run on the same loop, and so do the deserializers: do not block
-        it."""
+        """Makes a consumer for the running event loop; its methods are coroutines, and its
+        callbacks may be. The group's heartbeats and the deserializers run on the same loop: do not
+        block it."""
         checked = parse(
             ConsumerConfig,
             config
@@ -387,7 +390,7 @@ class Cluster:
         return consumer
 
     def async_admin(self) -> AsyncAdmin:
-        """The admin for the running event loop: the methods of `Admin`, as coroutines."""
+        """Makes the admin for the running event loop: the methods of `Admin`, as coroutines."""
         self._check_async("async_admin")
         client, release = self._access.acquire()
 
@@ -420,7 +423,7 @@ class Cluster:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[TopicKeywords],
     ) -> None:
-        """Creates a topic: the same as `admin.create_topic`."""
+        """Creates a topic, as `admin.create_topic` does."""
         self.admin.create_topic(
             name,
             partitions,
@@ -441,12 +444,13 @@ class Cluster:
         key_deserializer: Callable[[bytes], KeyT] | None = None,
         **config: Unpack[ConsumerKeywords],
     ) -> list[Record[ValueT, KeyT]]:
-        """The newest `count` records of a topic, of all its partitions together, oldest first: by
-        their timestamps, and those of one partition in its order. Fewer where there are fewer.
+        """Returns the newest `count` records of a topic, across all its partitions, oldest first:
+        ordered by timestamp, and within a partition by offset. Returns fewer if the topic has
+        fewer.
 
-        It reads the last `count` of every partition (see `Consumer.seek_to_last`); keywords as in
-        `ConsumerConfig`. Raises UnknownTopicError, InvalidRequestError, and what
-        `Consumer.until_end` raises."""
+        It reads the last `count` records of every partition (see `Consumer.seek_to_last`); keywords
+        as in `ConsumerConfig`. Raises UnknownTopicError, InvalidRequestError, and the errors of
+        `Consumer.until_end`."""
         topic, count = topic_name(topic), check_count(count)
         config.setdefault("auto_offset_reset", "earliest")
         with self.consumer(
@@ -474,8 +478,8 @@ class Cluster:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[QueueKeywords],
     ) -> Queue:
-        """Creates a queue, and a topic of its own unless it reads `topic`, as `admin.create_queue`
-        does; returns it as `queue` does with `prefetch` and `large_values`."""
+        """Creates a queue, and its own topic unless it reads `topic`, as `admin.create_queue` does.
+        Returns the queue as `queue` does with `prefetch` and `large_values`."""
         check_values_url(large_values)
         self.admin.create_queue(
             name,
@@ -496,18 +500,18 @@ class Cluster:
         prefetch: int = PREFETCH,
         large_values: str | None = None,
     ) -> Queue:
-        """A queue for threads, to put records into and to take them out. Several `names`: it takes
-        from all of them, by `weights` (1 to 1,000 each, 1 by default): where each has a backlog,
-        of any 2 x sum(weights) records each gets its share.
+        """Opens a queue for threads, to put records into and to take them out. With several
+        `names`, it takes from all of them by `weights` (1 to 1,000 each, 1 by default): while each
+        has a backlog, each gets its share of any 2 x sum(weights) records.
 
         Up to `prefetch` records (at most 10,000) are locked ahead while others are handled, but no
-        more than are handled in a fifth of a second: none where a consumer handles fewer than 20 a
-        second, so what takes long is left to others. Who has nothing to do gets a share of them.
-        0: none.
+        more than are handled in a fifth of a second. A consumer that handles fewer than 20 a second
+        prefetches none, so slow records are left to others. An idle consumer gets a share of the
+        prefetched records. 0 turns prefetching off.
 
         A value above `max_message_bytes` is put in chunks, or as an object below the URL
         `large_values`, and arrives whole; see docs/how-to/large-values.md. Raises
-        UnknownQueueError, InvalidRequestError, ConfigError (large_values is no URL)."""
+        UnknownQueueError, InvalidRequestError, ConfigError (large_values is not a URL)."""
         checked, each = names_and_weights(names, weights)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         _, background = self.shared_client()
@@ -538,8 +542,8 @@ class Cluster:
         prefetch: int = PREFETCH,
         large_values: str | None = None,
     ) -> AsyncQueue:
-        """As `queue`, for the running event loop: its methods are coroutines. Locks are extended on
-        the same loop: do not block it. The queues are looked up at its first use."""
+        """Does the same as `queue` for the running event loop: its methods are coroutines. Locks
+        are extended on the same loop: do not block it. The queues are looked up at first use."""
         checked, each = names_and_weights(names, weights)
         whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
         self._check_async("async_queue")
@@ -567,21 +571,24 @@ class Cluster:
         name: str | None = None,
         **config: Unpack[PoolKeywords],
     ) -> ConsumerPool:
-        """Runs `handler` on every record of `topic`, by as many consumers as it takes.
+        """Runs `handler` on every record of `topic`, with as many consumers as it takes.
 
-        The consumers are members of `group`; they are started and stopped by how old the oldest
-        record is that waits, down to none. `handler` is called with a batch, in order within each
-        partition; a batch counts as handled when it returns, and comes again when a consumer dies
-        before that was committed (at-least-once). With `exactly_once` the handler returns what to
-        send (`Outgoing`, an iterable of them, or None), which takes effect together with that
-        commit, once. A plain function runs in a thread; a coroutine
-        function on the consumer's event loop, which it must not block; of a class, each consumer
-        makes an instance and calls that. Keywords as in `rayq.config.PoolConfig`, such as
-        `min_consumers`, `max_consumers`, `target_lag_s`, `resources`, `batch`, `max_records`,
-        `retries`, `dead_letter_topic`, `exactly_once`.
+        The consumers are members of `group`. They are started and stopped by the age of the oldest
+        waiting record, down to none. `handler` is called with a batch, in order within each
+        partition. A batch counts as handled when the handler returns; it is delivered again if a
+        consumer dies before that was committed (at-least-once). With `exactly_once` the handler
+        returns what to send (`Outgoing`, an iterable of them, or None), which takes effect once,
+        together with that commit. A plain function runs in a thread; a coroutine function runs on
+        the consumer's event loop, which it must not block; of a class, each consumer makes an
+        instance and calls it. Keywords as in `rayq.config.PoolConfig`, such as `min_consumers`,
+        `max_consumers`, `target_lag_s`, `resources`, `batch`, `max_records`, `retries`,
+        `dead_letter_topic`, `exactly_once`.
 
-        On Ray the pool is a detached actor that Ray restarts: it outlives this process, until it or
-        the cluster is stopped. `name` (the group's by default) finds it in `consumer_pools()`.
+        On Ray the pool is a detached actor that Ray restarts: it outlives this process, until the
+        pool or the cluster is stopped. `consumer_pools()` lists it under `name` (the group's by
+        default). Raises ConfigError, HandlerError, UnknownTopicError (also for the dead letters'
+        topic), PoolExistsError, InvalidRequestError (no Ray: the cluster was connected to by its
+        address).
 
         Raises ConfigError, HandlerError, UnknownTopicError (also of the dead letters' topic),
         PoolExistsError, InvalidRequestError (no Ray: the cluster was connected to by its address).
@@ -596,9 +603,9 @@ class Cluster:
         check_handler(handler)
         runtime = self._pool_runtime()
         client, background = self.shared_client()
-        for needed in (topic, checked.dead_letter_topic):
-            if needed is not None:
-                background.run(client.topic(needed, timeout_s=POOL_CHECK_TIMEOUT_S))
+        for required in (topic, checked.dead_letter_topic):
+            if required is not None:
+                background.run(client.topic(required, timeout_s=POOL_CHECK_TIMEOUT_S))
         if checked.dead_letter_topic == topic:
             raise ConfigError(
                 f"dead_letter_topic cannot be {topic!r} itself: what fails would come again "
@@ -621,15 +628,15 @@ class Cluster:
         large_values: str | None = None,
         prefetch: int = PREFETCH,
     ) -> ConsumerPool:
-        """Runs `handler(task)` on every record of a queue, by as many consumers as it takes.
+        """Runs `handler(task)` on every record of a queue, with as many consumers as it takes.
 
-        The consumers are started and stopped by how many records wait, and how old the oldest is,
-        down to none; there may be more of them than partitions. What the handler returns from is
-        acknowledged; what it raises on is given back, and goes to the dead letters with its error
-        after the queue's `max_deliveries`. Handlers, keywords (as in `rayq.config.PoolConfig`) and
-        where it runs are as of `consumer_pool`; `name` is the queue's by default, `large_values`
-        and `prefetch` are as in `queue`. A handler that takes more than the queue's
-        `max_handling_s` is killed with its consumer.
+        The consumers are started and stopped by the number of waiting records and the age of the
+        oldest, down to none; there may be more consumers than partitions. A record is acknowledged
+        when the handler returns. It is given back when the handler raises, and goes to the dead
+        letters with its error after the queue's `max_deliveries`. Handlers, keywords (as in
+        `rayq.config.PoolConfig`) and the runtime are those of `consumer_pool`; `name` is the
+        queue's by default, `large_values` and `prefetch` are as in `queue`. A handler that takes
+        longer than the queue's `max_handling_s` is killed with its consumer.
 
         Raises ConfigError, HandlerError, UnknownQueueError, PoolExistsError, InvalidRequestError
         (no Ray: the cluster was connected to by its address)."""
@@ -657,7 +664,7 @@ class Cluster:
         return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:
-        """The consumer pools of this cluster that run, by name."""
+        """The running consumer pools of this cluster, by name."""
         found = self._pool_runtime().pools(self)
         return {name: ConsumerPool(name, control) for name, control in sorted(found.items())}
 
@@ -673,9 +680,9 @@ class Cluster:
 
     @takes_timeout
     def metrics(self, *, timeout_s: float = METRICS_TIMEOUT_S) -> list[Sample]:
-        """The figures of every process of the cluster, and how far each group is behind, sorted by
+        """Returns the metrics of every process of the cluster and the lag of each group, sorted by
         name; `rayq.metrics.CATALOGUE` says what each name means. A process that does not answer has
-        `rayq_process_up` 0. Raises TimeoutError where no broker answers."""
+        `rayq_process_up` 0. Raises TimeoutError if no broker answers."""
         client, background = self.shared_client()
         return background.run(collect_metrics(client, timeout_s=timeout_s))
 
@@ -683,37 +690,39 @@ class Cluster:
 
     @takes_timeout
     def restart_broker(self, broker: int, *, timeout_s: float = RESTART_TIMEOUT_S) -> None:
-        """Restarts a broker's processes under load: waits until others are in sync for all that it
-        holds, stops it in a controlled way, and returns when it is in sync again. One broker after
-        the other, this is a rolling restart; no write fails.
+        """Restarts a broker's processes under load: waits until other replicas are in sync for
+        every partition that it holds, stops it in a controlled way, and returns when it is in sync
+        again. Done for one broker after the other, this is a rolling restart; no write fails.
 
-        Raises UnknownBrokerError; NotEnoughReplicasError where it cannot be spared, or is not in
-        sync again in time; InvalidRequestError for a cluster that was connected to from outside."""
+        Raises UnknownBrokerError; NotEnoughReplicasError if the broker cannot be spared, or is not
+        in sync again in time; InvalidRequestError for a cluster that was connected to from
+        outside."""
         restart_broker(self.admin, broker, self._restart_process, timeout_s=timeout_s)
 
     def restart_controller(self) -> None:
-        """Restarts the process that is the controller by preference: after all brokers, the last
-        step of an upgrade. A voter stands in meanwhile; records flow on.
+        """Restarts the process that is the preferred controller: the last step of an upgrade, after
+        all brokers. A voter stands in meanwhile; records continue to flow.
 
         Raises InvalidRequestError for a cluster that was connected to from outside; RayqError."""
         self._operator().restart_controller()
 
     def replace_disk(self, broker: int, *, node: str | None = None) -> None:
-        """Starts a broker whose data is lost on a new, empty disk, mounted where the old one was;
-        its replicas copy everything from the others. With `node`, an address or node id of Ray, it
-        starts there instead. Returns when it has a session; see `rayq cluster health` for the rest.
+        """Starts a broker whose data is lost on a new, empty disk, mounted at the old path; its
+        replicas copy everything from the others. With `node`, a Ray address or node id, it starts
+        there instead. Returns when the broker has a session; see `rayq cluster health` for the
+        rest.
 
-        Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
+        Raises UnknownBrokerError; InvalidRequestError if the disk is not empty (then nothing was
         done), or for a cluster that was connected to from outside; RayqError."""
         whole_number("broker", broker)
         operator = self._operator()
         brokers = self.admin.describe_cluster().brokers
-        host = next((one.host for one in brokers if one.broker == broker), None)
+        host = next((candidate.host for candidate in brokers if candidate.broker == broker), None)
         operator.replace_disk(broker, node, host)
 
     def stop_broker(self, broker: int) -> None:
-        """Stops a broker that was drained, for good: then `admin.remove_broker` makes the cluster
-        forget it. Its directory stays; with that it may start again when its node joins again.
+        """Stops a drained broker for good; afterwards `admin.remove_broker` makes the cluster
+        forget it. Its directory is kept, so that it may start again when its node rejoins.
 
         Raises UnknownBrokerError; BrokerInUseError while it holds replicas, or while the others
         have no majority of the votes on the metadata; InvalidRequestError for a cluster that was
@@ -738,9 +747,9 @@ class Cluster:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the consumers and queues made by this object, then its producers (delivering what
-        they hold), all at once, and its connections. Idempotent. Raises the first DeliveryError,
-        when all are closed."""
+        """Closes the consumers and queues made by this object, then its producers (delivering their
+        buffered records), all at once, and then its connections. Idempotent. Raises the first
+        DeliveryError once all are closed."""
         if self._access.is_closed:
             return
         background_loop().check_callable()
@@ -753,8 +762,8 @@ class Cluster:
             raise first_error
 
     def stop(self) -> None:
-        """Stops the cluster's servers, then closes; the data stays. Raises InvalidRequestError for
-        a cluster that was only connected to from outside."""
+        """Stops the cluster's servers, then closes; the data is kept. Raises InvalidRequestError
+        for a cluster that was only connected to from outside."""
         if self._lifecycle is None:
             raise InvalidRequestError(
                 "This cluster was connected to by its address: stop it where it was started."
@@ -784,7 +793,7 @@ class Cluster:
 
 
 def _given(**functions: object) -> dict[str, object]:
-    """The functions that are not None: the others may be in the config under dotted names."""
+    """The functions that are not None; the others may be in the config under dotted names."""
     return {name: function for name, function in functions.items() if function is not None}
 
 
@@ -795,7 +804,7 @@ def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:
     return kind + of_group + of_topics
 
 
-# Servers do not go on in a forked child.
+# Servers do not run in a forked child.
 os.register_at_fork(after_in_child=Cluster._running_here.clear)
 
 

@@ -1,7 +1,7 @@
-"""What `send` and `send_many` return: futures so light that a million a second can be made.
+"""The futures that `send` and `send_many` return: light enough to make a million a second.
 
-All records of a batch share one `Outcome`. A future is only (outcome, index within the batch): its
-result is worked out when somebody asks for it.
+All records of a batch share one `Outcome`. A future is only (outcome, index within the batch); its
+result is computed when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OnDelivery = Callable[[RecordMetadata | None, BaseException | None], None]
 
 
 OnAsyncDelivery = Callable[[RecordMetadata | None, BaseException | None], Awaitable[None] | None]
-"""The same of an async producer, which awaits what it returns."""
+"""The same callback for an async producer, which awaits its result."""
 
 
 class Outcome:
-    """What became of one batch. Set once, by the sender; read by any thread.
+    """The outcome of one batch. The sender sets it once; any thread may read it.
 
-    There is no lock, because a signal handler or a finalizer that comes here too may interrupt the
+    No lock is held, because a signal handler or a finalizer that gets here too may interrupt the
     thread that holds it. Appending to a deque and popping from it are atomic, and the thread that
     pops a callback calls it.
     """
@@ -64,7 +64,7 @@ class Outcome:
         self.error: RayqError | None = None
         self.base_offset: int | None = None
         self.append_time_ms: int | None = None
-        """The leader's time, where the topic's records carry it."""
+        """The leader's time, if the topic's records carry it."""
         self._callbacks: deque[Callable[[], None]] = deque()
         self._waiters: deque[Wakeup] = deque()
 
@@ -82,9 +82,9 @@ class Outcome:
         self._finish()
 
     def give_up(self, error: RayqError) -> None:
-        """For a forked child and for a loop that has ended, where nothing is sent any more: threads
-        stop waiting. Callbacks are not called, because they belong to the loop. Any thread may call
-        this."""
+        """Fails the batch in a forked child, or after the loop has ended, where nothing is sent any
+        longer: threads stop waiting. Callbacks are not called, because they belong to the loop. Any
+        thread may call this."""
         self._callbacks.clear()
         self.fail(error)
 
@@ -96,7 +96,7 @@ class Outcome:
         self._call_all()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once: now where the batch has its outcome already, else later on the
+        """Calls `callback` once: now if the batch has its outcome already, else later on the
         sender's thread."""
         self._callbacks.append(callback)
         if not self.is_done:
@@ -120,7 +120,7 @@ class Outcome:
                 raise
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Blocks until the batch has its outcome; False when `timeout_s` was over before. Raises
+        """Blocks until the batch has its outcome; returns False if `timeout_s` passed first. Raises
         InvalidRequestError on the sender's thread, where the wait would never end."""
         if self.is_done:
             return True
@@ -140,7 +140,8 @@ class Outcome:
         return self.is_done
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Where the record at `index` of the batch is. Raises the error of the delivery."""
+        """The partition, offset and timestamp of the record at `index` of the batch. Raises the
+        error of the delivery."""
         if self.error is not None:
             raise copy.copy(self.error)
         offset = None if self.base_offset is None else self.base_offset + index
@@ -151,27 +152,27 @@ class Outcome:
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """Runs a callback: what it raises is logged, others still run. On the main thread SystemExit
-    and KeyboardInterrupt may come from a signal, and end the program as they should."""
+    """Runs a callback: its errors are logged, and other callbacks still run. On the main thread
+    SystemExit and KeyboardInterrupt may come from a signal, and end the program as they should."""
     try:
         callback()
     except (KeyboardInterrupt, SystemExit) as error:
         if ends_program(error):
             raise
         logger.exception("a delivery callback cannot end the program: raise it elsewhere")
-    except BaseException:  # a CancelledError or StopIteration of the callback's own, say
+    except BaseException:  # such as a CancelledError or StopIteration of the callback itself
         logger.exception("a delivery callback failed")
 
 
 class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
-    """The methods of `concurrent.futures.Future`, and `await`. An accepted record cannot be taken
-    back, so `cancel` always answers False."""
+    """The methods of `concurrent.futures.Future`, and `await`. An accepted record cannot be
+    withdrawn, so `cancel` always returns False."""
 
     def done(self) -> bool:
         raise NotImplementedError
 
     def _value(self) -> T:
-        """The result, or the error raised; only once `done`."""
+        """The result, or the error, raised. Call it only once `done`."""
         raise NotImplementedError
 
     def _wait(self, timeout_s: float | None) -> bool:
@@ -191,7 +192,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
 
     def result(self, timeout: float | None = None) -> T:
         """Waits up to `timeout` seconds (None: until `delivery_timeout_ms` decides). Raises the
-        error of the delivery, or TimeoutError, after which the record is still on its way;
+        error of the delivery; TimeoutError, after which the record is still in flight;
         InvalidRequestError instead of waiting in a delivery callback."""
         if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(
@@ -201,7 +202,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
         return self._value()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of the delivery, None when it succeeded. Waits as `result` does."""
+        """The error of the delivery, or None if it succeeded. Waits as `result` does."""
         if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(f"No result of the delivery after {timeout} s. It goes on.")
         try:
@@ -211,9 +212,9 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
         return None
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Calls `callback(future)` once it is done: at once, or on the client's event-loop thread,
-        where it must not block. Raises HandlerError (a coroutine function, which nobody would
-        await)."""
+        """Calls `callback(future)` once the future is done: at once, or on the client's event-loop
+        thread, where it must not block. Raises HandlerError for a coroutine function, which nobody
+        would await."""
         check_function("A callback", callback)
 
         def call_back() -> None:
@@ -241,7 +242,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
 
 
 def discard(_value: object) -> None:
-    """Makes a callback that returns None of one that returns something."""
+    """Turns a callback that returns something into one that returns None."""
 
 
 def _check_delivered(result: object) -> None:
@@ -270,8 +271,8 @@ class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
     def call_on_delivery(
         self, on_delivery: OnAsyncDelivery, finish: Callable[[object], None] = _check_delivered
     ) -> None:
-        """Has `on_delivery(metadata, error)` called once the outcome is known, and then `finish`
-        with what it returned."""
+        """Calls `on_delivery(metadata, error)` once the outcome is known, and then `finish` with
+        its result."""
 
         def deliver() -> None:
             if self.outcome.error is not None:
@@ -285,7 +286,7 @@ class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """Some records of `send_many`, one after another in one batch."""
+    """Consecutive records of `send_many` in one batch."""
 
     outcome: Outcome
     first_index: int
@@ -293,9 +294,9 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
-    """The delivery of a `send_many`. Its result says where the records went, one `OffsetRange` for
-    each run of offsets. With acks=0 the client learns no offsets, and the list is empty. The future
-    is done when all records have their outcome; it raises the first failure."""
+    """The delivery of a `send_many`. Its result is the list of offsets written, one `OffsetRange`
+    for each run of offsets. With acks=0 the client learns no offsets, and the list is empty. The
+    future is done when all records have their outcome; it raises the first failure."""
 
     parts: Sequence[Part]
 
@@ -310,13 +311,13 @@ class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
             if metadata.offset is None:
                 continue
             end = metadata.offset + part.count
-            place = (metadata.topic, metadata.partition)
-            index = last.get(place)
+            partition = (metadata.topic, metadata.partition)
+            index = last.get(partition)
             if index is not None and ranges[index].end == metadata.offset:
                 ranges[index] = ranges[index]._replace(end=end)
             else:
-                last[place] = len(ranges)
-                ranges.append(OffsetRange(*place, metadata.offset, end))
+                last[partition] = len(ranges)
+                ranges.append(OffsetRange(*partition, metadata.offset, end))
         return ranges
 
     def _wait(self, timeout_s: float | None) -> bool:
@@ -333,7 +334,7 @@ class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
             _call(callback)
             return
         left = [None] * (len(pending) - 1)
-        """One entry for each outcome but the last. Popping is atomic."""
+        """One entry for each outcome except the last. Popping is atomic."""
 
         def count_down() -> None:
             try:

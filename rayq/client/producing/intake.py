@@ -1,6 +1,7 @@
-"""From what a user passes to `send` and `send_many` to records in the accumulator.
+"""Intake of a producer: turns the arguments of `send` and `send_many` into records in the
+accumulator.
 
-Runs in the user's thread: checks, the choice of a partition, the division of many records.
+It runs in the user's thread: it checks arguments, chooses a partition, and divides many records.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from rayq.storage.batch import encode_batch
 
 TIMESTAMP_END_MS = 2**62
 STICKY_S = 0.1
-"""Records without a key go to one partition for so long, or until a batch of it is full. If each
-batch went to another partition, most would find nothing in flight there and go at once, with a
-record or two in each: each is copied, synced, and in a queue locked, by itself."""
+"""Time for which records without a key go to one partition, unless a batch of it fills up before.
+If each batch went to another partition, most would find nothing in flight there and be sent at
+once, with a record or two in each. Each batch costs a copy, a sync and, in a queue, a lock."""
 _REMEDY = (
     "send less, raise it with admin.alter_topic_config, or send large values with "
     'producer(large_values="chunks").'
@@ -53,13 +54,13 @@ _REMEDY = (
 
 
 class StoredValue(NamedTuple):
-    """In the place of a value that was written to an object store."""
+    """A stand-in for a value that was written to an object store."""
 
     manifest: bytes
 
 
 class TopicQueues:
-    """A topic as `send` sees it: its queues, and which of them is next without a key."""
+    """A topic for `send`: its queues, and the next one for records without a key."""
 
     def __init__(
         self, metadata: TopicMetadata, config: ProducerConfig, known: TopicQueues | None
@@ -90,33 +91,34 @@ class TopicQueues:
                 )
             )
         self.count = len(self.queues)
-        led = [one.partition for one in metadata.partitions if one.leader is not None]
+        led = [partition.partition for partition in metadata.partitions if partition.leader is not None]
         self.sticky_candidates = led or list(range(self.count))
         self.sticky = self.queues[self.sticky_candidates[0]]
         self.sticky_until_s = 0.0
-        """The first batch that is opened from then on goes to another partition."""
+        """The time from which on the next batch that is opened goes to another partition."""
 
 
 @dataclass(slots=True, eq=False)
 class Column:
-    """Records of a `send_many` for one partition. Those from `start` on are not appended yet."""
+    """Records of a `send_many` for one partition. The records from `start` on are not appended
+    yet."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     ends: Sequence[int]
-    """As `running_sizes` gives them."""
+    """The running sizes, as `running_sizes` returns them."""
     start: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class ManyJob:
-    """A `send_many` under way."""
+    """A `send_many` in progress."""
 
     topic: TopicQueues
     timestamp_ms: int
     parts: list[Part] = field(default_factory=list)
     pending: list[tuple[PartitionQueue | None, Column]] = field(default_factory=list)
-    """By partition; the queue is None for records without a key."""
+    """The records left, by partition; the queue is None for records without a key."""
     is_sticky_full: bool = False
 
     def add(self, queue: PartitionQueue | None, column: Column) -> None:
@@ -128,7 +130,7 @@ class ManyJob:
 
 
 class Intake:
-    """Where records enter. Its methods may be called from any thread, and never wait."""
+    """Entry point of records. Its methods may be called from any thread, and never wait."""
 
     def __init__(
         self,
@@ -156,9 +158,9 @@ class Intake:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> DeliveryFuture | None:
-        """Appends a record without waiting. Returns None where the topic's metadata is missing or
-        the buffer is full. Raises TypeError, NullKeyError, RecordTooLargeError,
-        InvalidTimestampError, InvalidRequestError, ClosedError."""
+        """Appends a record without waiting. Returns None if the topic's metadata is missing or the
+        buffer is full. Raises TypeError, NullKeyError, RecordTooLargeError, InvalidTimestampError,
+        InvalidRequestError, ClosedError."""
         try:
             known = self.topics.get(topic)
         except TypeError:  # not hashable
@@ -232,7 +234,7 @@ class Intake:
         size_bytes: int,
         error: RecordTooLargeError,
     ) -> DeliveryFuture | None:
-        """As `offer`, of a record that is too large for a batch: `error` says so."""
+        """Does the same as `offer` for a record that is too large for a batch, as `error` says."""
         if known.needs_keys:
             raise InvalidRequestError(
                 f"{queue.topic!r} is compacted (cleanup_policy), which would part the chunks of a "
@@ -264,8 +266,8 @@ class Intake:
     def needs_object(
         self, topic: str, value: Any, key: Any, headers: Iterable[tuple[str, bytes]] | None
     ) -> bool:
-        """Whether a record of a topic whose metadata is known is too large for a batch. Raises
-        TypeError, InvalidRequestError."""
+        """Whether a record is too large for a batch; False if the topic's metadata is not known.
+        Raises TypeError, InvalidRequestError."""
         known = self.topics.get(topic)
         if known is None or value is None:
             return False
@@ -278,8 +280,8 @@ class Intake:
         return self._size_error(known, value, key, checked or None, size_bytes) is not None
 
     def offer_many(self, job: ManyJob) -> bool:
-        """Appends what it can of a `send_many`. Returns False where the buffer is full before all
-        of it is in."""
+        """Appends as much of a `send_many` as fits. Returns False if the buffer is full before
+        everything is appended."""
         accumulator = self._accumulator
         while job.pending:
             queue, column = job.pending[0]
@@ -314,8 +316,8 @@ class Intake:
         keys: Sequence[Any] | None,
         partition: int | None,
     ) -> ManyJob | None:
-        """Checks the arguments of a `send_many` and divides them by partition. Returns None where
-        the topic's metadata is missing."""
+        """Checks the arguments of a `send_many` and divides them by partition. Returns None if the
+        topic's metadata is missing."""
         known = self.topics.get(topic_name(topic))
         if known is None:
             return None
@@ -393,9 +395,9 @@ class Intake:
         headers: Headers | None,
         size_bytes: int,
     ) -> RecordTooLargeError | None:
-        """For a record that is larger than a batch, and so has one of its own: whether it is within
-        the topic's limits, the one on its stored size and the wider one on its size before
-        compression."""
+        """Checks a record that is larger than `limit_bytes`, and so has a batch of its own, against
+        the topic's limits: one on its stored size, and the wider one on its size before
+        compression. Returns None if it is within them."""
         if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
             return None
         if size_bytes > known.plain_bytes_max:
@@ -433,15 +435,15 @@ def _no_key(topic: str) -> NullKeyError:
 
 
 def value_bytes(value: Any) -> int:
-    """The size of a value, 0 of None. Raises TypeError."""
+    """The size of a value, 0 for None. Raises TypeError."""
     if type(value) is StoredValue:
         return len(value.manifest)
     return 0 if value is None else len(_plain_bytes("value", value))
 
 
 def _plain_bytes(what: str, found: object) -> bytes:
-    """Plain bytes of a subclass of bytes (numpy's, for example), which cannot be packed. Raises
-    TypeError for what is no bytes."""
+    """Plain bytes from an instance of a subclass of bytes (numpy's, for example), which cannot be
+    packed. Raises TypeError for anything else."""
     if not isinstance(found, bytes):
         raise TypeError(
             f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it "
@@ -479,7 +481,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
                 f"{type(name).__name__} and {type(value).__name__}."
             )
         if type(name) is not str:
-            name = "".join((name,))  # the characters themselves: msgpack knows no subclasses
+            name = "".join((name,))  # plain characters, because msgpack knows no subclasses
         if type(value) is not bytes:
             value = b"".join((value,))
         try:

@@ -1,9 +1,9 @@
 """The batches that a large value is sent as: one for each chunk, and one for the record itself.
 
-They lie in the queue of their partition one behind the other, so nothing of the same producer comes
-between the value and what is sent after it. The record is a *barrier*: the sender takes it when all
-that it sent before has its outcome. So its manifest can name the offset of each chunk. The
-accumulator says when a batch was opened.
+They stand in the queue of their partition one after the other, so nothing of the same producer
+comes between the value and the records sent after it. The record is a *barrier*: the sender takes
+it only when everything sent before has its outcome. So its manifest can name the offset of each
+chunk. The accumulator says when a batch was opened.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rayq.errors import DeliveryTimeoutError, OutcomeUnknownError, RayqError
 from rayq.records import Headers
 
 MANIFEST_BYTES_MAX = 256
-"""Most that a manifest takes beside the offsets of chunks or the URI."""
+"""Maximum size of a manifest without the offsets of its chunks or its URI."""
 
 
 class _Value:
-    """A value on its way, and what became of its chunks so far."""
+    """A value in flight, and the outcomes of its chunks so far."""
 
     def __init__(self, value: bytes, value_id: bytes, chunk_count: int) -> None:
         self.data = value
@@ -43,8 +43,8 @@ class _Value:
         self.failure: RayqError | None = None
 
     def check(self) -> None:
-        """Raises why a chunk was not delivered. The outcome of a chunk may be unknown; that of the
-        record is not: it was never sent."""
+        """Raises the error of a chunk that was not delivered. The outcome of a chunk may be
+        unknown, but that of the record is known: it was never sent."""
         if isinstance(self.failure, OutcomeUnknownError):
             raise DeliveryTimeoutError(
                 f"A chunk of the value was not acknowledged, so its record was not sent, and "
@@ -55,7 +55,7 @@ class _Value:
 
 
 class _ChunkBatch(ProducerBatch):
-    """A chunk on its way."""
+    """A chunk in flight."""
 
     __slots__ = ("_value", "_index", "_start", "_end")
 
@@ -71,12 +71,12 @@ class _ChunkBatch(ProducerBatch):
         self._index = self._start = self._end = 0
 
     def holds(self, index: int, start: int, end: int) -> None:
-        """Which piece of the value it is."""
+        """Sets the piece of the value that this chunk holds."""
         self._index, self._start, self._end = index, start, end
         self.reserved_bytes = self.size_bytes = end - start
 
     def seal(self) -> None:
-        """Copies its piece. Batches are sealed in order, so the CRC grows with them."""
+        """Copies its piece. Batches are sealed in order, so the CRC is extended in order."""
         value = self._value
         value.check()
         if self.values:
@@ -96,7 +96,7 @@ class _ChunkBatch(ProducerBatch):
 
 
 class _RecordBatch(ProducerBatch):
-    """The record that stands for a large value. Its outcome is what the user waits for."""
+    """The record that stands for a large value. The user waits for its outcome."""
 
     __slots__ = ("_value", "_manifest")
 
@@ -120,12 +120,13 @@ class _RecordBatch(ProducerBatch):
         self._manifest: bytes | None = None
 
     def stands_for(self, value: _Value) -> None:
-        """Its manifest names the chunks of `value`, once they are acknowledged."""
+        """Makes this the record of `value`: its manifest names the chunks, once they are
+        acknowledged."""
         self.is_barrier = True
         self._value = value
 
     def has_manifest(self, manifest: bytes) -> None:
-        """Its value is an object."""
+        """Makes this the record of a value stored as an object."""
         self._manifest = manifest
 
     def seal(self) -> None:
@@ -143,14 +144,14 @@ class _RecordBatch(ProducerBatch):
 
 
 def chunk_bytes_of(max_message_bytes: int) -> int:
-    """How long the chunks are in a topic."""
+    """The length of the chunks in a topic."""
     overhead_bytes = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES + CHUNK_OVERHEAD_BYTES
     return max(max_message_bytes - overhead_bytes, max_message_bytes // 2, 1)
 
 
 def record_bytes(chunk_count: int, rest_bytes: int) -> int:
-    """The size of the record of a value with so many chunks, at most. `rest_bytes` is what its key
-    and headers take."""
+    """The maximum size of the record of a value with `chunk_count` chunks. `rest_bytes` is the size
+    of its key and headers."""
     return rest_bytes + RECORD_OVERHEAD_BYTES + MANIFEST_BYTES_MAX + OFFSET_BYTES_MAX * chunk_count
 
 
@@ -166,8 +167,8 @@ def send_chunks(
     chunk_bytes: int,
     rest_bytes: int,
 ) -> DeliveryFuture | None:
-    """Appends a value in chunks, and its record. None: there is no room. Raises the error that
-    records are refused with."""
+    """Appends a value in chunks, and its record. Returns None if there is no room. Raises the error
+    with which records are refused."""
     pieces = cut(len(value), chunk_bytes)
     shared = _Value(value, value_id, len(pieces))
     chunks: list[ProducerBatch] = []
@@ -198,7 +199,7 @@ def send_manifest(
     *,
     rest_bytes: int,
 ) -> DeliveryFuture | None:
-    """Appends the record of a value that is an object. Otherwise as `send_chunks`."""
+    """Appends the record of a value that is an object. Otherwise the same as `send_chunks`."""
     size_bytes = rest_bytes + RECORD_OVERHEAD_BYTES + len(manifest)
     record = _RecordBatch(
         queue,

@@ -1,4 +1,4 @@
-"""Which partition a record goes to."""
+"""Choice of the partition that a record goes to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayq.user_functions import close_unrun
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """crc32 of the key modulo the count: the same as librdkafka's `consistent` partitioner, so that
+    """crc32 of the key modulo the count, as in librdkafka's `consistent` partitioner, so that
     producers in other languages agree."""
     return crc32(key) % partition_count
 
@@ -23,13 +23,13 @@ def next_sticky_partition(
 ) -> int:
     """The partition for the next batch of records without a key: any but the previous one
     (KIP-480: one batch is filled after another, so batches are large and load still spreads)."""
-    others = [candidate for candidate in candidates if candidate != previous]
-    return source.choice(others or list(candidates))
+    rest = [candidate for candidate in candidates if candidate != previous]
+    return source.choice(rest or list(candidates))
 
 
 def call_partitioner(partitioner: Partitioner, key: bytes | None, partition_count: int) -> int:
-    """What a user's own function returns, checked. Raises InvalidRequestError, HandlerError, and
-    what the function raises."""
+    """Calls a user's partitioner and checks its result. Raises InvalidRequestError, HandlerError,
+    and the function's own errors."""
     partition = call_callback("The partitioner", partitioner, key, partition_count)
     if type(partition) is not int or not 0 <= partition < partition_count:
         close_unrun(partition)

@@ -45,9 +45,9 @@ INSTEAD = "async_producer() takes coroutine functions, too."
 
 
 class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
-    """Produces on the running event loop; made by `cluster.async_producer(**config)`.
+    """A producer on the running event loop, made by `cluster.async_producer(**config)`.
 
-    Its `send` may be awaited for the acceptance of the record; what it returns, for its delivery::
+    Await `send` for the acceptance of the record, and its result for the delivery::
 
         async with cluster.async_producer() as producer:
             future = await producer.send("flights", b"value")
@@ -85,8 +85,9 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         on_delivery: OnAsyncDelivery | None = None,
     ) -> DeliveryFuture:
-        """As `Producer.send`: returns once the record is accepted. `on_delivery` may be a coroutine
-        function, which then runs as a task of its own; `flush` and `close` wait for it."""
+        """Sends as `Producer.send` does, and returns once the record is accepted. `on_delivery` may
+        be a coroutine function, which then runs as its own task; `flush` and `close` wait for
+        it."""
         if on_delivery is not None:
             check_function("on_delivery", on_delivery, is_awaited=True)
         core = self.core
@@ -114,7 +115,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         timeout_s: float | None = None,
     ) -> RecordMetadata:
-        """As `Producer.send_and_wait`. Cancelled, the record may be delivered all the same."""
+        """Sends and waits as `Producer.send_and_wait` does. A record may be delivered even if the
+        call is cancelled."""
         core = self.core
         ends_at = None if timeout_s is None else core.client.now + timeout_s
         if self._serializers is not None:
@@ -141,7 +143,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         headers: Iterable[tuple[str, bytes]] | None,
         timeout_s: float | None = None,
     ) -> tuple[list[tuple[str, bytes]] | None, Any]:
-        """The headers, and what is to be appended as the value: a large one becomes an object."""
+        """The headers and the value to append: a large value becomes an object."""
         core = self.core
         kept = None if headers is None else list(headers)
         deadline = core.block_deadline(timeout_s)
@@ -163,8 +165,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None,
         timeout_s: float | None = None,
     ) -> DeliveryFuture:
-        """Waits as long as `send` may, or `timeout_s` where that is shorter, until the record is
-        accepted."""
+        """Waits until the record is accepted, as long as `send` may, or `timeout_s` if that is
+        shorter."""
         core = self.core
         deadline = core.block_deadline(timeout_s)
         while True:
@@ -182,7 +184,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
-        """As `Producer.send_many`: returns once all records are accepted."""
+        """Sends as `Producer.send_many` does, and returns once all records are accepted."""
         core = self.core
         core.check_open()
         if self._serializers is not None:
@@ -229,7 +231,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     def transaction(
         self, *, name: str | None = None, reads: AsyncReading | None = None
     ) -> AsyncTransaction[ValueT_contra, KeyT_contra]:
-        """As `Producer.transaction`, for `async with`."""
+        """Makes a transaction as `Producer.transaction` does, for `async with`."""
         return AsyncTransaction(
             self.core, self.send, self.send_many, self._note_begun, name, reads
         )
@@ -240,19 +242,19 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     async def begin_transaction(
         self, *, name: str | None = None, reads: AsyncReading | None = None
     ) -> AsyncTransaction[ValueT_contra, KeyT_contra]:
-        """As `Producer.begin_transaction`."""
+        """Begins a transaction as `Producer.begin_transaction` does."""
         begun = self.transaction(name=name, reads=reads)
         await begun.begin()
         return begun
 
     async def commit_transaction(self) -> None:
-        """As `Producer.commit_transaction`."""
+        """Commits as `Producer.commit_transaction` does."""
         if self._begun is None:
             raise none_begun_error()
         await self._begun.commit()
 
     async def abort_transaction(self) -> None:
-        """As `Producer.abort_transaction`."""
+        """Aborts as `Producer.abort_transaction` does."""
         if self._begun is None:
             raise none_begun_error()
         await self._begun.abort()
@@ -261,16 +263,16 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
     @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
-        """As `Producer.flush`."""
+        """Flushes as `Producer.flush` does."""
         await self.core.flush(timeout_s)
 
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
-        """As `Producer.close`."""
+        """Closes as `Producer.close` does."""
         await self.core.close(timeout_s)
 
     def abandon(self) -> None:
-        """Closes without waiting: what is not delivered fails."""
+        """Closes without waiting: undelivered records fail."""
         self.core.abandon()
 
     def __reduce__(self) -> str:
@@ -290,11 +292,12 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
 
 class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
-    """Produces from any number of threads; made by `cluster.producer(**config)`.
+    """A producer for any number of threads, made by `cluster.producer(**config)`.
 
-    `send` returns at once; the record travels in a batch with others of its partition. Use it as a
-    context manager, or call `close`: both deliver what was sent. `Producer[Order, str]` is one
-    whose serializers take values of `Order` and keys of str; they are bytes where nothing is said.
+    `send` returns at once; the record travels in a batch with others of its partition. Use the
+    producer as a context manager, or call `close`: both deliver everything sent. `Producer[Order,
+    str]` has serializers that take values of `Order` and keys of str; without type arguments they
+    are bytes.
     """
 
     def __init__(self, core: ProducerCore, background: BackgroundLoop) -> None:
@@ -326,19 +329,20 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     ) -> DeliveryFuture:
         """Accepts one record and returns the future of its `RecordMetadata`.
 
-        `value` is bytes, or what the producer's `value_serializer` makes bytes of (so is `key`),
-        or None for a tombstone. Without `partition` the configured partitioner chooses.
-        `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
-        called on the client's event-loop thread, where it must not block; or by this call, where
-        the delivery is over before `send` returns (so do not hold a lock that `on_delivery` takes).
+        `value` and `key` are bytes, or anything that the producer's `value_serializer` and
+        `key_serializer` turn into bytes; None as the value is a tombstone. Without `partition` the
+        configured partitioner chooses. `timestamp_ms` is Unix time, now by default.
+        `on_delivery(metadata, error)` is called on the client's event-loop thread, where it must
+        not block; or by this call, if the delivery is over before `send` returns (so do not hold a
+        lock that `on_delivery` takes).
 
         Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full, and
         while a large value is written as an object, if `large_values` says so (then it also raises
         RemoteStorageError, RemoteDeniedError and MissingExtraError). Raises BufferFullError,
         UnknownTopicError, RecordTooLargeError, InvalidTimestampError, InvalidRequestError (no such
         partition), ClosedError, TypeError (not bytes), SerializationError (a serializer raised, or
-        returned no bytes), HandlerError (`on_delivery` is a coroutine function, say), and what a
-        partitioner raises.
+        did not return bytes), HandlerError (for example, `on_delivery` is a coroutine function),
+        and the errors of a partitioner.
         """
         if on_delivery is not None:
             check_function("on_delivery", on_delivery, instead=INSTEAD)
@@ -365,14 +369,14 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         timeout_s: float | None = None,
     ) -> RecordMetadata:
-        """Sends one record, waits for its delivery and returns where it went. The record does not
-        linger; what other threads send at the same time may share its batch. For many records
-        `send` and one `flush` are faster by far.
+        """Sends one record, waits for its delivery and returns its `RecordMetadata`. The record
+        does not linger, but records that other threads send at the same time may share its batch.
+        For many records, `send` and one `flush` are much faster.
 
-        Raises what `send` raises and what the delivery fails with; TimeoutError after `timeout_s`
-        seconds, when the record is still on its way (None: `max_block_ms` and then
-        `delivery_timeout_ms` decide), or BufferFullError, when it was not accepted until then; in a
-        delivery callback, which must not wait, InvalidRequestError.
+        Raises the errors of `send` and of the delivery; TimeoutError after `timeout_s` seconds if
+        the record is still in flight (None: `max_block_ms` and then `delivery_timeout_ms` decide),
+        or BufferFullError if it was not accepted by then; InvalidRequestError in a delivery
+        callback, which must not wait.
         """
         self._background.check_callable()
         core = self._core
@@ -398,7 +402,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         headers: Iterable[tuple[str, bytes]] | None,
         timeout_s: float | None = None,
     ) -> tuple[list[tuple[str, bytes]] | None, Any]:
-        """The headers, and what is to be appended as the value: a large one becomes an object."""
+        """The headers and the value to append: a large value becomes an object."""
         core = self._core
         kept = None if headers is None else list(headers)
         deadline = core.block_deadline(timeout_s)
@@ -419,8 +423,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None,
         timeout_s: float | None = None,
     ) -> DeliveryFuture:
-        """Waits as long as `send` may, or `timeout_s` where that is shorter, until the record is
-        accepted."""
+        """Waits until the record is accepted, as long as `send` may, or `timeout_s` if that is
+        shorter."""
         deadline = self._core.block_deadline(timeout_s)
         while True:
             future = self._offer(topic, value, key, headers, partition, timestamp_ms)
@@ -436,13 +440,13 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
-        """Accepts any number of records and returns the future of where they went:
+        """Accepts any number of records and returns the future of their offsets:
         `list[OffsetRange]`, one for each run of offsets.
 
         `keys` has one entry (or None) for each value; without keys the batches spread over the
-        partitions. Blocks as `send` does, each time the buffer is full. When it raises
-        BufferFullError half-way, the records before stay accepted. Raises as `send` does; of all
-        other errors, SerializationError (which has the record's `index`) included, no record is
+        partitions. Blocks as `send` does, each time the buffer is full. If it raises
+        BufferFullError half-way, the records before stay accepted. Raises as `send` does; after any
+        other error, including SerializationError (which has the record's `index`), no record is
         accepted.
         """
         core = self._core
@@ -485,19 +489,19 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     def transaction(
         self, *, name: str | None = None, reads: Reading | None = None
     ) -> Transaction[ValueT_contra, KeyT_contra]:
-        """A transaction, for a `with` block: what is sent within becomes visible together at the
-        end of the block, or not at all::
+        """A transaction for a `with` block: everything sent within it becomes visible together at
+        the end of the block, or not at all::
 
             with producer.transaction() as tx:
                 tx.send("orders", b"one")
                 tx.send("payments", b"two")
 
         A transaction with a `name` (1 to 256 characters) commits once: the cluster keeps the name
-        that the transactional id committed last, and a second try with it raises
+        that the transactional id committed last, and a second attempt with it raises
         AlreadyCommittedError. `reads` is a consumer of a group, without `enable_auto_commit`: its
-        positions are committed with the records, and when the transaction is aborted it goes back
-        behind what is committed, and reads the rest again: so poll just before the block, or in
-        it. See `Transaction` for what the end of the block raises.
+        positions are committed with the records. If the transaction is aborted, the consumer goes
+        back to the committed position and reads the rest again, so poll just before the block, or
+        in it. See `Transaction` for the errors of the end of the block.
 
         The begin of the block raises as `begin_transaction` does; InvalidRequestError (no
         transactional_id, a bad name)."""
@@ -518,8 +522,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self, *, name: str | None = None, reads: Reading | None = None
     ) -> Transaction[ValueT_contra, KeyT_contra]:
         """Begins a transaction that `commit_transaction` or `abort_transaction` ends; a `with`
-        block of `transaction` is safer. Finds out first what became of the one before, where that
-        is not known.
+        block of `transaction` is safer. If the outcome of the previous one is unknown, it is
+        determined first.
 
         Raises InvalidRequestError (one is open already), ProducerFencedError (another producer has
         the transactional id), AlreadyCommittedError, TransactionLimitError, TimeoutError after
@@ -530,15 +534,15 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
     def commit_transaction(self) -> None:
         """Commits the open transaction. Raises as the end of a `Transaction` block does, and
-        InvalidRequestError where none is open."""
+        InvalidRequestError if none is open."""
         if self._begun is None:
             raise none_begun_error()
         self._begun.commit()
 
     def abort_transaction(self) -> None:
-        """Aborts the open transaction: nobody who reads what is committed sees it. Raises
-        ProducerFencedError, InvalidRequestError where none is open, TimeoutError after
-        `max_block_ms`: then it ends by `transaction_timeout_ms`, or before the next one begins."""
+        """Aborts the open transaction, so no reader of committed records sees it. Raises
+        ProducerFencedError, InvalidRequestError if none is open, TimeoutError after `max_block_ms`:
+        then it ends by `transaction_timeout_ms`, or before the next one begins."""
         if self._begun is None:
             raise none_begun_error()
         self._begun.abort()
@@ -548,24 +552,24 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     @takes_timeout
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until everything accepted before is delivered. Raises DeliveryError if anything
-        accepted since the last flush was not, TimeoutError after `timeout_s` seconds; from a
-        delivery callback, which must not wait, InvalidRequestError."""
+        accepted since the last flush was not, TimeoutError after `timeout_s` seconds, and
+        InvalidRequestError in a delivery callback, which must not wait."""
         self._background.check_callable()
         self._core.accumulator.close_open_batches()
         self._background.run(self._core.flush(timeout_s))
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Aborts an open transaction, flushes, then closes; idempotent. What is not delivered after
-        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails: by ClosedError what is not
-        written, by OutcomeUnknownError what was sent and not answered. Raises DeliveryError as
-        `flush` does, and TimeoutError, which counts both."""
+        """Aborts an open transaction, flushes, then closes; idempotent. Records not delivered after
+        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fail: with ClosedError if not
+        written, with OutcomeUnknownError if sent and not answered. Raises DeliveryError as `flush`
+        does, and TimeoutError, which counts both."""
         if not self._core.is_closed:
             self._background.check_callable()
             self._background.run(self.closing(timeout_s))
 
     def closing(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
-        """What `close` runs on the client's loop."""
+        """The coroutine that `close` runs on the client's loop."""
         if not self._core.is_closed:
             self._core.accumulator.close_open_batches()
         return self._core.close(timeout_s)

@@ -1,7 +1,8 @@
-"""What both producers do, on the client's loop. Users' threads call the intake and little else.
+"""The part that both producers share, on the client's loop. Users' threads call the intake and
+little else.
 
-Nothing here refers to the producer that the user holds, so that a producer that the user drops is
-collected.
+Nothing here refers to the producer that the user holds, so a producer that the user drops is
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerCore:
-    """Made on the client's loop; methods under "any thread" may be called from others."""
+    """The core of a producer, made on the client's loop; methods under "any thread" may be called
+    from others."""
 
     def __init__(
         self, client: Client, config: ProducerConfig, on_close: Callable[[], None]
@@ -55,7 +57,7 @@ class ProducerCore:
         self._undelivered = 0
         self._first_error: RayqError | None = None
         self._callbacks: set[asyncio.Task[None]] = set()
-        """Delivery callbacks that are awaited."""
+        """The delivery callbacks that are being awaited."""
         clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
         self.intake = Intake(config, self.accumulator, clock, client.environment.random)
@@ -71,8 +73,9 @@ class ProducerCore:
     # --- any thread -----------------------------------------------------------------------------
 
     def forked(self) -> None:
-        """A forked child sends nothing: every use raises ClosedError, and nobody waits for what was
-        sent. It takes no lock, because a thread of the parent may have held it."""
+        """Stops everything in a forked child, which sends nothing: every use raises ClosedError,
+        and nobody waits for records sent. It takes no lock, because a thread of the parent may have
+        held it."""
         self.is_closed = True
         self.intake.topics = {}
         error = ClosedError(
@@ -82,7 +85,8 @@ class ProducerCore:
         self._give_up(error, error)
 
     def loop_has_ended(self) -> None:
-        """Nothing is sent any more. Threads that wait get a ClosedError."""
+        """Stops everything after the event loop has ended: nothing is sent any longer, and waiting
+        threads get a ClosedError."""
         self.is_closed = True
         self.intake.topics = {}
         self._give_up(
@@ -95,16 +99,15 @@ class ProducerCore:
         self._on_close()
 
     def _give_up(self, error: RayqError, in_doubt: RayqError) -> None:
-        """`in_doubt` is for what may or may not be written."""
+        """Gives up all batches; those that may or may not be written get `in_doubt`."""
         sent = self._sender.in_doubt()
         for batch in self.accumulator.incomplete():
             if not batch.is_done:
                 batch.give_up(in_doubt if batch in sent else error)
 
     def write_object(self, topic: str, value: Any) -> StoredValue:
-        """What stands in the log for a value that is too large for it, once that is stored as an
-        object. Blocks meanwhile. Raises RemoteStorageError, RemoteDeniedError,
-        MissingExtraError."""
+        """Writes a value that is too large for the log as an object; returns its stand-in for the
+        log. Blocks meanwhile. Raises RemoteStorageError, RemoteDeniedError, MissingExtraError."""
         url, cluster_id = self.config.large_values, self.client.metadata.cluster_id
         assert url is not None and cluster_id is not None, "with metadata it is known"
         data = b"".join((value,))
@@ -114,11 +117,11 @@ class ProducerCore:
         return StoredValue(manifest_of_object(len(data), crc_of(data), value_id, uri))
 
     def work_soon(self) -> None:
-        """Has the sender look at everything that waits."""
+        """Makes the sender look at everything that waits."""
         self.loop.call_soon_threadsafe(self._work_on_all)
 
     def unsent_count(self) -> int:
-        """How many records have no outcome yet."""
+        """The number of records without an outcome."""
         return sum(batch.record_count for batch in self.accumulator.incomplete())
 
     @property
@@ -139,7 +142,8 @@ class ProducerCore:
             self._is_work_announced = True
             self.loop.call_soon(self._work)
         else:
-            # No call stands in between: a signal handler could run there and wait for the delivery.
+            # No call may stand in between: a signal handler could run there and wait for the
+            # delivery.
             self._is_work_announced = True
             try:
                 self.loop.call_soon_threadsafe(self._work)
@@ -148,13 +152,13 @@ class ProducerCore:
                 raise
 
     def describe(self) -> str:
-        """Where the producer sends, for a repr. It takes no lock: a debugger may ask, at a
-        breakpoint."""
+        """The topics the producer sends to, for a repr. It takes no lock, because a debugger may
+        ask at a breakpoint."""
         topics = ", ".join(map(repr, sorted(self.intake.topics))) or "no topic yet"
         return f"to {topics}, {'closed' if self.is_closed else 'open'}"
 
     def trouble(self) -> RayqError | None:
-        """As `Sender.trouble`."""
+        """The same as `Sender.trouble`."""
         return self._sender.trouble()
 
     def check_open(self) -> None:
@@ -162,8 +166,8 @@ class ProducerCore:
             raise ClosedError("The producer is closed: make a new one from the cluster.")
 
     def block_deadline(self, timeout_s: float | None = None) -> float:
-        """Until when a `send` of now may wait to be accepted, in seconds of the monotonic
-        clock."""
+        """The time until which a `send` that starts now may wait to be accepted, in seconds of the
+        monotonic clock."""
         block_s = self.config.max_block_ms / 1000
         return self.client.now + (block_s if timeout_s is None else min(block_s, timeout_s))
 
@@ -206,8 +210,7 @@ class ProducerCore:
             self.client.add_interest(topic)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until all that was sent before has an outcome. Raises DeliveryError,
-        TimeoutError."""
+        """Waits until everything sent before has an outcome. Raises DeliveryError, TimeoutError."""
         self.accumulator.is_flushing += 1
         try:
             self._work_on_all()
@@ -239,18 +242,20 @@ class ProducerCore:
             ) from error
 
     def finish_callback(self, result: object) -> None:
-        """Awaits what a delivery callback returned, in a task of its own."""
+        """Awaits the result of a delivery callback, in its own task."""
         task = self.client.environment.tasks.spawn(_finished(result), "on_delivery")
         self._callbacks.add(task)
         task.add_done_callback(self._callbacks.discard)
 
     async def _called_back(self) -> None:
-        """Waits for the delivery callbacks that are awaited. One of them waits for no other."""
+        """Waits for the delivery callbacks that are being awaited. A callback does not wait for
+        others."""
         if self._callbacks and not _is_callback.get():
             await asyncio.wait(list(self._callbacks))
 
     async def _drain(self) -> None:
-        """Waits until all of a transaction has an outcome. Its end tells of failures."""
+        """Waits until all records of a transaction have an outcome. Failures are reported by the
+        end of the transaction."""
         self.accumulator.is_flushing += 1
         try:
             while batches := self.accumulator.incomplete():
@@ -277,7 +282,7 @@ class ProducerCore:
             self._release()
 
     def _undelivered_error(self, timeout_s: float | None) -> TimeoutError:
-        """What is true of the records that are given up now."""
+        """The error that describes the records that are given up now."""
         sent = self._sender.in_doubt()
         counts = {True: 0, False: 0}
         for batch in self.accumulator.incomplete():
@@ -310,11 +315,11 @@ class ProducerCore:
             )
 
     async def leave(self, timeout_s: float | None) -> None:
-        """As `close`, for a producer that its user dropped."""
+        """Does the same as `close`, for a producer that its user dropped."""
         await self.close(timeout_s)
 
     def abandon(self) -> None:
-        """Closes without waiting: what is not delivered fails."""
+        """Closes without waiting: undelivered records fail."""
         if not self.is_closed:
             self.is_closed = True
             self.accumulator.close()
@@ -345,7 +350,7 @@ async def _finished(result: object) -> None:
 
 
 async def _settled(future: ManyDeliveryFuture) -> None:
-    """Waits until a future is done, whatever became of it."""
+    """Waits until a future is done, whatever its outcome."""
     try:
         await future
     except RayqError:
@@ -353,7 +358,7 @@ async def _settled(future: ManyDeliveryFuture) -> None:
 
 
 def buffer_full_error(config: ProducerConfig, timeout_s: float | None = None) -> BufferFullError:
-    """The error after `max_block_ms`, or after a `timeout_s` of the call that is shorter."""
+    """The error after `max_block_ms`, or after a shorter `timeout_s` of the call."""
     waited = f"max_block_ms ({config.max_block_ms} ms)"
     if timeout_s is not None and timeout_s < config.max_block_ms / 1000:
         waited = f"timeout_s ({timeout_s:g} s)"
