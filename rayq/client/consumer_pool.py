@@ -1,5 +1,5 @@
-"""Consumer pools as users hold them: `cluster.consumer_pool(...)` or `cluster.queue_pool(...)`
-starts one, wherever it runs."""
+"""Consumer pools for users: `cluster.consumer_pool(...)` or `cluster.queue_pool(...)` starts one,
+on any runtime."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ from rayq.user_functions import check_function, check_kind
 from rayq.wording import counted
 
 Handler = Callable[..., Any]
-"""`handler(batch)`, a plain function or a coroutine function. Or a class: each consumer makes an
-instance, calls that, and at the end calls its `close()`, if it has one."""
+"""`handler(batch)`, a plain function or a coroutine function; or a class: each consumer makes an
+instance, calls it, and at the end calls its `close()`, if it has one."""
 
 IDLE_CHECK_S = 0.2
 STOP_TIMEOUT_S = 90.0
-"""Default of `stop(timeout_s=...)`: more than a consumer's `drain_timeout_s`."""
+"""Default of `stop(timeout_s=...)`: longer than a consumer's `drain_timeout_s`."""
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What a pool is to do, apart from its handler."""
+    """The specification of a pool, apart from its handler."""
 
     name: str
     topic: str
     group: str
-    """Of a queue's pool: the queue."""
+    """The group; for a queue's pool, the queue."""
     config: PoolConfig
     queue: str | None = None
-    """None: its consumers are members of the group."""
+    """The queue; None if the consumers are members of the group."""
     large_values: str | None = None
-    """As `cluster.queue` takes it."""
+    """The same argument as in `cluster.queue`."""
     prefetch: int = PREFETCH
-    """The same."""
+    """The same argument as in `cluster.queue`."""
 
 
 class PoolControl(Protocol):
-    """A pool that runs, as its runtime reaches it; it pickles where the runtime has processes."""
+    """Control of a running pool, through its runtime; it can be pickled if the runtime has
+    processes."""
 
     def status(self) -> PoolStatus:
-        """Raises UnknownPoolError when it was stopped."""
+        """The status of the pool. Raises UnknownPoolError if it was stopped."""
         ...
 
     def stop(self, drain: bool, timeout_s: float) -> None:
-        """Returns when nothing of it runs any more; does nothing when nothing does."""
+        """Stops the pool, and returns when nothing of it runs any longer; does nothing if nothing
+        does."""
         ...
 
 
@@ -61,8 +63,8 @@ class ConsumerPool:
     """A pool of consumers that runs by itself; made by `cluster.consumer_pool(...)` or
     `cluster.queue_pool(...)`.
 
-    On Ray it outlives this process (`cluster.consumer_pools()` finds it again), and this handle
-    pickles. The end of a `with` block stops it.
+    On Ray it outlives this process (`cluster.consumer_pools()` finds it again), and this handle can
+    be pickled. The end of a `with` block stops the pool.
     """
 
     def __init__(self, name: str, control: PoolControl) -> None:
@@ -70,21 +72,21 @@ class ConsumerPool:
         self._control = control
 
     def status(self) -> PoolStatus:
-        """How the pool is doing, as of its last look (one a second). Raises UnknownPoolError when
-        it was stopped."""
+        """The status of the pool as of its last look (one a second). Raises UnknownPoolError if it
+        was stopped."""
         return self._control.status()
 
     @takes_timeout
     def wait_idle(self, timeout_s: float | None = None) -> PoolStatus:
-        """Waits until everything in the topic is handled and committed, what was delivered before
-        this call in any case; of a queue's pool until nothing waits and nothing is in hand
-        (records that are delayed, after a failure too, do not count). Raises TimeoutError after
-        `timeout_s` seconds, UnknownPoolError."""
+        """Waits until everything in the topic is handled and committed, including everything
+        delivered before this call; for a queue's pool, until nothing waits and nothing is in hand
+        (delayed records, including those delayed after a failure, do not count). Raises
+        TimeoutError after `timeout_s` seconds, UnknownPoolError."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         looks = self.status().looks
         while True:
             status = self.status()
-            looks = min(looks, status.looks)  # A pool that Ray started again counts anew.
+            looks = min(looks, status.looks)  # A pool that Ray restarted counts from 0 again.
             # The next look to end may have begun before this call; the one after it has not.
             if status.lag == 0 and status.looks >= looks + 2:
                 return status
@@ -99,9 +101,10 @@ class ConsumerPool:
 
     @takes_timeout
     def stop(self, drain: bool = True, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops the pool and its consumers; idempotent. With `drain` each finishes the batch it is
-        at, commits and leaves; what has not by `timeout_s` seconds is killed, as all are without
-        `drain`, and whoever goes on in the group handles those batches again."""
+        """Stops the pool and its consumers; idempotent. With `drain` each finishes its current
+        batch, commits and leaves; consumers that have not done so after `timeout_s` seconds are
+        killed, as all are without `drain`. The next consumers of the group handle those batches
+        again."""
         self._control.stop(drain, timeout_s)
 
     def __repr__(self) -> str:
@@ -121,7 +124,7 @@ class ConsumerPool:
 
 
 def check_handler(handler: object) -> Handler:
-    """Raises HandlerError."""
+    """Checks a pool's handler. Raises HandlerError."""
     named = handler if inspect.isclass(handler) else type(handler)
     if not callable(handler) or not any("__call__" in vars(kind) for kind in named.__mro__):
         raise HandlerError(

@@ -1,8 +1,8 @@
-"""The way to a coordinator: the leader of one partition of a topic of rayq's own.
+"""Access to a coordinator: the leader of one partition of one of rayq's own topics.
 
 The coordinator of a group leads the group's partition of `__consumer_offsets`, that of a
 transactional id the id's partition of `__transaction_state`. The topic is created at its first use.
-From then on a coordinator is found, and found again after it moved, as every partition's leader is:
+From then on a coordinator is found, and found again after it moved, like every partition's leader:
 by the cluster's metadata.
 """
 
@@ -25,14 +25,14 @@ _ENSURES: dict[str, Callable[[], AnyRequest]] = {
     OFFSETS_TOPIC: EnsureOffsetsTopic,
     TRANSACTIONS_TOPIC: EnsureTransactionsTopic,
 }
-"""What creates the topic unless it exists."""
+"""The request that creates each topic unless it exists."""
 
 
 async def coordinator_partitions(
     client: Client, topic: str, *, create: bool, timeout_s: float
 ) -> int:
-    """How many partitions the topic of coordinators has; 0 when there is none, and `create` is not
-    set."""
+    """The number of partitions of a coordinators' topic; 0 if the topic does not exist, and
+    `create` is not set."""
     deadline = client.now + timeout_s
     if topic not in client.metadata.topics:
         await client.fetch_with_others(topic, deadline)
@@ -46,12 +46,12 @@ async def coordinator_partitions(
 
 
 async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) -> int:
-    """How many coordinators of groups there are, as `coordinator_partitions` says."""
+    """The number of coordinators of groups, as `coordinator_partitions` returns it."""
     return await coordinator_partitions(client, OFFSETS_TOPIC, create=create, timeout_s=timeout_s)
 
 
 class _Coordinator:
-    """Asks one coordinator, wherever it is."""
+    """Access to one coordinator, wherever it is."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class _Coordinator:
         timeout_ms: int,
         config: ConsumerConfig | ProducerConfig,
     ) -> None:
-        """`partition_of` tells the coordinator's partition, given how many the topic has."""
+        """`partition_of` returns the coordinator's partition, given the number of partitions of the
+        topic."""
         self.client = client
         self._topic = topic
         self._partition_of = partition_of
@@ -73,10 +74,10 @@ class _Coordinator:
     async def ask(
         self, build: Build, *, timeout_s: float | None = None, hold_s: float = 0.0
     ) -> Any:
-        """The answer to a request. Retries while coordinators load, move or cannot be reached, for
-        at most `timeout_s` (default: `default_api_timeout_ms` of a consumer, `max_block_ms` of a
-        producer). The coordinator may hold the request for `hold_s` longer than others. Raises
-        TimeoutError, and the error that the coordinator answers."""
+        """Returns the answer to a request. Retries while coordinators load, move or cannot be
+        reached, for at most `timeout_s` (default: `default_api_timeout_ms` of a consumer,
+        `max_block_ms` of a producer). The coordinator may hold the request for `hold_s` longer than
+        others. Raises TimeoutError, and the error that the coordinator answers."""
         client = self.client
         if timeout_s is None:
             timeout_s = self._timeout_s
@@ -95,8 +96,8 @@ class _Coordinator:
 
 
 class GroupCoordinator(_Coordinator):
-    """Asks the coordinator of one group: for a consumer, or for the producer whose transactions
-    commit the group's positions."""
+    """Access to the coordinator of one group: for a consumer, or for the producer whose
+    transactions commit the group's positions."""
 
     def __init__(
         self, client: Client, group: str, config: ConsumerConfig | ProducerConfig
@@ -116,7 +117,7 @@ class GroupCoordinator(_Coordinator):
 
 
 class TransactionsCoordinator(_Coordinator):
-    """Asks the coordinator of one transactional id."""
+    """Access to the coordinator of one transactional id."""
 
     def __init__(self, client: Client, transactional_id: str, config: ProducerConfig) -> None:
         super().__init__(

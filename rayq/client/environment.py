@@ -14,12 +14,12 @@ from rayq.wire.network import AsyncioNetwork
 from rayq.wire.object_urls import open_object_url
 
 THREADS_MAX = 16
-"""Blocking jobs of one process that run at once."""
+"""Maximum number of blocking jobs of one process that run at once."""
 
 
 def system_environment(config: ClusterConfig | None = None) -> Environment:
-    """This machine's clocks, disk, network and threads. One for each event loop: its tasks belong
-    to the loop that runs when they are spawned. Of `config` only the TLS files are used."""
+    """This machine's clocks, disk, network and threads. Make one for each event loop: its tasks
+    belong to the loop that runs when they are spawned. Only the TLS files of `config` are used."""
     return Environment(
         clock=SystemClock(),
         random=random.SystemRandom(),
@@ -35,11 +35,12 @@ def system_environment(config: ClusterConfig | None = None) -> Environment:
 
 
 def process_name() -> str:
-    """This process, for people who look at a cluster."""
+    """The name of this process, for people who look at a cluster."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def boot_id() -> str:
-    """Linux's id of this boot: with it a pid and its start time name one process for ever."""
+    """Linux's id of this boot. Together with it, a pid and its start time identify a process
+    forever."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

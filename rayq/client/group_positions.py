@@ -1,5 +1,5 @@
-"""Positions of a group, as callers give them, and on their way into a transaction: a consumer tells
-them, a producer commits them, and neither knows the other."""
+"""Positions of a group, as callers give them, and on their way into a transaction: a consumer
+provides them, a producer commits them, and neither knows the other."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ METADATA_CHARACTERS_MAX = 4096
 
 
 class GroupPositions(NamedTuple):
-    """What a `CommitOffsets` says of a group and one of its members."""
+    """The part of a `CommitOffsets` about a group and one of its members."""
 
     group: str
     member: str
     """"" where no member owns the partitions."""
     member_epoch: int
     sequence: int
-    """Grows with each commit of the member."""
+    """Sequence number that grows with each commit of the member."""
     offsets: list[tuple[str, int, int, int | None, str]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
 
 
 def check_group(group: object) -> str:
-    """Raises TypeError, InvalidRequestError."""
+    """Checks the name of a group. Raises TypeError, InvalidRequestError."""
     if not isinstance(group, str):
         raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
     if not 0 < len(group) <= GROUP_NAME_MAX:
@@ -41,7 +41,7 @@ def check_group(group: object) -> str:
 
 
 def checked_position(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    """What is committed for a partition, as given. Raises TypeError, InvalidRequestError."""
+    """The position to commit for a partition, checked. Raises TypeError, InvalidRequestError."""
     found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
     if type(found.offset) is not int or not isinstance(found.metadata, str):
         raise TypeError(

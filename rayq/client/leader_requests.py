@@ -1,5 +1,5 @@
-"""Requests to the leader of a partition that several parts of a client make: what builds one for
-each attempt, as `Client.ask_leader` takes it."""
+"""Requests to the leader of a partition that several parts of a client make: functions that build
+one for each attempt, as `Client.ask_leader` takes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayq.messages import CheckRange, Fetch, ListOffsets
 def fetch_now(
     partition: int, offset: int, bytes_max: int, isolation: int
 ) -> Callable[[str, LeaderAndEpoch], Fetch]:
-    """Reads what is there from `offset` on; waits for nothing."""
+    """Reads the records that are there from `offset` on, without waiting."""
     return lambda topic_id, leader: Fetch(
         topic_id=topic_id,
         partition=partition,
@@ -28,7 +28,7 @@ def fetch_now(
 def list_offset(
     partition: int, timestamp_ms: int, isolation: int
 ) -> Callable[[str, LeaderAndEpoch], ListOffsets]:
-    """Asks for the first offset at or after a time, or where EARLIEST or LATEST is."""
+    """Asks for the first offset at or after a time, or for EARLIEST or LATEST."""
     return lambda topic_id, leader: ListOffsets(
         topic_id=topic_id,
         partition=partition,
@@ -39,8 +39,8 @@ def list_offset(
 
 
 def check_range(partition: int, offset: int) -> Callable[[str, LeaderAndEpoch], CheckRange]:
-    """Has the leader compare its disk with the CRC of a batch that arrived with a wrong one. It
-    acts on what it finds."""
+    """Makes the leader compare its disk with the CRC of a batch that arrived with a wrong one, and
+    act on the result."""
     return lambda topic_id, leader: CheckRange(
         topic_id=topic_id, partition=partition, offset=offset
     )

@@ -1,6 +1,6 @@
 """Producers, consumers and async admins that nobody closed: the user dropped them, or they are
 still open when their event loop or the program ends. They leave all the same, and a ResourceWarning
-tells of them, as Python does for open files.
+reports them, as Python does for open files.
 
 All of this works on the inner half of each, which refers to nothing that the user holds.
 """
@@ -25,11 +25,11 @@ from rayq.wording import counted
 logger = logging.getLogger(__name__)
 
 LAST_PATIENCE_S = 5.0
-"""How long what was left open may delay the end of its event loop, or of the program."""
+"""Maximum time that open objects may delay the end of their event loop, or of the program."""
 
 CANCELLED_PAUSE_S = 0.01
-"""How long to wait for the tasks that were cancelled with the loop: their work is then begun
-anew."""
+"""Time to wait for the tasks that were cancelled with the loop: their work is then started
+again."""
 
 
 class Core(Protocol):
@@ -39,20 +39,20 @@ class Core(Protocol):
     is_closed: bool
 
     def unsent_count(self) -> int:
-        """Records that were accepted and have no outcome yet. From any thread."""
+        """The number of accepted records without an outcome. May be called from any thread."""
         ...
 
     async def leave(self, timeout_s: float | None) -> None:
-        """Sends what is unsent, leaves the group, and closes."""
+        """Sends unsent records, leaves the group, and closes."""
         ...
 
     def loop_has_ended(self) -> None:
-        """Closes what is left, where nothing can be sent any more. From any thread."""
+        """Closes the rest when nothing can be sent any longer. May be called from any thread."""
         ...
 
 
 def watch(owner: object, core: Core, name: str) -> None:
-    """From now on the core leaves when its owner is dropped. `name` is for the warning."""
+    """Makes the core leave when its owner is dropped. `name` is for the warning."""
     weakref.finalize(owner, _dropped, core, name).atexit = False
     if isinstance(core, ProducerCore):
         _producers[core] = name
@@ -61,15 +61,15 @@ def watch(owner: object, core: Core, name: str) -> None:
 
 
 def watch_loop(owner: object, core: Core, name: str) -> None:
-    """As `watch`; the core also leaves when the running loop ends as `asyncio.run` does it, by
-    cancelling all tasks."""
+    """Does the same as `watch`; the core also leaves when the running loop ends as `asyncio.run`
+    ends it, by cancelling all tasks."""
     watch(owner, core, name)
     keeper = core.loop.create_task(_until_the_loop_ends(core, name), name=f"keep {name}")
     _keepers[core] = keeper
 
 
 def unwatch(core: Core) -> None:
-    """Says that a core is closed, and needs no watching any more."""
+    """Reports that a core is closed, and needs no watching any longer."""
     keeper = _keepers.pop(core, None)
     if keeper is not None and not core.loop.is_closed():
         keeper.cancel()
@@ -84,7 +84,8 @@ _keepers: weakref.WeakKeyDictionary[Core, asyncio.Task[None]] = weakref.WeakKeyD
 
 
 def _dropped(core: Core, name: str) -> None:
-    """The garbage collector calls this, at any moment and in any thread: it must not wait."""
+    """Handles a dropped owner. The garbage collector calls this, at any moment and in any thread:
+    it must not wait."""
     if core.is_closed:
         return
     unsent = core.unsent_count()
@@ -120,7 +121,7 @@ def _leave_soon(core: Core, name: str) -> None:
 
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Kept here because loops refer to their tasks weakly."""
+"""The leaving tasks, kept here because loops refer to their tasks weakly."""
 
 
 async def _leave(core: Core, name: str, timeout_s: float | None) -> None:
@@ -147,18 +148,19 @@ async def _until_the_loop_ends(core: Core, name: str) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Nothing of the client runs any more once the interpreter ends."""
+    """Delivers and settles at exit. Nothing of the client runs any longer once the interpreter
+    ends."""
     _deliver()
     _settle()
     loops = leave_all_for_good(LAST_PATIENCE_S)
-    for core in list(_producers):  # What atexit calls after this might wait for their records.
+    for core in list(_producers):  # Functions that atexit calls later might wait for their records.
         if not core.is_closed and core.loop in loops:
             core.loop_has_ended()
 
 
 def _deliver() -> None:
-    """Delivers what producers for threads have not sent when the program ends. It logs an error for
-    what it could not deliver, and for what nobody committed."""
+    """Delivers unsent records of producers for threads when the program ends. It logs an error for
+    undelivered records, and for transactions that nobody ended."""
     deadline = time.monotonic() + LAST_PATIENCE_S
     for core, name in list(_producers.items()):
         if not core.is_closed and core.has_open_transaction:
@@ -185,8 +187,8 @@ def _deliver() -> None:
 
 
 def _settle() -> None:
-    """Tells what consumers of queues have decided, and gives back what they hold. It logs an error
-    where the leaders do not answer."""
+    """Reports decisions of queue consumers, and gives back the records that they hold. It logs an
+    error if the leaders do not answer."""
     deadline = time.monotonic() + LAST_PATIENCE_S
     for core, name in list(_queues.items()):
         if not core.loop.is_running():
@@ -205,7 +207,7 @@ def _settle() -> None:
 
 
 async def _all_left(core: Core, name: str) -> None:
-    """Also what was dropped, and is leaving."""
+    """Leaves, and waits for dropped cores that are leaving."""
     if not core.is_closed:
         await _leave(core, name, LAST_PATIENCE_S)
     leaving = [task for task in _leaving if task.get_loop() is core.loop]
@@ -214,7 +216,7 @@ async def _all_left(core: Core, name: str) -> None:
 
 
 def _forked() -> None:
-    """What the parent has left open is the parent's."""
+    """Forgets the open objects of the parent: they are the parent's."""
     _leaving.clear()
     _queues.clear()
 

@@ -1,4 +1,4 @@
-"""An event loop in a daemon thread, which has left its loop before the interpreter ends."""
+"""Event loop in a daemon thread, which leaves its loop before the interpreter ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class LoopThread:
-    """An event loop (uvloop's where it is installed) that runs in a daemon thread until `stop`."""
+    """An event loop (uvloop's if installed) that runs in a daemon thread until `stop`."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._is_leaving = False
-        """What is asked of the loop from now on is not done any more: the program ends."""
+        """The program ends: requests to the loop are no longer carried out."""
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -49,8 +49,8 @@ class LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop and waits for it. From any other thread. Raises ClosedError
-        where the program ends."""
+        """Runs a coroutine on the loop and waits for it. May be called from any other thread.
+        Raises ClosedError if the program ends."""
         try:
             self.check_not_leaving()
         except ClosedError:
@@ -59,7 +59,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def check_not_leaving(self) -> None:
-        """Raises ClosedError where the program ends."""
+        """Raises ClosedError if the program ends."""
         if self._is_leaving or sys.is_finalizing():
             raise ClosedError(
                 "The program is ending, and with it went the thread that this needs. Close what "
@@ -68,7 +68,7 @@ class LoopThread:
             )
 
     def stop(self) -> None:
-        """Closes the loop soon. From any thread."""
+        """Closes the loop soon. May be called from any thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     def join(self) -> None:
@@ -78,7 +78,7 @@ class LoopThread:
     def leave_for_good(self, timeout_s: float) -> None:
         """Leaves the loop as it is, for the end of the program."""
         if not self._thread.is_alive() or self.is_current:
-            return  # it was stopped, or belongs to the process that this one is a fork of
+            return  # it was stopped, or belongs to the parent process of this fork
         self._is_leaving = True
         with contextlib.suppress(RuntimeError):  # It is being stopped, and the loop is closed.
             self.stop()
@@ -89,21 +89,21 @@ _all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 
 def leave_all_for_good(timeout_s: float) -> list[asyncio.AbstractEventLoop]:
-    """Has all threads leave their loops, which are returned.
+    """Makes all threads leave their loops, and returns the loops.
 
-    An event that reached uvloop after the interpreter has ended, while the process still does,
-    would end the process by SIGSEGV: uvloop would ask for the lock of an interpreter that is no
-    more. `timeout_s` is for all together; a callback that takes longer is left alone.
+    An event that reached uvloop after the interpreter has ended, and before the process has, would
+    end the process by SIGSEGV: uvloop would ask for the lock of an interpreter that no longer
+    exists. `timeout_s` is for all together; a callback that takes longer is left alone.
     """
     end_s = time.monotonic() + timeout_s
     threads = list(_all)
-    for one in threads:
-        one.leave_for_good(max(end_s - time.monotonic(), 0.0))
-    return [one.loop for one in threads]
+    for thread in threads:
+        thread.leave_for_good(max(end_s - time.monotonic(), 0.0))
+    return [thread.loop for thread in threads]
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop's where that is installed, else of asyncio's."""
+    """A uvloop event loop if uvloop is installed, else one of asyncio."""
     try:
         import uvloop
     except ImportError:

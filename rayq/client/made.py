@@ -14,22 +14,23 @@ from rayq.errors import ConcurrentUseError, RayqError
 
 
 class Made:
-    """They are closed with their cluster. It does not keep alive what the user drops."""
+    """A registry of objects that are closed with their cluster. It does not keep alive an object
+    that the user drops."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
             weakref.WeakSet()
         )
 
-    def add(self, one: Producer[Any, Any] | Consumer[Any, Any] | Queue) -> None:
-        self._made.add(one)
+    def add(self, made: Producer[Any, Any] | Consumer[Any, Any] | Queue) -> None:
+        self._made.add(made)
 
     def close_all(self) -> RayqError | None:
-        """Closes all consumers and queues, then all producers: what a consumer calls at its end may
-        send. Returns the first error."""
+        """Closes all consumers and queues, then all producers, because a consumer's callbacks may
+        send at its end. Returns the first error."""
         first_error: RayqError | None = None
         made = list(self._made)
-        for consumer in (one for one in made if isinstance(one, Consumer)):
+        for consumer in (closable for closable in made if isinstance(closable, Consumer)):
             try:
                 try:
                     consumer.close()
@@ -37,13 +38,13 @@ class Made:
                     consumer.abandon()
             except RayqError as error:
                 first_error = first_error or error
-        for queue in (one for one in made if isinstance(one, Queue)):
+        for queue in (closable for closable in made if isinstance(closable, Queue)):
             try:
                 queue.close()
             except RayqError as error:
                 first_error = first_error or error
-        # Side by side: each takes as long as its records may, where no broker answers.
-        closing = [one.closing() for one in made if isinstance(one, Producer)]
+        # All at once: each takes as long as its records may, if no broker answers.
+        closing = [closable.closing() for closable in made if isinstance(closable, Producer)]
 
         async def close_producers() -> list[BaseException | None]:
             return await asyncio.gather(*closing, return_exceptions=True)

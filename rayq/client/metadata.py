@@ -1,5 +1,5 @@
-"""What a client knows of the cluster: brokers, topics, leaders. It never goes back to older
-metadata."""
+"""Metadata of the cluster that a client knows: brokers, topics, leaders. It never goes back to
+older metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayq.messages import (
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndEpoch:
-    """Where a partition is written and read, under one leader epoch."""
+    """The leader of a partition, under one leader epoch."""
 
     broker: int
     host: str
@@ -26,15 +26,15 @@ class LeaderAndEpoch:
 
 
 class MetadataCache:
-    """The newest metadata seen. It never goes back (docs/protocol.md, rule 17): an answer of a
+    """The newest metadata seen. It never goes back (docs/protocol.md, rule 17): an answer with a
     lower version than one seen before is refused, and so is, within one topic id, a lower leader
     epoch."""
 
     def __init__(self) -> None:
         self.version = 0
         self.version_min = 0
-        """A change made by this client is in this version, or it was told of queues of it: answers
-        below it are too old."""
+        """The minimum version of acceptable answers: it contains the changes made by this client,
+        and the queues that it was told of."""
         self.cluster_id: str | None = None
         self.controller: str | None = None
         self.controller_epoch = 0
@@ -44,26 +44,26 @@ class MetadataCache:
         self._listeners: dict[Callable[[], None], None] = {}
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Called on the loop after each change."""
+        """Adds a function that is called on the loop after each change."""
         self._listeners[listener] = None
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
         self._listeners.pop(listener, None)
 
     def require(self, version: int) -> None:
-        """From now on only answers of at least this version count."""
+        """Makes only answers of at least this version acceptable."""
         self.version_min = max(self.version_min, version)
 
     @property
     def oldest_acceptable(self) -> int:
-        """Answers of a lower version are too old."""
+        """The lowest version that is not too old."""
         return max(self.version, self.version_min)
 
     def is_acceptable(self, response: MetadataResponse) -> bool:
         return response.version >= self.oldest_acceptable
 
     def apply(self, response: MetadataResponse, asked: Iterable[str] | None) -> bool:
-        """Takes the answer to a question for `asked` topics (None: all topics). Returns False where
+        """Applies the answer to a request for `asked` topics (None: all topics). Returns False if
         the answer is too old, and changes nothing."""
         if not self.is_acceptable(response):
             return False
@@ -84,14 +84,15 @@ class MetadataCache:
         return True
 
     def partition(self, topic: str, topic_id: str, partition: int) -> PartitionMetadata | None:
-        """None where the partition is unknown, or the topic of that id is gone."""
+        """The metadata of a partition; None if it is unknown, or the topic of that id is gone."""
         found = self.topics.get(topic)
         if found is None or found.topic_id != topic_id or partition >= len(found.partitions):
             return None
         return found.partitions[partition]
 
     def leader(self, topic: str, topic_id: str, partition: int) -> LeaderAndEpoch | None:
-        """None where the partition has no leader now, or the leader's process is not running."""
+        """The leader; None if the partition has no leader now, or the leader's process is not
+        running."""
         found = self.partition(topic, topic_id, partition)
         if found is None or found.leader is None:
             return None

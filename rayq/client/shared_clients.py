@@ -9,7 +9,7 @@ from rayq.client.client import Client
 
 
 class _Shared:
-    """A client, and how many use it: it is closed with the last of them."""
+    """A client, and the number of its users: it is closed with the last of them."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -17,16 +17,16 @@ class _Shared:
 
 
 _clients: dict[tuple[asyncio.AbstractEventLoop, object], _Shared] = {}
-"""By event loop and cluster. Each entry is touched only on its loop."""
+"""The clients by event loop and cluster. Each entry is touched only on its loop."""
 
 
 def acquire(cluster_key: object, make: Callable[[], Client]) -> tuple[Client, Callable[[], None]]:
     """The client for a cluster on the running loop, made at its first use, and the function that
     gives it back. Equal keys share a client."""
     key = (asyncio.get_running_loop(), cluster_key)
-    for other in list(_clients):
-        if other[0].is_closed():
-            _clients.pop(other, None)
+    for known in list(_clients):
+        if known[0].is_closed():
+            _clients.pop(known, None)
     found = _clients.get(key)
     if found is None:
         found = _clients[key] = _Shared(make())

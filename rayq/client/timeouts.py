@@ -1,4 +1,4 @@
-"""The times to wait that callers may give: one rule for every `timeout_s`."""
+"""Timeouts that callers may give: one rule for every `timeout_s`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S_MAX = 10 * 365 * 86_400.0
-"""A longer time, also `math.inf`, counts as this: clocks and selectors have their limits."""
+"""Maximum timeout: a longer time, also `math.inf`, counts as this, because clocks and selectors
+have limits."""
 
 
 def seconds(timeout_s: Any) -> float:
-    """A timeout that was given, from 0 up to TIMEOUT_S_MAX. Raises InvalidRequestError for a
+    """A given timeout in seconds, limited to TIMEOUT_S_MAX. Raises InvalidRequestError for a
     negative one and for NaN, TypeError."""
     if not issubclass(type(timeout_s), Real) or type(timeout_s) is bool:  # NumPy's numbers are
         raise TypeError(
@@ -34,10 +35,10 @@ def seconds(timeout_s: Any) -> float:
 
 
 def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
-    """Checks the argument `timeout_s` of a function or coroutine function by `seconds`, where a
-    caller gives it. None is allowed where it is the default."""
+    """Checks the argument `timeout_s` of a function or coroutine function with `seconds`, if the
+    caller gives it. None is allowed if it is the default."""
     parameters = inspect.signature(function).parameters
-    place = list(parameters).index("timeout_s")
+    position = list(parameters).index("timeout_s")
     may_be_none = parameters["timeout_s"].default is None
 
     def check(timeout_s: Any) -> float | None:
@@ -47,8 +48,8 @@ def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if "timeout_s" in kwargs:
             kwargs["timeout_s"] = check(kwargs["timeout_s"])
-        elif len(args) > place:
-            changed: Any = (*args[:place], check(args[place]), *args[place + 1 :])
+        elif len(args) > position:
+            changed: Any = (*args[:position], check(args[position]), *args[position + 1 :])
             return function(*changed, **kwargs)
         return function(*args, **kwargs)
 

@@ -1,8 +1,9 @@
-"""Whether an error is that of one record or of its reader, and what a reader does about the former.
+"""Classification of errors as those of one record or of its reader, and the reader's reaction to
+the former.
 
-Whatever no retry mends while one record is read is an error of that record: an
-`UnreadableRecordError`, with its place. What can be retried (a leader that moves, a store that is
-away) is retried as ever, and is never one.
+An error that no retry fixes while one record is read is an error of that record: an
+`UnreadableRecordError`, with its partition and offset. Errors that can be retried (a leader that
+moves, a store that is unavailable) are retried as usual, and never become one.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _OF_THE_READER = (
     UnsupportedVersionError,
     WrongClusterError,
 )
-"""They end whatever this reader asks for."""
+"""Errors that end the reader, whatever it asks for."""
 _OF_THE_MANIFEST = (InvalidRequestError, InvalidTopicError)
-"""What a manifest names cannot be, for whoever asks."""
+"""Errors of a manifest that names something that cannot exist, for any reader."""
 
 
 def of_large_value(error: Exception) -> UnreadableRecordError | None:
-    """The error of a large value that one step of reading it has raised. None: it is the reader's,
-    or can be retried."""
+    """The record error for an error that reading a large value has raised. None: it is the
+    reader's, or can be retried."""
     if isinstance(error, UnreadableRecordError) and not error.retriable:
         return error
     if isinstance(error, _OF_THE_MANIFEST):
@@ -58,12 +59,12 @@ def of_large_value(error: Exception) -> UnreadableRecordError | None:
 
 
 def is_final(error: UnreadableRecordError) -> bool:
-    """Whether nobody has better bytes. A wrong CRC may be of this answer only."""
+    """Whether nobody has better bytes. A wrong CRC may be in this answer only."""
     return not isinstance(error, CorruptBatchError) or error.crc_matches
 
 
 def is_skipped(error: UnreadableRecordError, on_corrupt: str) -> bool:
-    """Whether a reader goes on behind what it cannot read, which leaves a line in the log."""
+    """Whether a reader skips a record that it cannot read. Logs a line if so."""
     if on_corrupt != "skip" or error.never_skipped:
         return False
     logger.warning("passed over, as on_corrupt='skip' says: %s", error)

@@ -14,14 +14,14 @@ from rayq.errors import HandlerError
 from rayq.user_functions import call, check_ran, close_unrun, is_awaitable, told
 
 CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
-"""What Python takes for something else, where a user's function raises it by itself: for the end of
-an iteration, or of the task that calls."""
+"""Errors that Python would misinterpret if a user's function raised them by itself: as the end of
+an iteration, or of the calling task."""
 
 
 async def outcome_of(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Awaits what a user's function returned; gives its result, or the error that it raised, also a
-    CancelledError of its own. It runs as a task of its own. Where the caller is cancelled, that is
-    cancelled, and waited for: however it ends then, CancelledError is raised."""
+    """Awaits the result of a user's function in a new task; returns its result, or the error that
+    it raised, including a CancelledError of its own. If the caller is cancelled, the task is
+    cancelled and waited for, and CancelledError is raised, however the task ended."""
     caller = asyncio.current_task()
     assert caller is not None
     before = caller.cancelling()
@@ -36,8 +36,8 @@ async def outcome_of(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
 
 
 async def _caught(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """The error is returned: a task that raises SystemExit ends its loop, and a GeneratorExit would
-    close whoever awaits the task."""
+    """Awaits, and returns an error as a value: a task that raises SystemExit ends its loop, and a
+    GeneratorExit would close the code that awaits the task."""
     try:
         return await work, None
     except BaseException as error:
@@ -47,7 +47,7 @@ async def _caught(work: Awaitable[Any]) -> tuple[Any, BaseException | None]:
 
 
 def call_here(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """As `call`, in a thread that may be interrupted."""
+    """Does the same as `call`, in a thread that may be interrupted."""
     result, error = call(function, *arguments)
     if error is not None and ends_program(error):
         raise error
@@ -55,25 +55,28 @@ def call_here(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseE
 
 
 def ends_program(error: BaseException) -> bool:
-    """Whether an error that came out of a user's function is meant for the program: what a signal
-    handler raised, such as that of Ctrl+C. That comes in the main thread only, in the middle of
-    anything. A KeyboardInterrupt or SystemExit that the function raised is its own."""
+    """Whether an error that came out of a user's function is meant for the program: a signal
+    handler raised it, such as that of Ctrl+C. This happens only in the main thread, at any point. A
+    KeyboardInterrupt or SystemExit that the function raised is its own."""
     if not isinstance(error, KeyboardInterrupt | SystemExit):
         return False
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
-        return True  # Python's own handler leaves no trace. In `asyncio.run` there is another.
-    functions = [one.func if isinstance(one, functools.partial) else one for one in handlers]
-    codes = {code for one in functions if (code := getattr(one, "__code__", None)) is not None}
+        return True  # Python's own handler leaves no trace; `asyncio.run` has another.
+    functions = [
+        handler.func if isinstance(handler, functools.partial) else handler for handler in handlers
+    ]
+    codes = {
+        code for function in functions if (code := getattr(function, "__code__", None)) is not None
+    }
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def call_callback(name: str, callback: Any, *arguments: Any) -> Any:
-    """Calls a user's callback in the middle of a call of the user's, which raises what it raises;
-    returns what it returned. Raises HandlerError instead of what Python would take for something
-    else."""
+    """Calls a user's callback in the middle of a call by the user; returns its result and raises
+    its errors. Raises HandlerError instead of errors that Python would misinterpret."""
     try:
         return callback(*arguments)
     except CONTROL_FLOW as error:
@@ -81,7 +84,8 @@ def call_callback(name: str, callback: Any, *arguments: Any) -> Any:
 
 
 async def await_callback(name: str, waiting: Awaitable[Any]) -> None:
-    """The same for what a callback returned, on an event loop. Cancelled, it cancels that."""
+    """Awaits the result of a callback on an event loop, with the same errors. Cancelled, it cancels
+    the result."""
     result, error = await outcome_of(waiting)
     if isinstance(error, CONTROL_FLOW):
         raise raised_error(name, error) from error
@@ -91,8 +95,8 @@ async def await_callback(name: str, waiting: Awaitable[Any]) -> None:
 
 
 async def finish_callback(name: str, result: object) -> None:
-    """Awaits what a callback returned, if that is an awaitable. Raises HandlerError where it has
-    not run."""
+    """Awaits the result of a callback, if it is an awaitable. Raises HandlerError if it has not
+    run."""
     if is_awaitable(result):
         assert isinstance(result, Awaitable)
         await await_callback(name, result)

@@ -1,4 +1,4 @@
-"""How a thread waits for the client's event loop."""
+"""Waiting of a thread for the client's event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 
 class Wakeup:
-    """One thread waits, and the loop wakes it up.
+    """A wakeup of one waiting thread by the loop.
 
     Unlike that of a `threading.Event`, `set` never waits: a signal handler or a finalizer may run
     in the middle of `wait` or `clear` and itself wait for the loop, which must then not wait for
@@ -20,7 +20,8 @@ class Wakeup:
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Wakes the thread that waits, or else the next call of `wait`. From any thread."""
+        """Wakes the waiting thread, or else the next call of `wait`. May be called from any
+        thread."""
         if self._tokens.empty():
             self._tokens.put(None)
 
@@ -30,7 +31,8 @@ class Wakeup:
             pass
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits for `set`, and takes it back; False after `timeout_s` seconds without."""
+        """Waits for `set`, and takes it back; returns False after `timeout_s` seconds without
+        it."""
         if timeout_s is not None:
             timeout_s = min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         try:

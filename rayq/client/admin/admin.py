@@ -1,4 +1,4 @@
-"""Topics, partitions and the cluster itself: `AsyncAdmin`, and `Admin` for threads.
+"""Administration of topics, partitions and the cluster: `AsyncAdmin`, and `Admin` for threads.
 
 Once a change returns, every later call sees it, whichever broker answers.
 """
@@ -73,13 +73,13 @@ T = TypeVar("T")
 ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
 MOVE_TIMEOUT_S = 600.0
-"""How long `reassign_partitions` waits by default."""
+"""Default of `reassign_partitions(timeout_s=...)`."""
 INTERNAL_PREFIX = "__"
-"""What the names of rayq's own topics begin with."""
+"""Prefix of the names of rayq's own topics."""
 
 
 class AdminCore:
-    """The inner half of an async admin (see `left_open`): its hold on the client that it shares."""
+    """The inner half of an async admin (see `left_open`): its hold on the shared client."""
 
     def __init__(self, on_closed: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class AdminCore:
 
 
 class AsyncAdmin:
-    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. Its
+    """The admin of the cluster on the running event loop, made by `cluster.async_admin()`. Its
     methods are those of `Admin`, as coroutines. Use it as an async context manager, or call
     `close`."""
 
@@ -111,7 +111,7 @@ class AsyncAdmin:
         self._core = core
 
     async def close(self) -> None:
-        """Gives its connections back. Idempotent. Calls that are under way may fail."""
+        """Gives its connections back. Idempotent. Calls in flight may fail."""
         if self._core is not None:
             self._core.close()
 
@@ -136,12 +136,14 @@ class AsyncAdmin:
         **config: Unpack[TopicKeywords],
     ) -> None:
         """Creates a topic; returns when every partition has a leader and a full in-sync set.
-        `timeout_s` starts over whenever a replica has started or come in sync: many of them may
-        take long on a slow machine.
+        `timeout_s` starts over whenever a replica has started or come in sync, because many of them
+        may take long on a slow machine.
 
-        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. With
-        `exist_ok` a topic that is there already is left as it is, and not waited for; one that has
-        other partitions, or differs in what is given here, is a TopicExistsError that says so.
+        `replication_factor` None means min(3, brokers). `config` is as in `TopicConfig`. With
+        `exist_ok` an existing topic is left as it is, and not waited for; if it has a different
+        number of partitions, or differs in a value given here, TopicExistsError says so. Raises
+        TopicExistsError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError,
+        ReplicaLimitError, ConfigError.
 
         Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
         InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
@@ -171,9 +173,9 @@ class AsyncAdmin:
         force: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
-        """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
-        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError, also where
-        a queue handles the records of each key in their order, unless `force` is True."""
+        """Increases the partitions of a topic to `total`, and waits as `create_topic` does. Records
+        with a key may go to other partitions from then on. Raises InvalidPartitionsError, also if a
+        queue handles the records of each key in order, unless `force` is True."""
         total = whole_number("total", total)
         request = CreatePartitions(name=topic_name(name), total=total, force=force)
         await self._client.change(request, timeout_s=timeout_s)
@@ -190,9 +192,9 @@ class AsyncAdmin:
     ) -> None:
         """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError.
 
-        `remote_storage=False` takes `delete_remote=True`, and no other key with it: what the object
-        store has of the topic is removed, and records that are on no broker's disk any more are
-        gone at once.
+        `remote_storage=False` can be given with `delete_remote=True`, and then no other key: the
+        topic's objects in the object store are removed, and records that are no longer on any
+        broker's disk are gone at once.
         """
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
@@ -217,8 +219,8 @@ class AsyncAdmin:
         unclean: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
-        """Makes the first replica leader where it is in sync. With `unclean`, a partition without a
-        leader takes any live replica, which may lose acknowledged records."""
+        """Makes the first replica of each partition the leader if it is in sync. With `unclean`, a
+        partition without a leader takes any live replica, which may lose acknowledged records."""
         request = ElectLeaders(
             name=topic_name(name), partitions=partition_numbers(partitions), unclean=unclean
         )
@@ -236,8 +238,8 @@ class AsyncAdmin:
 
     @takes_timeout
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
-        """A topic with its partitions; each replica is asked for its offsets, which are None where
-        it does not answer. Raises UnknownTopicError."""
+        """Describes a topic and its partitions. Each replica is asked for its offsets, which are
+        None if it does not answer. Raises UnknownTopicError."""
         return await describe_topic(self._client, topic_name(name), timeout_s=timeout_s)
 
     @takes_timeout
@@ -253,10 +255,10 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
         """Deletes the records below an offset (None: all that are committed) of each partition, for
-        good. Answers where each log starts now, once no replica that may lead starts below. Waits
-        for transactions with records there to end. Raises OffsetOutOfRangeError past what is
-        committed; TimeoutError, which says whether nothing was deleted (too few replicas were in
-        sync, a transaction is open), or it may or may not last."""
+        good. Returns the new log start of each, once no replica that may lead starts below it.
+        Waits for transactions with records there to end. Raises OffsetOutOfRangeError beyond the
+        committed records; TimeoutError, which says whether nothing was deleted (too few replicas
+        were in sync, a transaction is open), or the deletion may or may not last."""
         limits = by_partition(before, "the offset that records are deleted before")
         for (topic, partition), offset in limits.items():
             check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
@@ -267,8 +269,8 @@ class AsyncAdmin:
                 )
         starts = await asyncio.gather(
             *(
-                delete_records(self._client, place, offset, timeout_s=timeout_s)
-                for place, offset in limits.items()
+                delete_records(self._client, partition, offset, timeout_s=timeout_s)
+                for partition, offset in limits.items()
             )
         )
         return dict(zip(limits, starts, strict=True))
@@ -288,12 +290,12 @@ class AsyncAdmin:
         replication factor says, the preferred leader first.
 
         New replicas copy the log, at most `throttle_bytes_per_s` each, and join the in-sync set.
-        Once all of a target are in sync the others are removed, never before. All of the moves
-        begin, or none. With `wait` it returns when all are done. TimeoutError says what is still
-        under way and what it waits for; it goes on all the same. A move under way, given again with
-        the same target, takes the new throttle: one that lets less through than is written to the
-        partition keeps a move from ever ending. While a broker of its target is down, it takes
-        another target, with all of the added ones that are in sync.
+        The other replicas are removed once all of the target are in sync, never before. All of the
+        moves begin, or none. With `wait` it returns when all are done. TimeoutError says which
+        moves are still in progress and what they wait for; they continue all the same. Giving a
+        move in progress again with the same target sets the new throttle: a throttle below the rate
+        of writes to the partition keeps a move from ever ending. While a broker of its target is
+        down, a move takes another target that includes all added replicas that are in sync.
 
         Raises InvalidReassignmentError (unknown, duplicate, too few or stopped brokers),
         ReassignmentInProgressError, ReplicaLimitError, UnknownTopicError, NoReassignmentError
@@ -313,21 +315,22 @@ class AsyncAdmin:
         wait: bool = True,
         timeout_s: float = MOVE_TIMEOUT_S,
     ) -> None:
-        """Gives every partition of a topic so many replicas, under load, by moves as those of
-        `reassign_partitions`; partitions that are added later get as many. Also for rayq's own
-        topics: `__consumer_offsets` of a cluster that began with one broker.
+        """Sets the number of replicas of every partition of a topic, under load, by moves like
+        those of `reassign_partitions`; partitions that are added later get the same number. This
+        works for rayq's own topics too: `__consumer_offsets` of a cluster that began with one
+        broker.
 
-        More are added on the brokers that carry fewest, leaders and replicas stay where they are
-        (`plan_spread` spreads the leaders too). Fewer: the leader and those in sync stay, as far as
-        they can, and those on brokers that carry most go. Where `min_insync_replicas` is not set,
-        it is the majority of the new factor once a partition has all of its replicas.
-        `throttle_bytes_per_s`, `wait` and `timeout_s` are as in `reassign_partitions`; asked again
-        for the same factor, it goes on to wait.
+        With a higher factor, replicas are added on the brokers that carry the fewest; leaders and
+        existing replicas stay (`plan_spread` spreads the leaders too). With a lower factor, the
+        leader and in-sync replicas stay if possible, and those on the brokers that carry the most
+        go. If `min_insync_replicas` is not set, it is the majority of the new factor once a
+        partition has all of its replicas. `throttle_bytes_per_s`, `wait` and `timeout_s` are as in
+        `reassign_partitions`; called again for the same factor, it continues to wait.
 
-        Raises InvalidReplicationFactorError (0, below `min_insync_replicas`, more than there are
-        brokers that run and take replicas; or a partition has no leader),
-        ReassignmentInProgressError (a partition is being moved), ReplicaLimitError,
-        UnknownTopicError, NoReassignmentError (somebody cancelled it meanwhile).
+        Raises InvalidReplicationFactorError (0, below `min_insync_replicas`, more than the running
+        brokers that take replicas; or a partition has no leader), ReassignmentInProgressError (a
+        partition is being moved), ReplicaLimitError, UnknownTopicError, NoReassignmentError
+        (somebody cancelled it meanwhile).
         """
         await self._moves(ADMIN_TIMEOUT_S).set_replication_factor(
             topic_name(topic),
@@ -341,7 +344,7 @@ class AsyncAdmin:
     async def list_reassignments(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[Reassignment]:
-        """The moves that are under way, and what each of them waits for."""
+        """The moves in progress, and what each of them waits for."""
         return await self._moves(timeout_s).reassignments()
 
     @takes_timeout
@@ -351,8 +354,8 @@ class AsyncAdmin:
         *,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> list[TopicPartition]:
-        """Takes moves back (None: all that are under way), all of them or none, and answers which.
-        The replicas are again those of before. Raises NoReassignmentError for a partition that is
+        """Cancels moves (None: all in progress), all of them or none, and returns their partitions.
+        The replicas are again those from before. Raises NoReassignmentError for a partition that is
         not being moved, InvalidReassignmentError while that would leave too few in sync."""
         return await self._moves(timeout_s).cancel(partitions)
 
@@ -360,7 +363,7 @@ class AsyncAdmin:
     async def plan_drain(
         self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
-        """Where the replicas of a broker could go: the moves that `drain_broker` would make. Raises
+        """Plans the moves that `drain_broker` would make, without making them. Raises
         UnknownBrokerError, InvalidReassignmentError (too few other brokers)."""
         return await self._moves(timeout_s).plan_drain(whole_number("broker", broker))
 
@@ -374,22 +377,23 @@ class AsyncAdmin:
         timeout_s: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Moves all that a broker has to others; it takes no new replicas from now on, and another
-        takes over its vote. Returns when it holds nothing; then it can be stopped and removed.
+        """Moves all replicas of a broker to others; it takes no new replicas from now on, and
+        another broker takes over its vote. Returns when it holds nothing; then it can be stopped
+        and removed.
 
         `concurrency` partitions move at a time, all together copying at most
-        `throttle_bytes_per_s`, which moves that are under way already take, too.
-        `on_progress(DrainProgress)` is called on the event loop (of `Admin`: in the thread of its
-        loop) when something has changed. Of an async admin it may be a coroutine function.
-        TimeoutError (`timeout_s` None: none) leaves the broker cordoned; call it again to go on.
+        `throttle_bytes_per_s`, which also applies to moves that are already in progress.
+        `on_progress(DrainProgress)` is called on the event loop (for `Admin`: in the thread of its
+        loop) when something has changed. For an async admin it may be a coroutine function.
 
-        Raises UnknownBrokerError, InvalidReassignmentError (the last broker, or too few would be
-        left: nothing was changed), NoReassignmentError (somebody undrained it meanwhile). Where
-        nothing has been able to move for half a minute it raises
-        why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned. Raises
-        HandlerError (on_progress is a coroutine function where nobody awaits, say).
+        TimeoutError (`timeout_s` None: never) leaves the broker cordoned; call it again to
+        continue. Raises UnknownBrokerError, InvalidReassignmentError (the last broker, or too few
+        would be left: nothing was changed), NoReassignmentError (somebody undrained it meanwhile).
+        If nothing could be moved for half a minute, it raises the reason, InvalidReassignmentError
+        or ReplicaLimitError, and leaves the broker cordoned. Raises HandlerError (for example,
+        on_progress is a coroutine function that nobody awaits).
         """
-        is_awaited = self._core is not None  # else `Admin` has made this
+        is_awaited = self._core is not None  # otherwise `Admin` has made this
         if on_progress is not None:
             check_function("on_progress", on_progress, is_awaited=is_awaited)
 
@@ -418,16 +422,16 @@ class AsyncAdmin:
     async def plan_spread(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
-        """The few moves after which brokers carry and lead equally many replicas, those of a
-        partition on different nodes: for `reassign_partitions`, after brokers were added. Empty
-        when there is nothing to do."""
+        """The smallest set of moves after which brokers carry and lead equally many replicas, with
+        those of a partition on different nodes: for `reassign_partitions`, after brokers were
+        added. Empty if there is nothing to do."""
         return await self._moves(timeout_s).plan_spread()
 
     @takes_timeout
     async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Makes the cluster forget a broker that was drained and stopped. Should it start again
-        with its directory, it joins as a new one. Raises UnknownBrokerError, BrokerInUseError (it
-        runs, holds replicas, or is the last one)."""
+        """Makes the cluster forget a broker that was drained and stopped. If it starts again with
+        its directory, it joins as a new one. Raises UnknownBrokerError, BrokerInUseError (it runs,
+        holds replicas, or is the last one)."""
         await self._moves(timeout_s).remove(whole_number("broker", broker))
 
     def _moves(self, timeout_s: float) -> MoveAdmin:
@@ -442,8 +446,8 @@ class AsyncAdmin:
 
     @takes_timeout
     async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
-        """A group: its state, its members and what they own, how far it is in each partition and
-        how far behind, and why it was last rebalanced. Raises UnknownGroupError."""
+        """Describes a group: its state, its members and their partitions, its offset and lag in
+        each partition, and the reason for the last rebalance. Raises UnknownGroupError."""
         return await GroupAdmin(self._client, timeout_s).describe_group(group)
 
     @takes_timeout
@@ -458,14 +462,15 @@ class AsyncAdmin:
         dry_run: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
-        """Sets where a group without members goes on, and answers where that is.
+        """Sets the offsets at which a group without members resumes, and returns them.
 
-        `topics`: a name, or several names or partitions; None: all that the group has committed.
-        One of: `to` "earliest", "latest", an offset, or `{partition: offset}` (without `topics`);
-        `timestamp_ms`, the first record at or after that time; `shift`, so many records forward
-        (or, negative, back) from the committed offset. What lies outside the log goes to its
-        nearer end. `dry_run` only answers. Raises GroupNotEmptyError, UnknownTopicError,
-        InvalidRequestError, OutcomeUnknownError (an answer was lost, and members joined since).
+        `topics` is a name, or several names or partitions; None means everything that the group has
+        committed. Give one of: `to` "earliest", "latest", an offset, or `{partition: offset}`
+        (without `topics`); `timestamp_ms`, the first record at or after that time; `shift`, the
+        number of records forward (or, if negative, back) from the committed offset. An offset
+        outside the log is moved to its nearer end. `dry_run` only returns the offsets. Raises
+        GroupNotEmptyError, UnknownTopicError, InvalidRequestError, OutcomeUnknownError (an answer
+        was lost, and members joined since).
         """
         return await GroupAdmin(self._client, timeout_s).set_group_offsets(
             group, topics, to=to, timestamp_ms=timestamp_ms, shift=shift, dry_run=dry_run
@@ -473,7 +478,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Forgets a group without members, and its offsets. Raises UnknownGroupError,
+        """Deletes a group without members, and its offsets. Raises UnknownGroupError,
         GroupNotEmptyError."""
         await GroupAdmin(self._client, timeout_s).delete_group(group)
 
@@ -483,16 +488,16 @@ class AsyncAdmin:
     async def list_transactions(
         self, *, idle: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[TransactionListing]:
-        """The transactions that are open, or decided while some partitions lack their markers; the
-        oldest first. With `idle`, the transactional ids that have none under way, too."""
+        """The transactions that are open, or decided while some partitions lack their markers,
+        oldest first. With `idle`, also the transactional ids without a transaction in progress."""
         return await TransactionAdmin(self._client, timeout_s).list_transactions(idle=idle)
 
     @takes_timeout
     async def describe_transaction(
         self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> TransactionInfo:
-        """A transactional id: its transactions that are under way, and which partitions take part
-        in them; those of topics that are deleted are left out. Raises InvalidRequestError for an id
+        """Describes a transactional id: its transactions in progress, and the partitions that take
+        part in them; those of deleted topics are left out. Raises InvalidRequestError for an id
         that nobody uses."""
         return await TransactionAdmin(self._client, timeout_s).describe_transaction(
             transactional_id
@@ -502,17 +507,17 @@ class AsyncAdmin:
     async def abort_transaction(
         self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
-        """Aborts what a transactional id has open; its producer hears TransactionAbortedError.
-        Returns once that is decided, or once the producer has ended it in the same moment. Raises
-        InvalidRequestError where the id is unknown or has nothing open."""
+        """Aborts the open transaction of a transactional id; its producer gets
+        TransactionAbortedError. Returns once that is decided, or once the producer has ended it at
+        the same moment. Raises InvalidRequestError if the id is unknown or has nothing open."""
         await TransactionAdmin(self._client, timeout_s).abort_transaction(transactional_id)
 
     @takes_timeout
     async def find_hanging_transactions(
         self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[HangingTransaction]:
-        """Looks in all partitions of these topics (None: of all) for transactions that their
-        coordinators do not know, as after the loss of `__transaction_state`. Asks the leader of
+        """Finds transactions in all partitions of these topics (None: of all topics) that their
+        coordinators do not know, as after the loss of `__transaction_state`. It asks the leader of
         each partition; a partition without a leader is an error, as in every call."""
         return await TransactionAdmin(self._client, timeout_s).find_hanging(
             None if topics is None else topic_names(topics)
@@ -522,10 +527,10 @@ class AsyncAdmin:
     async def abort_hanging_transaction(
         self, hanging: HangingTransaction, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
-        """Aborts one that `find_hanging_transactions` has found, in its partition only; nothing is
-        done where it is not open any more. If the same transaction was committed, its records in
-        this partition are lost to whoever reads what is committed. Raises InvalidRequestError where
-        its coordinator knows it."""
+        """Aborts a transaction that `find_hanging_transactions` has found, in its partition only;
+        does nothing if it is no longer open there. If the same transaction was committed, its
+        records in this partition are lost to readers of committed records. Raises
+        InvalidRequestError if its coordinator knows it."""
         await TransactionAdmin(self._client, timeout_s).abort_hanging(hanging)
 
     # --- remote storage -------------------------------------------------------------------------
@@ -534,16 +539,16 @@ class AsyncAdmin:
     async def describe_object_store(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> ObjectStoreInfo:
-        """The cluster's object store, the pins at which retention stops, and the deleted topics
-        that still have objects there."""
+        """Describes the cluster's object store, the pins at which retention stops, and the deleted
+        topics that still have objects there."""
         return await RemoteAdmin(self._client, timeout_s).describe_object_store()
 
     @takes_timeout
     async def describe_remote_storage(
         self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[RemotePartitionInfo]:
-        """How far each partition of these topics (None: of all with `remote_storage`) is in the
-        object store, as its leader says; without figures where none answers. Raises
+        """Describes how much of each partition of these topics (None: of all with `remote_storage`)
+        is in the object store, as its leader reports; without figures if none answers. Raises
         UnknownTopicError."""
         return await RemoteAdmin(self._client, timeout_s).describe(
             None if topics is None else topic_names(topics)
@@ -560,10 +565,10 @@ class AsyncAdmin:
         timeout_s: float | None = None,
     ) -> list[RemoteVerification]:
         """Checks that the objects of a topic's partitions (None: of all) are in the object store
-        with their sizes. With `deep` each is read, and its CRCs, offsets and epochs are checked.
-        With `repair` what is missing or damaged is stored again, where the leader still has the
-        records on its own disk. `timeout_s` None: it takes as long as it takes. Raises
-        UnknownTopicError, RemoteStorageError."""
+        with their sizes. With `deep` each object is read, and its CRCs, offsets and epochs are
+        checked. With `repair` missing or damaged objects are stored again, if the leader still has
+        the records on its own disk. `timeout_s` None means no timeout. Raises UnknownTopicError,
+        RemoteStorageError."""
         left_s = TIMEOUT_S_MAX if timeout_s is None else timeout_s
         return await RemoteAdmin(self._client, left_s).verify(
             topic_name(topic), partition_numbers(partitions), deep=deep, repair=repair
@@ -571,8 +576,8 @@ class AsyncAdmin:
 
     @takes_timeout
     async def unpin(self, pin_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Ends a pin: retention goes on. A batch job that still reads may then find records gone.
-        Raises InvalidRequestError where there is no such pin."""
+        """Ends a pin: retention continues. A batch job that still reads may then find records gone.
+        Raises InvalidRequestError if there is no such pin."""
         await RemoteAdmin(self._client, timeout_s).unpin(pin_id)
 
     # --- queues ---------------------------------------------------------------------------------
@@ -589,16 +594,18 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[QueueKeywords],
     ) -> None:
-        """Creates a queue; returns when the leader of each partition has begun with it.
+        """Creates a queue; returns when the leader of each partition has started it.
 
-        `topic` None: over a topic of its own of the same name, which is made with `partitions` and
-        `replication_factor` as in `create_topic`, and of which retention removes only what is
-        settled (`retention="hold"` is the default then). Else over that topic, which stays as it
-        is. With `dead_letters="keep"` there is a queue `<name>.dead` too, over a topic of that
-        name.
+        With `topic` None, the queue has its own topic of the same name. That topic is created with
+        `partitions` and `replication_factor` as in `create_topic`, and its retention removes only
+        settled records (`retention="hold"` is the default then). Otherwise the queue reads the
+        given topic, which stays as it is. With `dead_letters="keep"` there is also a queue
+        `<name>.dead`, over a topic of that name.
 
-        `config` is as in `QueueConfig`. With `exist_ok` a queue that is there already is left as it
-        is; one over another topic, or that differs in what is given here, is a QueueExistsError.
+        `config` is as in `QueueConfig`. With `exist_ok` an existing queue is left as it is; if it
+        reads another topic, or differs in a value given here, QueueExistsError is raised. Raises
+        QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and the errors
+        of `create_topic`: TopicExistsError if a topic of that name exists without such a queue.
 
         Raises QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and what
         `create_topic` raises: TopicExistsError where a topic of that name is there without such a
@@ -629,25 +636,25 @@ class AsyncAdmin:
 
     @takes_timeout
     async def delete_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Forgets a queue and what it has settled. Its topic stays, with its records, and so do its
-        dead letters. Raises UnknownQueueError."""
+        """Deletes a queue and the state of its records. Its topic stays, with its records, and so
+        do its dead letters. Raises UnknownQueueError."""
         await QueueAdmin(self._client, timeout_s).delete(queue_name(name))
 
     @takes_timeout
     async def list_queues(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
         """The names of all queues, sorted."""
         listed = await QueueAdmin(self._client, timeout_s).listed()
-        return [one.name for one in listed]
+        return [queue.name for queue in listed]
 
     @takes_timeout
     async def describe_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> QueueInfo:
-        """A queue, and how it stands in each partition as its leader says; without figures where
-        none answers. Raises UnknownQueueError."""
+        """Describes a queue and its state in each partition as its leader reports it; without
+        figures if none answers. Raises UnknownQueueError."""
         return await QueueAdmin(self._client, timeout_s).describe(queue_name(name))
 
     @takes_timeout
     async def describe_queues(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[QueueInfo]:
-        """All queues, each as `describe_queue` tells."""
+        """Describes all queues, each as `describe_queue` does."""
         return await QueueAdmin(self._client, timeout_s).describe_all()
 
     @takes_timeout
@@ -659,9 +666,9 @@ class AsyncAdmin:
         limit: int = 1000,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> list[QueueRecordInfo]:
-        """Unsettled records of a queue, those of partition 0 first and the oldest of each partition
-        first, up to `limit`. `states`: only "ready", "locked", "delayed" or "moving" ones. Nothing
-        is taken. Raises UnknownQueueError."""
+        """The unsettled records of a queue, by partition and from the oldest, up to `limit`.
+        `states` restricts them to "ready", "locked", "delayed" or "moving" ones. Nothing is taken.
+        Raises UnknownQueueError."""
         admin = QueueAdmin(self._client, timeout_s)
         chosen = check_states(states)
         return await admin.records(
@@ -670,8 +677,8 @@ class AsyncAdmin:
 
     @takes_timeout
     async def purge_queue(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> int:
-        """Settles all records of a queue that no consumer holds, and answers how many these were.
-        They stay in the topic. Raises UnknownQueueError."""
+        """Settles all records of a queue that no consumer holds, and returns their number. They
+        stay in the topic. Raises UnknownQueueError."""
         return await QueueAdmin(self._client, timeout_s).purge(queue_name(name))
 
     @takes_timeout
@@ -684,10 +691,11 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, MovedRecords]:
         """Writes records of a queue, given by partition and offset, to another topic, each exactly
-        once, and settles them. `to_topic` None: each to the topic that its header `rayq.source`
-        names, as dead letters have it. The headers that made it a dead letter are left out. Records
-        that are settled already count as moved; what cannot be moved (a consumer holds it, say) is
-        in `refused`. May be repeated. Raises UnknownQueueError, InvalidRequestError."""
+        once, and settles them. With `to_topic` None, each goes to the topic that its header
+        `rayq.source` names, as dead letters have it. The headers that made it a dead letter are
+        left out. Records that are settled already count as moved; records that cannot be moved (for
+        example because a consumer holds them) are in `refused`. May be repeated. Raises
+        UnknownQueueError, InvalidRequestError."""
         target = "" if to_topic is None else topic_name(to_topic)
         return await QueueAdmin(self._client, timeout_s).move(
             queue_name(name), by_partition(records, "offsets"), to_topic=target
@@ -702,7 +710,7 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, MovedRecords]:
         """Settles records of a queue, given by partition and offset, so that nobody gets them. They
-        stay in the topic. Answers and raises as `move_queue_records` does."""
+        stay in the topic. Returns and raises as `move_queue_records` does."""
         return await QueueAdmin(self._client, timeout_s).move(
             queue_name(name), by_partition(records, "offsets"), to_topic=None
         )
@@ -711,8 +719,9 @@ class AsyncAdmin:
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Admin, P], T]:
-    """A method of `Admin` that runs the coroutine of one of `AsyncAdmin`, and waits for it. It has
-    the other's signature and documentation; `docs/hooks/reference.py` shows it in the reference."""
+    """Makes a method of `Admin` that runs the coroutine of a method of `AsyncAdmin`, and waits for
+    it. It has the signature and documentation of that method; `docs/hooks/reference.py` shows it in
+    the reference."""
 
     @functools.wraps(method)
     def call(admin: Admin, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -724,12 +733,12 @@ def _blocking(
 
 
 class Admin:
-    """Administers the cluster from any thread; `cluster.admin`. Its methods are those of
+    """The admin of the cluster from any thread, `cluster.admin`. Its methods are those of
     `AsyncAdmin`, and each returns when it is done.
 
-    Every call takes `timeout_s` and raises TimeoutError when that time is over; a change may still
-    take effect afterwards. Within that time a change whose answer was lost is asked for again; it
-    happens once.
+    Every call takes `timeout_s` and raises TimeoutError when that time has passed; a change may
+    still take effect afterwards. Within that time a change whose answer was lost is requested
+    again; it happens once.
     """
 
     def __init__(self, shared: Callable[[], tuple[Client, BackgroundLoop]]) -> None:

@@ -1,9 +1,9 @@
-"""What an operator does with dead letters: look at them, send them back, drop them.
+"""Operations on dead letters: look at them, send them back, drop them.
 
 The dead letters of a queue are the unsettled records of the queue `<name>.dead`. Those of a
-consumer pool are a topic; the first that is sent back or dropped makes a queue of that name over
-it, which remembers what is done. So each call can be ended half-way, and made again, or twice at
-once: what is settled already is passed by.
+consumer pool are a topic; the first one that is sent back or dropped creates a queue of that name
+over the topic, which remembers the settled ones. So each call can be stopped half-way and repeated,
+or made twice at once: settled records are skipped.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from rayq.storage.batch import decode_columns, is_as_written, split_batches
 FETCH_BYTES = 4 * MIB
 ATTEMPT_TIMEOUT_S = 10.0
 SETTLED_AT_ONCE_S = 1.0
-"""With a rate, so much of a second's records go in one request at most."""
+"""Maximum part of a second's records that goes in one request, with a rate."""
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter, and how it stands in its queue."""
+    """A dead letter, and its state in its queue."""
 
     record: Record
     state: str
-    """As `QueueRecordInfo.state`."""
+    """The same values as `QueueRecordInfo.state`."""
     manifest: bytes | None = None
-    """What its large value is read by, in whose place `record` has None."""
+    """The manifest of its large value, for which `record` has None."""
     unread: str | None = None
-    """Why that was not read."""
+    """The reason why the value was not read."""
 
     @property
     def is_large(self) -> bool:
@@ -65,62 +65,62 @@ class DeadLetter(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What its consumer said, or why it is a dead letter."""
+        """The error of its consumer, or the reason why it is a dead letter."""
         headers = self.record.headers
         said = [header_of(headers, name) for name in (*POOL_ERROR_HEADERS, ERROR_HEADER)]
-        texts = [one.decode(errors="replace") for one in said if one]
+        texts = [text.decode(errors="replace") for text in said if text]
         return ": ".join(texts) or (header_of(headers, REASON_HEADER) or b"").decode(
             errors="replace"
         )
 
 
 class Filter(NamedTuple):
-    """Which dead letters are meant: those for which all of it holds."""
+    """Filter for dead letters: all of its conditions must hold."""
 
     errors: tuple[str, ...] = ()
-    """Each is a part of the error, upper and lower case alike."""
+    """Substrings of the error, ignoring case. All must match."""
     keys: tuple[bytes, ...] = ()
-    """It has one of these keys."""
+    """Keys, of which the record must have one."""
     since_ms: int | None = None
-    """It is not older."""
+    """Minimum timestamp of the record."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """It has each of these."""
+    """Headers, all of which the record must have."""
 
     def holds(self, letter: DeadLetter) -> bool:
         record = letter.record
         error = letter.error.lower()
         return (
-            all(one.lower() in error for one in self.errors)
+            all(part.lower() in error for part in self.errors)
             and (not self.keys or record.key in self.keys)
             and (self.since_ms is None or record.timestamp_ms >= self.since_ms)
-            and all(one in record.headers for one in self.headers)
+            and all(header in record.headers for header in self.headers)
         )
 
 
 class Progress(NamedTuple):
-    """How far a redrive or a discard is."""
+    """Progress of a redrive or a discard."""
 
     seen: int
-    """Dead letters looked at."""
+    """The number of dead letters looked at."""
     matched: int
     moved: int
     refused: dict[str, int]
-    """Why some were left, and how many of them."""
+    """The number of dead letters left, by reason."""
 
 
 class _Place(NamedTuple):
-    """Where dead letters are. `queue` is None for a topic that no queue reads yet."""
+    """Location of dead letters. `queue` is None for a topic that no queue reads yet."""
 
     topic: str
     queue: QueueMetadata | None
 
 
 class DeadLetters:
-    """The dead letters of one queue, or of a consumer pool. One call may take `timeout_s`; redrive
-    and discard take as long as it takes, each request of theirs so long."""
+    """The dead letters of one queue, or of a consumer pool. One call may take `timeout_s`. Redrive
+    and discard have no timeout, but each of their requests may take `timeout_s`."""
 
     def __init__(self, client: Client, name: str, *, timeout_s: float) -> None:
-        """`name`: the queue whose dead letters they are, or `<name>.dead` itself, or a topic."""
+        """`name` is the queue whose dead letters they are, or `<name>.dead` itself, or a topic."""
         self._client = client
         self._name = name
         self._timeout_s = timeout_s
@@ -133,9 +133,10 @@ class DeadLetters:
         return self._name if self._name.endswith(DEAD) else self._name + DEAD
 
     async def _find(self) -> _Place:
-        """Raises UnknownQueueError, UnknownTopicError."""
+        """Finds the queue or topic. Raises UnknownQueueError, UnknownTopicError."""
         found = {
-            one.name: one for one in await self._admin().listed([self._name, self._queue_name])
+            queue.name: queue
+            for queue in await self._admin().listed([self._name, self._queue_name])
         }
         if self._queue_name in found:
             queue = found[self._queue_name]
@@ -157,30 +158,31 @@ class DeadLetters:
         return _Place(topic.name, None)
 
     async def topic(self) -> str:
-        """The topic that they are in. Raises UnknownQueueError."""
+        """The topic of the dead letters. Raises UnknownQueueError."""
         return (await self._find()).topic
 
     async def listed(self, which: Filter, limit: int) -> list[DeadLetter]:
-        """The oldest of each partition, up to `limit` in all. Raises UnknownQueueError."""
+        """The oldest dead letters of each partition, up to `limit` in all. Raises
+        UnknownQueueError."""
         place = await self._find()
         found: list[DeadLetter] = []
         for partition, end in (await self._ends(place)).items():
             async for letters in self._letters(place, partition, end):
-                found += [one for one in letters if which.holds(one)]
+                found += [letter for letter in letters if which.holds(letter)]
                 if len(found) >= limit:
                     return found[:limit]
         return found
 
     async def show(self, partition: int, offset: int) -> DeadLetter:
-        """One of them, with its value, also where that is a large one in chunks. Raises
-        UnknownQueueError, InvalidRequestError where it is not there."""
+        """One dead letter with its value, also if that is a large one in chunks. Raises
+        UnknownQueueError, InvalidRequestError if it is not there."""
         place = await self._find()
         end = (await self._ends(place)).get(partition, 0)
         if offset < end:
             async for letters in self._letters(place, partition, end, offset):
-                for one in letters:
-                    if one.record.offset == offset:
-                        return await self._with_value(one) if one.is_large else one
+                for letter in letters:
+                    if letter.record.offset == offset:
+                        return await self._with_value(letter) if letter.is_large else letter
                 break
         raise InvalidRequestError(
             f"There is no unsettled dead letter {partition}/{offset} in {place.topic}: it was sent "
@@ -219,7 +221,7 @@ class DeadLetters:
         refused: dict[str, int] = {}
         for partition, end in (await self._ends(place)).items():
             async for letters in self._letters(place, partition, end):
-                offsets = [one.record.offset for one in letters if which.holds(one)]
+                offsets = [letter.record.offset for letter in letters if which.holds(letter)]
                 seen += len(letters)
                 matched += len(offsets)
                 while offsets and not dry_run:
@@ -234,7 +236,7 @@ class DeadLetters:
         return Progress(seen, matched, moved, refused)
 
     async def _with_queue(self, place: _Place) -> _Place:
-        """Makes the queue that remembers which records of a pool's dead letters are settled."""
+        """Creates the queue that remembers which dead letters of a pool are settled."""
         request = CreateQueue(
             name=self._queue_name, topic=place.topic, config={**DEAD_QUEUE, "retention": "topic"}
         )
@@ -245,8 +247,8 @@ class DeadLetters:
     # --- reading --------------------------------------------------------------------------------
 
     async def _ends(self, place: _Place) -> dict[int, int]:
-        """Where each partition ends now: dead letters that come later are not followed, since one
-        that fails again would come round for ever."""
+        """The current end of each partition. Later dead letters are not followed, because one that
+        fails again would come round forever."""
         topic = await self._client.topic(
             place.topic, timeout_s=self._timeout_s, age_max_s=0.0
         )
@@ -259,39 +261,39 @@ class DeadLetters:
     async def _letters(
         self, place: _Place, partition: int, end: int, start: int = 0
     ) -> AsyncIterator[list[DeadLetter]]:
-        """The unsettled dead letters of [start, end) of one partition, some at a time."""
+        """The unsettled dead letters of [start, end) of one partition, a page at a time."""
         where = TopicPartition(place.topic, partition)
         if place.queue is None:
             at = max(start, await self._offset(where, EARLIEST))
             while at < end:
                 letters, at = await self._fetch(where, at)
-                yield [one for one in letters if start <= one.record.offset < end]
+                yield [letter for letter in letters if start <= letter.record.offset < end]
             return
         offset: int | None = start
         while offset is not None and offset < end:
             page, offset = await self._admin().page(place.queue, partition, offset)
-            page = [one for one in page if one.offset < end]
+            page = [record for record in page if record.offset < end]
             async for letters in self._read(where, page):
                 yield letters
 
     async def _read(
         self, where: TopicPartition, page: Sequence[QueueRecordInfo]
     ) -> AsyncIterator[list[DeadLetter]]:
-        """What the log has of these records."""
-        states = {one.offset: one.state for one in page}
+        """Reads the dead letters for these records from the log."""
+        states = {record.offset: record.state for record in page}
         wanted = sorted(states)
         while wanted:
             letters, next_offset = await self._fetch(where, wanted[0])
             yield [
-                one._replace(state=states[one.record.offset])
-                for one in letters
-                if one.record.offset in states
+                letter._replace(state=states[letter.record.offset])
+                for letter in letters
+                if letter.record.offset in states
             ]
             wanted = [offset for offset in wanted if offset >= max(next_offset, wanted[0] + 1)]
 
     async def _fetch(self, where: TopicPartition, offset: int) -> tuple[list[DeadLetter], int]:
-        """Records from `offset` on, as if all were ready, and where to go on: from the log start
-        on, where that is above."""
+        """The records from `offset` on, as if all were ready, and the offset at which to continue.
+        If the log start is above `offset`, that is the log start."""
         try:
             answer, payload = await self._client.exchange_with_leader(
                 *where,
@@ -311,7 +313,7 @@ class DeadLetters:
             except (CorruptBatchError, UnsupportedFormatError) as error:
                 if not is_as_written(payload, position, header):
                     raise
-                # It can be dropped at least.
+                # It can at least be dropped.
                 letters += [
                     DeadLetter(
                         Record(*where, bad, header.max_timestamp_ms, None, None, []),
@@ -348,7 +350,7 @@ class DeadLetters:
 
 
 class _Pace:
-    """So many records each second at most; None: as they come."""
+    """A limit of `rate_per_s` records a second; None means no limit."""
 
     def __init__(self, client: Client, rate_per_s: float | None) -> None:
         self._client = client
@@ -356,7 +358,7 @@ class _Pace:
         self._next_s = client.now
 
     async def next(self, wanted: int) -> int:
-        """Waits for the turn, and returns how many records may go now."""
+        """Waits for the turn, and returns the number of records that may go now."""
         count = min(wanted, MOVED_AT_ONCE)
         if self._rate_per_s is None:
             return count

@@ -1,4 +1,4 @@
-"""What the admin does with groups: list, describe, set offsets, delete."""
+"""Administration of groups: list, describe, set offsets, delete."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from rayq.records import (
 )
 
 Target = str | int | Mapping[TopicPartition, int]
-"""Where to set offsets: "earliest", "latest", an offset, or one for each partition."""
+"""Target of set offsets: "earliest", "latest", an offset, or one for each partition."""
 
 ATTEMPT_TIMEOUT_S = 10.0
 END_OFFSET_TIMEOUT_S = 5.0
-"""A partition whose leader has not said by then where it ends is shown without lag."""
+"""Timeout for a partition's end offset; without it the partition is shown without lag."""
 
 
 class GroupAdmin:
-    """Serves one call of the admin, which may take `timeout_s`."""
+    """One call of the admin on groups, which may take `timeout_s`."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class GroupAdmin:
         return GroupCoordinator(self._client, check_group(group), ConsumerConfig())
 
     async def _check_any_group(self, group: str) -> None:
-        """Raises UnknownGroupError where no group was ever used."""
+        """Raises UnknownGroupError if no group was ever used."""
         check_group(group)
         count = await offsets_partitions(self._client, create=False, timeout_s=self._left_s)
         if count == 0:
@@ -96,11 +96,11 @@ class GroupAdmin:
         )
         return sorted(
             (
-                GroupListing(one.group, one.state, one.members)
+                GroupListing(group.group, group.state, group.members)
                 for answer in answers
-                for one in answer.groups
+                for group in answer.groups
             ),
-            key=lambda one: one.group,
+            key=lambda listing: listing.group,
         )
 
     async def describe_group(self, group: str) -> GroupInfo:
@@ -112,14 +112,14 @@ class GroupAdmin:
         names = await self._topic_names()
         members = [
             GroupMemberInfo(
-                member=one.member,
-                client=one.client,
-                instance=one.instance,
-                member_epoch=one.member_epoch,
-                assigned=_places(one.assigned),
-                revoking=_places(one.revoking),
+                member=member.member,
+                client=member.client,
+                instance=member.instance,
+                member_epoch=member.member_epoch,
+                assigned=_places(member.assigned),
+                revoking=_places(member.revoking),
             )
-            for one in response.members
+            for member in response.members
         ]
         owner = {place: one.member for one in members for place in (*one.revoking, *one.assigned)}
         committed = _named(response.offsets, names)
@@ -170,8 +170,8 @@ class GroupAdmin:
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
             timeout_s=self._left_s,
         )
-        # The group existed a moment ago. Where it is gone now, an earlier attempt deleted it (and
-        # its answer was lost), or somebody else did.
+        # The group existed a moment ago. If it is gone now, an earlier attempt deleted it (and its
+        # answer was lost), or somebody else did.
         with contextlib.suppress(UnknownGroupError):
             await coordinator.ask(
                 lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
@@ -188,7 +188,7 @@ class GroupAdmin:
         shift: int | None,
         dry_run: bool,
     ) -> dict[TopicPartition, int]:
-        if sum(one is not None for one in (to, timestamp_ms, shift)) != 1:
+        if sum(choice is not None for choice in (to, timestamp_ms, shift)) != 1:
             raise InvalidRequestError(
                 "set_group_offsets takes one of to=, timestamp_ms= and shift=."
             )
@@ -270,12 +270,14 @@ class GroupAdmin:
                 f"topics is a name, or a list of names and partitions, not {shown(topics)}."
             )
         places: list[TopicPartition] = []
-        for one in [topics] if isinstance(topics, str | TopicPartition) else topics:
-            if isinstance(one, str):
-                topic = await self._client.topic(one, timeout_s=self._left_s)
-                places += [TopicPartition(one, number) for number in range(len(topic.partitions))]
+        for wanted in [topics] if isinstance(topics, str | TopicPartition) else topics:
+            if isinstance(wanted, str):
+                topic = await self._client.topic(wanted, timeout_s=self._left_s)
+                places += [
+                    TopicPartition(wanted, number) for number in range(len(topic.partitions))
+                ]
             else:
-                places.append(as_partition(one))
+                places.append(as_partition(wanted))
         await self._check_places(places)
         return places
 
@@ -291,7 +293,7 @@ class GroupAdmin:
         shift: int | None,
         committed: CommittedOffset | None,
     ) -> int:
-        """The offset to set, moved to the nearer end of the log where it lies outside."""
+        """The offset to set, moved to the nearer end if it lies outside the log."""
         first = await self._list_offset(place, EARLIEST, self._left_s)
         end = await self._list_offset(place, LATEST, self._left_s)
         assert first is not None and end is not None, "a log has a beginning and an end"
@@ -328,7 +330,7 @@ def _offset(value: object) -> int:
 
 
 def _places(partitions: Iterable[TopicPartitionId]) -> list[TopicPartition]:
-    return sorted(TopicPartition(one.topic, one.partition) for one in partitions)
+    return sorted(TopicPartition(partition.topic, partition.partition) for partition in partitions)
 
 
 def _named(
@@ -336,9 +338,9 @@ def _named(
 ) -> dict[TopicPartition, CommittedOffset]:
     """The offsets by partition. Those of deleted topics are left out."""
     return {
-        TopicPartition(names[one.topic_id], one.partition): one
-        for one in offsets
-        if one.topic_id in names
+        TopicPartition(names[commit.topic_id], commit.partition): commit
+        for commit in offsets
+        if commit.topic_id in names
     }
 
 

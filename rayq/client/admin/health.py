@@ -1,4 +1,4 @@
-"""Whether a cluster is well, and what to do next where it is not: a function over descriptions."""
+"""Health of a cluster, and the next step for each problem: a function over descriptions."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ Severity = Literal["error", "warning", "notice"]
 
 DISK_LOW_BYTES = 1024 * MIB
 DISK_FULL_BYTES = 128 * MIB
-"""Appends are refused a little below it (64 MiB are kept back)."""
+"""Free space below which a disk counts as full. Appends are refused a little below it (64 MiB are
+reserved)."""
 UPLOAD_LATE_MS = HOUR_MS
-"""What could have been in the object store for longer than this is worth a warning."""
+"""Maximum delay of uploads to the object store without a warning."""
 UNTAKEN_MS = 5 * 60_000
-"""A record that could have been taken for longer than this, while nobody takes any, is noted."""
+"""Time after which a record that is ready, while nobody takes any, is noted."""
 NAMED_MAX = 8
-"""How many partitions a problem names; the rest are counted."""
+"""Maximum number of partitions that a problem names; the rest are counted."""
 
 PartitionState = Literal["in sync", "under-replicated", "under min ISR", "offline"]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is not as it should be. `error`: some records cannot be written or read.
-    `warning`: one more failure may lead to that. `notice`: the cluster is well, and this is worth
-    knowing."""
+    """A problem of the cluster. `error`: some records cannot be written or read. `warning`: one
+    more failure may lead to that. `notice`: the cluster is well, and this is worth knowing."""
 
     severity: Severity
     what: str
     why: str
     next_command: str
-    """What to run next; text in capitals stands for what only the reader knows."""
+    """The next command to run; text in capitals stands for values that only the reader knows."""
 
 
 def is_healthy(problems: Iterable[Problem]) -> bool:
@@ -77,9 +77,10 @@ def find_problems(
     queues: Iterable[QueueInfo] = (),
     troubles: Mapping[int, str] = {},
 ) -> list[Problem]:
-    """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
-    count as live and do not answer; `troubles` say why brokers have given up their sessions."""
-    # rayq's own topics stand last: an operator should hear of the users' topics first.
+    """Finds all problems, the worst first; [] if there are none. `silent` are the brokers that
+    count as live and do not answer; `troubles` gives the reasons why brokers have given up their
+    sessions."""
+    # rayq's own topics come last: an operator should hear of the users' topics first.
     listed = sorted(topics, key=lambda topic: topic.name.startswith("__"))
     problems = [
         *_controller_problems(cluster, silent),
@@ -101,12 +102,12 @@ def find_problems(
 
 
 def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState:
-    """One word for a partition; `min_insync` as in `min_insync_of`."""
+    """The state of a partition in a word; `min_insync` as in `min_insync_of`."""
     if partition.leader is None:
         return "offline"
     if len(partition.isr) < min_insync:
         return "under min ISR"
-    if partition.target:  # Added replicas that still copy the log are nothing to worry about.
+    if partition.target:  # Added replicas that still copy the log are no problem.
         is_whole = len(partition.isr) >= min(len(partition.origin), len(partition.target))
     else:
         is_whole = _wanted(partition) <= set(partition.isr)
@@ -114,14 +115,15 @@ def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState
 
 
 def min_insync_of(topic: TopicInfo, partition: PartitionInfo) -> int:
-    """How many in-sync replicas a write under acks="all" needs: as configured, or the majority."""
+    """The minimum number of in-sync replicas for a write with acks="all": as configured, or the
+    majority."""
     configured = topic.config.get("min_insync_replicas")
     factor = len(partition.origin or partition.replicas)
     return configured if isinstance(configured, int) else factor // 2 + 1
 
 
 def _wanted(partition: PartitionInfo) -> set[int]:
-    """The brokers that hold the partition, once a move that is under way is done."""
+    """The brokers that hold the partition once a move in progress is done."""
     return set(partition.target) or {replica.broker for replica in partition.replicas}
 
 
@@ -180,7 +182,7 @@ def _silence_problems(
     for broker in cluster.brokers:
         if broker.broker not in silent:
             continue
-        led = sum(one.leader == broker.broker for topic in topics for one in topic.partitions)
+        led = sum(p.leader == broker.broker for topic in topics for p in topic.partitions)
         yield Problem(
             "error" if led else "warning",
             f"Broker {broker.broker} does not answer",
@@ -230,7 +232,11 @@ def _reason(partition: PartitionInfo, state: PartitionState, minimum: int) -> st
             f"{len(partition.isr)} of the {minimum} in-sync replicas that a write needs; broker "
             f"{_listed(missing)} is not in sync, and writes with acks=all are refused"
         )
-    told = [f"{one.trouble}" for one in partition.replicas if one.trouble and one.broker in missing]
+    told = [
+        f"{replica.trouble}"
+        for replica in partition.replicas
+        if replica.trouble and replica.broker in missing
+    ]
     return f"broker {_listed(missing)} is not in sync" + (f" ({told[0]})" if told else "")
 
 
@@ -301,8 +307,8 @@ _KEPT = {
 
 
 def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
-    """Groups, transactions and queues that were used before there were enough brokers left their
-    topic with few replicas."""
+    """Finds internal topics with few replicas: groups, transactions or queues were used before
+    there were enough brokers."""
     takers = sum(not broker.cordoned for broker in cluster.brokers)
     wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
     for topic in topics:
@@ -331,7 +337,9 @@ def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:
 def _move_problems(moves: Iterable[Reassignment]) -> Iterable[Problem]:
     waiting = [move for move in moves if move.waits_for is not None]
     if waiting:
-        names = [f"{one.topic_partition.topic}-{one.topic_partition.partition}" for one in waiting]
+        names = [
+            f"{move.topic_partition.topic}-{move.topic_partition.partition}" for move in waiting
+        ]
         yield Problem(
             "notice",
             _count(len(waiting), "partition is", "partitions are") + f" moving: {_named(names)}",
@@ -341,7 +349,7 @@ def _move_problems(moves: Iterable[Reassignment]) -> Iterable[Problem]:
 
 
 def _transaction_problems(transactions: Iterable[TransactionListing]) -> Iterable[Problem]:
-    late = [one for one in transactions if one.is_hanging]
+    late = [listing for listing in transactions if listing.is_hanging]
     if not late:
         return
     first = late[0]
@@ -353,7 +361,7 @@ def _transaction_problems(transactions: Iterable[TransactionListing]) -> Iterabl
     yield Problem(
         "warning",
         _count(len(late), "transaction hangs", "transactions hang")
-        + f": {_named([one.transactional_id for one in late])}",
+        + f": {_named([listing.transactional_id for listing in late])}",
         f"{first.transactional_id} is {first.state} since {first.age_ms // 1000:,} s, and its "
         f"time-out is {first.transaction_timeout_ms // 1000:,} s: {reason}, and readers of what is "
         "committed wait in its partitions",
@@ -365,7 +373,7 @@ def _unknown_transaction_problems(hanging: Iterable[HangingTransaction]) -> Iter
     found = list(hanging)
     if found:
         place = found[0].topic_partition
-        names = [f"{one.topic_partition.topic}-{one.topic_partition.partition}" for one in found]
+        names = [f"{h.topic_partition.topic}-{h.topic_partition.partition}" for h in found]
         yield Problem(
             "error",
             f"Nobody ends {_count(len(found), 'transaction', 'transactions')} in "
@@ -379,17 +387,20 @@ def _unknown_transaction_problems(hanging: Iterable[HangingTransaction]) -> Iter
 def _remote_problems(
     store: ObjectStoreInfo | None, partitions: list[RemotePartitionInfo]
 ) -> Iterable[Problem]:
-    told = [one for one in partitions if one.log_start_offset is not None]
-    is_needed = any((one.local_start_offset or 0) > (one.log_start_offset or 0) for one in told)
+    told = [partition for partition in partitions if partition.log_start_offset is not None]
+    is_needed = any(
+        (partition.local_start_offset or 0) > (partition.log_start_offset or 0)
+        for partition in told
+    )
     for broker, trouble in sorted(store.troubles.items()) if store is not None else ():
         yield Problem(
-            # Old records of what it leads cannot be read.
+            # Old records of the partitions that it leads cannot be read.
             "error" if is_needed else "warning",
             f"Broker {broker} does not reach the object store",
             trouble,
             "rayq storage status; docs/tiered-storage.md says what a broker needs",
         )
-    stuck = [one for one in told if one.trouble is not None]
+    stuck = [partition for partition in told if partition.trouble is not None]
     if stuck:
         yield Problem(
             "warning",
@@ -398,7 +409,11 @@ def _remote_problems(
             f"{stuck[0].trouble}; nothing is lost, and the brokers' disks fill",
             "rayq storage status",
         )
-    late = [one for one in told if one.trouble is None and (one.lag_ms or 0) > UPLOAD_LATE_MS]
+    late = [
+        partition
+        for partition in told
+        if partition.trouble is None and (partition.lag_ms or 0) > UPLOAD_LATE_MS
+    ]
     if late:
         yield Problem(
             "warning",
@@ -411,7 +426,7 @@ def _remote_problems(
 
 
 def _places(partitions: Iterable[RemotePartitionInfo]) -> str:
-    places = [one.topic_partition for one in partitions]
+    places = [partition.topic_partition for partition in partitions]
     return _named([f"{place.topic}-{place.partition}" for place in places])
 
 
@@ -419,16 +434,16 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
     dead_queues = {f"{queue.name}{DEAD}" for queue in queues}
     for queue in queues:
         name, partitions = queue.name, queue.partitions
-        stuck = [one for one in partitions if one.trouble is not None]
+        stuck = [partition for partition in partitions if partition.trouble is not None]
         if stuck:
-            places = _named([f"{queue.topic}-{one.partition}" for one in stuck])
+            places = _named([f"{queue.topic}-{partition.partition}" for partition in stuck])
             yield Problem(
                 "warning",
                 f"Queue {name} does not work in {places}",
                 f"{stuck[0].trouble}; what it holds is kept",
                 f"rayq queue describe {name}",
             )
-        if expired := sum(one.expired or 0 for one in partitions):
+        if expired := sum(partition.expired or 0 for partition in partitions):
             yield Problem(
                 "warning",
                 f"Queue {name} lost {_count(expired, 'record', 'records')} to retention",
@@ -436,8 +451,8 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
                 f"rayq queue alter {name} -c retention=hold, or a longer retention_ms of the topic",
             )
         yield from _long_locks(queue)
-        ready = sum(one.ready or 0 for one in partitions)
-        letters = ready + sum(one.delayed or 0 for one in partitions)
+        ready = sum(partition.ready or 0 for partition in partitions)
+        letters = ready + sum(partition.delayed or 0 for partition in partitions)
         if letters and name in dead_queues:
             yield Problem(
                 "notice",
@@ -456,12 +471,15 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
 
 
 def _long_locks(queue: QueueInfo) -> Iterable[Problem]:
-    """A worker that hangs extends its lock like one that works."""
+    """Finds tasks handled for very long: a worker that hangs extends its lock like one that
+    works."""
     config = parse_stored(QueueConfig, queue.config)
     limit_ms = LONG_TIMEOUTS * 1000 * config.visibility_timeout_s
-    late = [one for one in queue.partitions if (one.oldest_locked_ms or 0) > limit_ms]
+    late = [
+        partition for partition in queue.partitions if (partition.oldest_locked_ms or 0) > limit_ms
+    ]
     if late:
-        oldest = max(late, key=lambda one: one.oldest_locked_ms or 0)
+        oldest = max(late, key=lambda partition: partition.oldest_locked_ms or 0)
         yield Problem(
             "notice",
             f"A task of queue {queue.name} has been handled for "
@@ -473,10 +491,10 @@ def _long_locks(queue: QueueInfo) -> Iterable[Problem]:
 
 
 def _untaken_ms(queue: QueueInfo) -> int:
-    """How long its oldest record has waited, where no consumer holds or awaits any; 0 otherwise."""
-    if any(one.locked or one.waiting_takes for one in queue.partitions):
+    """The waiting time of its oldest record if no consumer holds or awaits any; 0 otherwise."""
+    if any(partition.locked or partition.waiting_takes for partition in queue.partitions):
         return 0
-    return max((one.oldest_ready_ms or 0 for one in queue.partitions), default=0)
+    return max((partition.oldest_ready_ms or 0 for partition in queue.partitions), default=0)
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -491,5 +509,5 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: int, singular: str, many: str) -> str:
+    return f"{number} {singular if number == 1 else many}"

@@ -1,1 +1,1 @@
-"""From the leaders' logs to `poll`, alone or in a group."""
+"""Consumers, alone or in a group: from the leaders' logs to `poll`."""

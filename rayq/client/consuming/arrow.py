@@ -17,7 +17,7 @@ ARROW_RECORDS_MAX = 100_000
 
 
 def load_pyarrow() -> Any:
-    """The module pyarrow. Raises MissingExtraError."""
+    """Imports pyarrow. Raises MissingExtraError."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
@@ -63,7 +63,7 @@ def table_of(slices: Sequence[Slice], topics: Sequence[str]) -> Any:
 
 
 def _repeated(pa: Any, values: Sequence[int], counts: Sequence[int]) -> Any:
-    """Each value as often as its count says."""
+    """Repeats each value `count` times."""
     items = array("i")
     for value, count in zip(values, counts, strict=True):
         items += array("i", [value]) * count
@@ -78,7 +78,7 @@ def int64_column(pa: Any, parts: Iterable[Iterable[int]], kind: Any) -> Any:
 def binary_column(
     pa: Any, parts: Sequence[Sequence[bytes | None] | None], counts: Sequence[int]
 ) -> Any:
-    """A part that is None stands for nothing but nulls."""
+    """A binary column; a part that is None consists of nulls only."""
     if all(part is None for part in parts):
         return pa.nulls(sum(counts), pa.binary())
     items: list[bytes | None] = []
@@ -88,7 +88,8 @@ def binary_column(
 
 
 def _one_chunk(pa: Any, found: Any) -> Any:
-    """pyarrow splits above 2 GiB, which the other columns would have to follow."""
+    """Checks that a column has one chunk: pyarrow splits above 2 GiB, and the other columns would
+    have to follow."""
     if isinstance(found, pa.ChunkedArray):
         raise RecordTooLargeError(
             "These records hold more than 2 GiB, too much for one Arrow table: pass a lower "
@@ -100,7 +101,7 @@ def _one_chunk(pa: Any, found: Any) -> Any:
 def headers_column(
     pa: Any, parts: Sequence[Sequence[Headers | None] | None], counts: Sequence[int], kind: Any
 ) -> Any:
-    """A Python loop only over the parts that have headers."""
+    """A column of headers. The Python loop covers only the parts that have headers."""
     names: list[str] = []
     values: list[bytes] = []
     ends = array("i", [0])

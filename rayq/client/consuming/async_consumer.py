@@ -1,7 +1,7 @@
-"""`AsyncConsumer`: consumes on the caller's event loop.
+"""`AsyncConsumer`, a consumer on the caller's event loop.
 
-Fetching runs ahead on the same loop, and so do the heartbeats of a group's member; records are
-decoded, and partitions taken and given up, by the task that polls.
+Fetching and the heartbeats of a group's member run ahead on the same loop. The task that polls
+decodes records, and takes and gives up partitions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 
 class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
-    """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. Each
-    method does what `Consumer`'s method of the same name does, and is a coroutine (`until_end`
-    gives an async iterator); callbacks may be coroutine functions."""
+    """A consumer on the running event loop, made by `cluster.async_consumer(*topics, **config)`.
+    Each method does the same as the method of `Consumer` with that name, as a coroutine
+    (`until_end` returns an async iterator); callbacks may be coroutine functions."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @property
     def core(self) -> ConsumerCore:
-        """What the cluster watches, so that a consumer that is dropped leaves its group."""
+        """The core that the cluster watches, so that a dropped consumer leaves its group."""
         return self._core
 
     async def _start(self) -> ConsumerCore:
-        """Subscribes to the topics it was made with, before anything else is done."""
+        """Subscribes to the topics that the consumer was made with, before anything else is
+        done."""
         if self._topics or self._pattern is not None:
             async with self._starting:
                 if self._topics or self._pattern is not None:
@@ -149,7 +150,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     await step
 
     async def _poll(self, core: ConsumerCore, steps: Generator[Step, None, T]) -> T:
-        """Carries out the steps of a poll, of one poll at a time."""
+        """Carries out the steps of a poll; only one poll may run at a time."""
         if self._is_polling:
             steps.close()
             if core.group is not None:
@@ -166,7 +167,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self, timeout_s: float = 1.0, max_records: int | None = None
     ) -> list[Record[ValueT_co, KeyT_co]]:
         core = await self._start()
-        await asyncio.sleep(0)  # polls in a loop let other tasks run, also with timeout 0
+        await asyncio.sleep(0)  # lets other tasks run between polls in a loop, also with timeout 0
         records_max = core.records_max(max_records)
         return await self._poll(
             core, polling.poll(core, lambda: core.take_records(records_max), timeout_s)
@@ -250,11 +251,11 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Future[None]:
         group = (await self._start()).committing_group()
         commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
-        await asyncio.sleep(0)  # It is under way, so `close` waits for it.
+        await asyncio.sleep(0)  # Starts it, so that `close` waits for it.
         return commit
 
     async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
-        """As `Consumer.positions_to_send`, of these offsets where they are given."""
+        """Does the same as `Consumer.positions_to_send`, for the given offsets if there are any."""
         return (await self._start()).committing_group().positions_to_send(offsets)
 
     async def mark_positions(self) -> object:
@@ -268,7 +269,10 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
         found = await self.committed_with_metadata(partitions)
-        return {place: None if one is None else one.offset for place, one in found.items()}
+        return {
+            partition: None if commit is None else commit.offset
+            for partition, commit in found.items()
+        }
 
     async def committed_with_metadata(
         self, partitions: Iterable[TopicPartition]

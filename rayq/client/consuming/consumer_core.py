@@ -1,4 +1,5 @@
-"""What both consumers do: the assignment, taking records out of streams, asking for offsets."""
+"""The part that both consumers share: the assignment, taking records out of streams, asking for
+offsets."""
 
 from __future__ import annotations
 
@@ -49,22 +50,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ARROW_STEP_RECORDS = 4096
-"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+"""Maximum number of records turned into Arrow at a time, while they are in the processor's
+cache."""
 
 UNPACK_BYTES_MIN = 16 * MIB
-"""A poll unpacks so much in any case, however small `fetch_buffer_bytes` is."""
+"""Minimum number of bytes that a poll may unpack, however small `fetch_buffer_bytes` is."""
 
 ERROR_PAUSE_S = 1.0
-"""The error of a partition is not raised again sooner than this, unless the time of the poll is up:
-so a loop that ignores errors and polls again does not spin."""
+"""Minimum interval between two raises of a partition's error, unless the time of the poll is up, so
+that a loop that ignores errors and polls again does not spin."""
 
 START_PATIENCE_S = 5.0
-"""How long `subscribe` waits to learn which offset "latest" is, so that a consumer reads all that
-is produced after it was made. Without an answer it finds out later, in the background."""
+"""Maximum time `subscribe` waits to learn which offset "latest" is, so that a consumer reads all
+that is produced after it was made. Without an answer it finds out later, in the background."""
 
 
 class _Piece(NamedTuple):
-    """Records about to be handed out."""
+    """Records about to be returned."""
 
     stream: Stream
     batch: Any
@@ -72,7 +74,7 @@ class _Piece(NamedTuple):
 
 
 class ConsumerCore:
-    """What both consumers do without waiting."""
+    """The work of both consumers that needs no waiting."""
 
     def __init__(
         self,
@@ -95,26 +97,26 @@ class ConsumerCore:
         self.ahead: deque[Record[Any, Any]] = deque()
         """Records that iteration has taken and not yet yielded."""
         self.ahead_until: object | None = None
-        """Which iteration with an end has taken them; None: one that goes on for ever."""
+        """The iteration with an end that has taken them; None for the iteration without an end."""
         self._deserializers = Deserializers.of(config)
         self._taken: list[tuple[TopicPartition, Columns]] = []
-        """With deserializers: the batches that the last poll took records of, as they were."""
+        """The batches of which the last poll took records, before deserialization. Empty without
+        deserializers."""
         self._on_close = on_close
         self._seen_version = -1
         self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
         self._raised: dict[TopicPartition, tuple[object, float]] = {}
-        """The last error of each partition that was raised, and when."""
+        """The last error raised for each partition, and its time."""
         self._waiting: dict[TopicPartition, tuple[object, float]] = {}
-        """The error of a partition that others with records keep from being raised, and since
-        when."""
+        """The error of each partition that was not raised because other partitions have records,
+        and since when it waits."""
         self._held: tuple[TopicPartition, RayqError] | None = None
-        """An error that was raised a moment ago, and is to be raised again at the end of the
-        poll."""
+        """An error that was raised recently, and is to be raised again at the end of the poll."""
         self._held_until_s = 0.0
 
     def describe(self, topics: Iterable[str] = (), pattern: object = None) -> str:
-        """What the consumer reads, for a repr. `topics` and `pattern` are what it will subscribe
-        to."""
+        """The topics, pattern and group that the consumer reads, for a repr. `topics` and `pattern`
+        are those that it will subscribe to."""
         topics = (*topics, *(self.subscription.topics or ()))
         parts = []
         if self.group is not None:
@@ -147,8 +149,8 @@ class ConsumerCore:
         self._on_close()
 
     async def leave(self, timeout_s: float | None) -> None:
-        """Leaves the group, then closes. It commits nothing, since nobody knows here which records
-        the user has handled."""
+        """Leaves the group, then closes. It commits nothing, because it is not known here which
+        records the user has handled."""
         try:
             if self.group is not None:
                 await self.group.leave(timeout_s)
@@ -170,7 +172,7 @@ class ConsumerCore:
         start: Start = None,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> list[Stream]:
-        """Reads these partitions from now on. Those that are read already go on as they are."""
+        """Sets the partitions to read from now on. Those that are read already continue."""
         self.give_back()
         fresh = self.subscription.replace(partitions, start, topic_ids)
         self.fetcher.stop_stale()
@@ -187,14 +189,14 @@ class ConsumerCore:
         ]
 
     def look_for_new_partitions(self) -> None:
-        """Reads the partitions that were added to a subscribed topic, too."""
+        """Starts reading the partitions that were added to a subscribed topic."""
         topics = self.subscription.topics
         version = self.client.metadata.version
         if topics is None or version == self._seen_version:
             return
         self._seen_version = version
         known = self.subscription.assigned
-        added = [one for one in self.partitions_of(topics) if one not in known]
+        added = [partition for partition in self.partitions_of(topics) if partition not in known]
         if added:
             logger.info("new partitions: %s", added)
             self.assign([*known, *added], START_OF_NEW_PARTITIONS)
@@ -213,7 +215,9 @@ class ConsumerCore:
     def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
         self.check_open()
         self.give_back()
-        for assigned in [self.subscription.get(as_partition(one)) for one in partitions]:
+        for assigned in [
+            self.subscription.get(as_partition(partition)) for partition in partitions
+        ]:
             assigned.is_paused = is_paused
         self.fetcher.has_room()
 
@@ -225,10 +229,10 @@ class ConsumerCore:
         deserializers: Deserializers | None = None,
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> list[_Piece]:
-        """Up to `records_max` records that have arrived; `advance` hands them out. With `ends`:
-        only records of those partitions, and below their ends. When there is nothing else, or has
-        been for ERROR_PAUSE_S, raises the error of a partition, at most once in ERROR_PAUSE_S; see
-        `raise_held`."""
+        """Returns up to `records_max` records that have arrived; `advance` consumes them. With
+        `ends`, only records of those partitions, and below their ends. If there are no records, or
+        the error of a partition has waited for ERROR_PAUSE_S, raises that error, at most once in
+        ERROR_PAUSE_S; see `raise_held`."""
         self.check_open()
         self.look_for_new_partitions()
         self._held = None
@@ -266,7 +270,7 @@ class ConsumerCore:
     def _peek(
         self, assigned: AssignedPartition, records_max: int, below: int | None
     ) -> list[tuple[Any, Slice]]:
-        """The next records of one partition. Raises what keeps it from going on."""
+        """The next records of one partition. Raises the error that keeps it from continuing."""
         stream = assigned.stream
         while True:
             try:
@@ -287,29 +291,28 @@ class ConsumerCore:
                 return []
 
     def _is_overdue(self, failed: Mapping[TopicPartition, RayqError]) -> bool:
-        """Whether one of these errors has waited for ERROR_PAUSE_S to be raised: the other
-        partitions may never run out of records."""
+        """Whether one of these errors has waited for ERROR_PAUSE_S: the other partitions may never
+        run out of records."""
         now_s = self.client.environment.clock.monotonic()
         is_overdue = False
-        for place, error in failed.items():
-            known, since_s = self._waiting.get(place, (None, now_s))
+        for partition, error in failed.items():
+            known, since_s = self._waiting.get(partition, (None, now_s))
             if known != _identity(error):
                 since_s = now_s
-            self._waiting[place] = _identity(error), since_s
+            self._waiting[partition] = _identity(error), since_s
             is_overdue = is_overdue or now_s - since_s >= ERROR_PAUSE_S
         return is_overdue
 
     def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
-        """Raises the first error that was not raised a moment ago. If all were, holds one of
-        them."""
+        """Raises the first error that was not raised recently. If all were, holds one of them."""
         now_s = self.client.environment.clock.monotonic()
-        for place, error in failed.items():
-            known, raised_s = self._raised.get(place, (None, now_s))
+        for partition, error in failed.items():
+            known, raised_s = self._raised.get(partition, (None, now_s))
             until_s = raised_s + ERROR_PAUSE_S if known == _identity(error) else now_s
             if until_s <= now_s:
-                self._raise(place, error)
+                self._raise(partition, error)
             if self._held is None or until_s < self._held_until_s:
-                self._held, self._held_until_s = (place, error), until_s
+                self._held, self._held_until_s = (partition, error), until_s
 
     def _raise(self, place: TopicPartition, error: RayqError) -> None:
         self._held = None
@@ -318,18 +321,18 @@ class ConsumerCore:
         raise error.with_message(error.message) from error.__cause__
 
     def raise_held(self) -> None:
-        """Called at the end of a poll that found nothing: raises the error that is the reason."""
+        """Raises the held error at the end of a poll that found nothing, as the reason for it."""
         if self._held is not None:
             self._raise(*self._held)
 
     def patience_s(self, left_s: float) -> float:
-        """How long a poll may wait for news: until the error that it holds is to be raised."""
+        """Maximum time a poll may wait for news: until the held error is to be raised."""
         if self._held is None:
             return left_s
         return min(left_s, max(self._held_until_s - self.client.environment.clock.monotonic(), 0.0))
 
     def advance(self, pieces: list[_Piece]) -> None:
-        """Hands these records out. This is the last step of a poll, so an interrupt before it loses
+        """Consumes these records. This is the last step of a poll, so an interrupt before it loses
         no record."""
         for stream, batch, records in pieces:
             stream.consume(batch, len(records.values))
@@ -350,7 +353,7 @@ class ConsumerCore:
         return records
 
     def take_table(self, records_max: int) -> Any:
-        """None when there are no records."""
+        """Returns a table of records, or None if there are none."""
         if self.ahead:
             self.give_back()
         topics = sorted({topic for topic, _ in self.subscription.assigned})
@@ -366,7 +369,7 @@ class ConsumerCore:
                         break  # the next poll raises it
                     raise
                 if not pieces:
-                    self.fetcher.has_room()  # What was passed over made room.
+                    self.fetcher.has_room()  # Skipped records made room.
                     break
                 tables.append(table_of([piece.records for piece in pieces], topics))
                 for piece in pieces:
@@ -374,9 +377,9 @@ class ConsumerCore:
                 self.advance(pieces)
                 records_max -= tables[-1].num_rows
                 bytes_left -= tables[-1].nbytes
-        except BaseException:  # An interrupt half-way: what was taken is read once more.
-            for place, position in begun.items():
-                self.restart(place, position)
+        except BaseException:  # An interrupt half-way: taken records are read again.
+            for partition, position in begun.items():
+                self.restart(partition, position)
             raise
         return load_pyarrow().concat_tables(tables) if tables else None
 
@@ -387,16 +390,16 @@ class ConsumerCore:
         return self.group is None or self.group.may_go_on()
 
     def give_back(self) -> None:
-        """Records that iteration took ahead, and has not yielded, come first again."""
+        """Puts records that iteration took ahead, and has not yielded, back in front."""
         self.ahead_until = None
         by_partition: dict[TopicPartition, list[Record[Any, Any]]] = {}
         while self.ahead:
             record = self.ahead.popleft()
             place = TopicPartition(record.topic, record.partition)
             by_partition.setdefault(place, []).append(record)
-        for place, records in by_partition.items():
-            if self._deserializers is not None and not self._as_they_were(place, records):
-                self.restart(place, records[0].offset)  # Fetched anew.
+        for partition, records in by_partition.items():
+            if self._deserializers is not None and not self._as_they_were(partition, records):
+                self.restart(partition, records[0].offset)  # fetched again
                 continue
             columns = Columns(
                 offsets=[record.offset for record in records],
@@ -405,11 +408,11 @@ class ConsumerCore:
                 values=[record.value for record in records],
                 headers=[record.headers for record in records],
             )
-            self.subscription.get(place).stream.give_back(columns)
+            self.subscription.get(partition).stream.give_back(columns)
 
     def _as_they_were(self, place: TopicPartition, records: list[Record[Any, Any]]) -> bool:
-        """Gives the records back the keys and values that they had before they were deserialized.
-        False if these are not known any more, because another poll came in between."""
+        """Restores the keys and values that the records had before they were deserialized. Returns
+        False if these are no longer known, because another poll came in between."""
         raw: dict[int, tuple[bytes | None, bytes | None]] = {}
         for taken, columns in self._taken:
             if taken == place:
@@ -424,16 +427,16 @@ class ConsumerCore:
         return True
 
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]:
-        """For each partition that has a position: that offset, and the leader epoch of the record
-        before it. What iteration has taken and not yielded does not count."""
+        """The position of each partition that has one, and the leader epoch of the record before
+        it. Records that iteration has taken and not yielded do not count."""
         ahead: dict[tuple[str, int], int] = {}
         for record in self.ahead:
             ahead.setdefault((record.topic, record.partition), record.offset)
         found: dict[TopicPartition, tuple[int, int | None]] = {}
-        for place, assigned in self.subscription.assigned.items():
-            offset = ahead.get(place, assigned.stream.position)
+        for partition, assigned in self.subscription.assigned.items():
+            offset = ahead.get(partition, assigned.stream.position)
             if offset is not None:
-                found[place] = (offset, assigned.stream.position_epoch)
+                found[partition] = (offset, assigned.stream.position_epoch)
         return found
 
     def records_max(self, given: int | None) -> int:
@@ -460,7 +463,7 @@ class ConsumerCore:
             await self.client.topic(topic, timeout_s=timeout_s)
         if self.group is not None:
             if self.group.member is None:
-                self.assign([])  # what was assigned by hand
+                self.assign([])  # to drop partitions that were assigned by hand
             self.group.subscribe(Interest(wanted, text))
             return
         for topic in wanted:
@@ -472,7 +475,7 @@ class ConsumerCore:
         await self._started(self.assign(self.partitions_of(wanted)))
 
     def check_callbacks(self, callbacks: Callbacks) -> None:
-        """Raises InvalidRequestError without a group."""
+        """Raises InvalidRequestError for callbacks without a group."""
         if callbacks.given and self.group is None:
             raise InvalidRequestError(
                 "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."
@@ -491,8 +494,9 @@ class ConsumerCore:
         await self._started(self.assign(dict.fromkeys(wanted)))
 
     async def _started(self, streams: list[Stream]) -> None:
-        """A consumer without a group that begins at "latest" reads what is produced from now on. In
-        a group there may be a commit to begin at."""
+        """Resolves the starting offset of a consumer without a group that begins at "latest", so
+        that it reads everything produced from now on. In a group there may be a commit to begin
+        at."""
         if self.config.auto_offset_reset == "latest" and self.group is None:
             await self.resolved(streams)
 
@@ -504,7 +508,7 @@ class ConsumerCore:
         )
 
     async def when(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits for news of the fetcher until `holds()`; False when the time was up first."""
+        """Waits for news of the fetcher until `holds()`; returns False if the time was up first."""
         news = asyncio.Event()
         self.fetcher.add_listener(news.set)
         try:
@@ -541,7 +545,7 @@ class ConsumerCore:
         by_time: bool,
         timeout_s: float | None = None,
     ) -> dict[TopicPartition, int | None]:
-        """What `Fetcher.list_offset` finds for each partition, within `timeout_s` (default:
+        """The result of `Fetcher.list_offset` for each partition, within `timeout_s` (default:
         `default_api_timeout_ms`)."""
         self.check_open()
         for timestamp_ms in times.values():
@@ -555,8 +559,8 @@ class ConsumerCore:
             await self.client.topic(topic, timeout_s=timeout_s)
         answers = await asyncio.gather(
             *(
-                self.fetcher.list_offset(one, time_ms, timeout_s=timeout_s)
-                for one, time_ms in times.items()
+                self.fetcher.list_offset(partition, time_ms, timeout_s=timeout_s)
+                for partition, time_ms in times.items()
             )
         )
         return dict(zip(times, answers, strict=True))
@@ -578,7 +582,10 @@ class ConsumerCore:
         self.check_open()
         assigned = list(self.subscription.assigned)
         ends = await self.end_offsets(assigned)
-        return {one: max(ends[one] - await self.position(one), 0) for one in assigned}
+        return {
+            partition: max(ends[partition] - await self.position(partition), 0)
+            for partition in assigned
+        }
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.check_open()
@@ -593,13 +600,16 @@ class ConsumerCore:
         self.restart(place, offset)
 
     def seek_to(self, partitions: Iterable[TopicPartition], start: int) -> list[Stream]:
-        """To EARLIEST or LATEST; of all partitions when none are given."""
+        """Seeks to EARLIEST or LATEST in these partitions, or in all if none are given."""
         self.check_open()
-        return [self.restart(place, start) for place in self._places(partitions)]
+        return [self.restart(partition, start) for partition in self._places(partitions)]
 
     def _places(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """These, or all that are assigned when none are given. Raises InvalidRequestError."""
-        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
+        """The given partitions, or all assigned ones if none are given. Raises
+        InvalidRequestError."""
+        places = [as_partition(partition) for partition in partitions] or list(
+            self.subscription.assigned
+        )
         for place in places:
             self.subscription.get(place)
         return places
@@ -609,12 +619,12 @@ class ConsumerCore:
         count = check_count(count)
         places = self._places(partitions)
         last = LastRecords(self.client, self.config, self.fetcher)
-        starts = await asyncio.gather(*(last.offset(place, count) for place in places))
-        for place, start in zip(places, starts, strict=True):
-            self.restart(place, start)
+        starts = await asyncio.gather(*(last.offset(partition, count) for partition in places))
+        for partition, start in zip(places, starts, strict=True):
+            self.restart(partition, start)
 
     def committing_group(self) -> GroupConsumer:
-        """Raises InvalidRequestError without a group."""
+        """The group of this consumer. Raises InvalidRequestError without a group."""
         self.check_open()
         if self.group is not None:
             return self.group
@@ -625,8 +635,8 @@ class ConsumerCore:
 
 
 def _identity(error: RayqError) -> object:
-    """Equal for an error that comes again. The message of a deserializer may differ each time, so
-    there the offset counts."""
+    """The identity of an error, equal if the error comes again. The message of a deserializer may
+    differ each time, so there the offset counts."""
     return error.offset if isinstance(error, DeserializationError) else error.message
 
 
@@ -636,7 +646,7 @@ def records_of(part: Slice) -> list[Record]:
     if part.headers is None:
         headers = iter(list, None)
     else:
-        headers = [found or [] for found in part.headers]
+        headers = [row or [] for row in part.headers]
     return list(
         map(
             Record,
@@ -652,6 +662,6 @@ def records_of(part: Slice) -> list[Record]:
 
 
 def _all_known(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
-    known = {place: offset for place, offset in found.items() if offset is not None}
+    known = {partition: offset for partition, offset in found.items() if offset is not None}
     assert len(known) == len(found), "a log has a beginning and an end"
     return known

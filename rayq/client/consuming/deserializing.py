@@ -1,4 +1,4 @@
-"""Calls the deserializers of users, and says where one failed."""
+"""Calls of users' deserializers, with errors that name the record that failed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Batch = TypeVar("Batch")
 
 
 class Deserializers:
-    """The deserializers of a consumer, one at least. They are never given None, which is a
-    tombstone, or stands for no key."""
+    """The deserializers of a consumer, at least one. They are never called with None, which is a
+    tombstone or a missing key."""
 
     def __init__(self, of_key: Deserializer | None, of_value: Deserializer | None) -> None:
         self._of_key = of_key
@@ -24,7 +24,7 @@ class Deserializers:
 
     @classmethod
     def of(cls, config: ConsumerConfig) -> Deserializers | None:
-        """None for a consumer without deserializers."""
+        """The deserializers of a config, or None if it has none."""
         if config.key_deserializer is None and config.value_deserializer is None:
             return None
         return cls(config.key_deserializer, config.value_deserializer)
@@ -32,7 +32,7 @@ class Deserializers:
     def apply_all(
         self, parts: Iterable[tuple[Batch, Slice]]
     ) -> tuple[list[tuple[Batch, Slice]], DeserializationError | None]:
-        """As `apply`, of slices that follow on each other, each with its batch."""
+        """Does the same as `apply` for consecutive slices, each with its batch."""
         read: list[tuple[Batch, Slice]] = []
         for batch, part in parts:
             found, failure = self.apply(part)
@@ -43,8 +43,8 @@ class Deserializers:
         return read, None
 
     def apply(self, part: Slice) -> tuple[Slice, DeserializationError | None]:
-        """The records up to the first that cannot be read, with keys and values as users see them;
-        and why that one cannot, None if all can."""
+        """The records up to the first that cannot be read, with keys and values as users see them,
+        and the error of that record, or None if all can be read."""
         keys, key_error = _deserialized(self._of_key, part.keys or [])
         values, value_error = _deserialized(
             self._of_value, part.values if key_error is None else part.values[: len(keys)]
@@ -71,8 +71,8 @@ class Deserializers:
 def _deserialized(
     deserializer: Deserializer | None, column: list[bytes | None]
 ) -> tuple[list[Any], BaseException | None]:
-    """The column up to the first failure, and that failure. What ends a program goes through; a
-    CancelledError of a deserializer cancels nothing: it is a failure as others."""
+    """The column up to the first failure, and that failure. Errors that end a program pass through.
+    A CancelledError of a deserializer cancels nothing: it is a failure like others."""
     if deserializer is None:
         return column, None
     read: list[Any] = []
@@ -88,7 +88,7 @@ def _deserialized(
 
 
 def _up_to_unrun(read: list[Any]) -> tuple[list[Any], BaseException | None]:
-    """What a deserializer returned, up to the first that shows that it has not run."""
+    """The results of a deserializer, up to the first that shows that it has not run."""
     unrun = {
         kind
         for kind in set(map(type, read))

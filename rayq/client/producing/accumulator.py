@@ -1,15 +1,16 @@
-"""Collects records into batches. Knows no network and no event loop; safe to call from any thread.
+"""Accumulator of a producer: collects records into batches. Knows no network and no event loop;
+safe to call from any thread.
 
-User threads append and the sender takes. A thread holds the lock for a few assignments only, never
-while it waits or encodes, and **calls nothing while it holds the lock**, but for an append at the
-very end: at a call Python lets signal handlers and finalizers run, which may send too, and wait for
-what they sent. (Some version of Python may interrupt elsewhere. So the holder may take the lock
-again, and the sender does not wait for a holder that stands still.)
+User threads append and the sender takes. A thread holds the lock only for a few assignments, never
+while it waits or encodes, and **calls nothing while it holds the lock**, except an append at the
+very end: at a call Python may run signal handlers and finalizers, which may send too, and wait for
+the result. (Some version of Python may interrupt elsewhere. So the holder may take the lock again,
+and the sender does not wait for a stalled holder.)
 
-Memory: a batch reserves a little when it is opened, twice as much each time that is full, up to the
-size at which it is closed, and gives back then what it did not use. So `send` counts nothing but
-the batch, and batches of many partitions are open at once. When the buffer is exhausted, `append`
-answers None, open batches become due at once, and each waiter is called when there is room again.
+Memory: a batch reserves a little when it is opened, and twice as much each time that is full, up to
+the size at which it is closed; it then gives back the unused part. So `send` counts nothing but the
+batch, and batches of many partitions are open at once. When the buffer is exhausted, `append`
+returns None, open batches become due at once, and each waiter is called when there is room again.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from rayq.errors import ClosedError, RayqError
 from rayq.records import Headers
 
 RECORD_OVERHEAD_BYTES = 24
-"""Most that a record takes in a batch beside its key, value and headers (msgpack's lengths: 5 for
+"""Maximum size of a record in a batch beyond its key, value and headers (msgpack's lengths: 5 for
 the key, 5 for the value, 9 for the timestamp, 5 for the list of headers)."""
 HEADER_OVERHEAD_BYTES = 12
-"""Most that a header takes in a batch beside its name and value."""
+"""Maximum size of a header in a batch beyond its name and value."""
 BATCH_OVERHEAD_BYTES = 256
-"""Most that a batch takes beside its records: its header and the lengths of its columns."""
+"""Maximum size of a batch beyond its records: its header and the lengths of its columns."""
 
 FIRST_RESERVE_BYTES = 16 * KIB
-"""What an open batch reserves of the buffer at first."""
+"""Number of bytes that an open batch reserves at first."""
 
 LOCK_PATIENCE_S = 0.002
-"""How long the sender waits for a thread that sends. The sender does not wait again for one that
-stands still meanwhile (in a signal handler, or for want of a processor), until it goes on."""
+"""Maximum time the sender waits for a sending thread. After a timeout the sender does not wait
+again for a stalled thread (in a signal handler, or without a processor) until it continues."""
 
 Row = tuple[bytes | None, bytes | None, Headers | None, int]
 """`(value, key, headers, timestamp_ms)`. A record is appended as one tuple, so that a Ctrl+C leaves
@@ -49,7 +50,7 @@ all of it or nothing."""
 
 
 class ProducerBatch(Outcome):
-    """Records of one partition that travel together, and what became of them."""
+    """Records of one partition that travel together, and their outcome."""
 
     __slots__ = (
         "queue",
@@ -81,16 +82,16 @@ class ProducerBatch(Outcome):
         self.opened_at = opened_at
         self.is_announced = False
         """Whether the sender was told of the batch. The thread that adds the first record does
-        that; where an interrupt comes in between, the thread that adds the next one."""
+        that; if an interrupt comes in between, the thread that adds the next one."""
         self.is_urgent = False
         """Whether a thread waits for the batch and sends nothing more meanwhile. Then the batch
         does not linger."""
         self.is_chunk = False
-        """Whether its one record is a chunk of a large value, and so none of the user's."""
+        """Whether its only record is a chunk of a large value, and so not a record of the user."""
         self.is_large = False
-        """Whether its one record stands for a large value."""
+        """Whether its only record stands for a large value."""
         self.is_barrier = False
-        """Whether it is taken only once all that was taken before has its outcome."""
+        """Whether it is taken only once all batches taken before have their outcome."""
         # Set by `seal`.
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] | None = None
@@ -99,12 +100,12 @@ class ProducerBatch(Outcome):
 
     @property
     def record_count(self) -> int:
-        """How many records of the user's it has."""
+        """The number of the user's records in it."""
         return 0 if self.is_chunk else self.count
 
     def seal(self) -> None:
-        """Turns the rows into columns; nothing is appended from here on. Idempotent. Raises what
-        keeps a large value from being sent."""
+        """Turns the rows into columns; nothing is appended from here on. Idempotent. Raises the
+        error that keeps a large value from being sent."""
         if not self.rows:
             return
         assert len(self.rows) == self.count, "each record has its place"
@@ -133,7 +134,7 @@ class PartitionQueue:
     topic_id: str
     partition: int
     limit_bytes: int
-    """Size at which a batch is closed."""
+    """The size at which a batch is closed."""
     append_time: bool
     """Whether records carry the leader's time."""
     open: ProducerBatch | None = None
@@ -159,24 +160,24 @@ class Accumulator:
         self._lock_patience_s = LOCK_PATIENCE_S
         self._loop_thread = threading.get_ident()
         self._reserved_bytes = 0
-        """Bytes that all batches so far reserved. Only a holder of the lock writes it."""
+        """The bytes that all batches so far reserved. Only a holder of the lock writes it."""
         self._released_bytes = 0
-        """Of these, the bytes of batches that have an outcome. Only the sender writes it."""
+        """Of these, the bytes of batches with an outcome. Only the sender writes it."""
         self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._incomplete: dict[ProducerBatch, None] = {}
         self._closed = False
         self._refusal: RayqError | None = None
-        """Why no record is accepted now."""
+        """The reason why no record is accepted now."""
         self.is_flushing = 0
-        """How many `flush` calls wait: while any does, open batches are due at once."""
+        """The number of waiting `flush` calls: while there is any, open batches are due at once."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes reserved by batches that wait or are in flight."""
+        """The bytes reserved by batches that wait or are in flight."""
         return self._reserved_bytes - self._released_bytes
 
     def incomplete(self) -> list[ProducerBatch]:
-        """Every batch that has records and no outcome yet, the oldest first."""
+        """All batches that have records and no outcome yet, the oldest first."""
         return list(self._incomplete)
 
     def close(self) -> None:
@@ -189,8 +190,8 @@ class Accumulator:
         self._wake_all()
 
     def refuse(self, error: RayqError | None) -> None:
-        """Records are refused with `error` from here on, apart from those that still fit into an
-        open batch; None: they are accepted. Once closed, it is too late for either."""
+        """Refuses records with `error` from here on, apart from those that still fit into an open
+        batch; None accepts them again. Has no effect once closed."""
         if self._closed:
             return
         self._refusal = error
@@ -202,7 +203,7 @@ class Accumulator:
             waiter()
 
     def check_accepts(self) -> None:
-        """Raises the error that records are refused with."""
+        """Raises the error with which records are refused, if they are."""
         refusal = self._refusal
         if refusal is not None:
             raise copy.copy(refusal) from refusal.__cause__
@@ -218,9 +219,9 @@ class Accumulator:
         timestamp_ms: int,
         size_bytes: int,
     ) -> DeliveryFuture | None:
-        """Adds one record and returns its future, or None where there is no room. `size_bytes` is
-        the record's size with RECORD_OVERHEAD_BYTES. Raises the error that records are refused
-        with."""
+        """Adds one record and returns its future, or None if there is no room. `size_bytes` is the
+        record's size with RECORD_OVERHEAD_BYTES. Raises the error with which records are
+        refused."""
         row = (value, key, headers, timestamp_ms)
         while True:
             with self._lock:
@@ -250,9 +251,9 @@ class Accumulator:
         one_batch: bool,
     ) -> int:
         """Adds `values[start:]` (with `ends` from `running_sizes`) to one partition, until all are
-        in, there is no room, or, with `one_batch`, a batch is full. Returns the index of the first
-        value that is not in, and appends to `parts` where the others went. Raises the error
-        that records are refused with."""
+        added, there is no room, or, with `one_batch`, a batch is full. Returns the index of the
+        first value that was not added, and appends the parts of the others to `parts`. Raises the
+        error with which records are refused."""
         total = len(values)
         while start < total:
             batch = queue.open
@@ -295,9 +296,10 @@ class Accumulator:
         return start
 
     def append_closed(self, queue: PartitionQueue, batches: tuple[ProducerBatch, ...]) -> bool:
-        """Adds batches that are full already, all of them or none, behind what this thread appended
-        before. They reserve their sizes. False: there is no room; more than the whole buffer finds
-        it once the buffer is empty. Raises the error that records are refused with."""
+        """Adds batches that are already full, all of them or none, after the records that this
+        thread appended before. They reserve their sizes. Returns False if there is no room; batches
+        larger than the whole buffer get room once the buffer is empty. Raises the error with which
+        records are refused."""
         self._close_open(queue, queue.open)
         opened_at = self._now()
         for batch in batches:
@@ -325,7 +327,7 @@ class Accumulator:
         batch.is_announced = True
 
     def hurry(self, future: DeliveryFuture) -> None:
-        """The record's batch is sent without lingering, with all that is in it by then."""
+        """Makes the record's batch go out without lingering, with everything in it by then."""
         batch = future.outcome
         assert isinstance(batch, ProducerBatch), "records travel in batches"
         if batch.queue.open is batch:
@@ -352,22 +354,23 @@ class Accumulator:
             pass  # it was woken already
 
     def shut(self, error: RayqError) -> None:
-        """As `refuse`, by a user's thread: when it returns, nothing more is accepted, whatever
-        other threads are about to do."""
+        """Refuses records as `refuse` does, from a user's thread: when it returns, nothing more is
+        accepted, whatever other threads are about to do."""
         with self._lock:
             self._refusal = self._refusal or error
         self.close_open_batches()
 
     def close_open_batches(self) -> None:
-        """Called before a thread waits for all that was sent: the sender then needs no lock to take
-        it."""
+        """Closes open batches. Called before a thread waits for everything sent: the sender then
+        needs no lock to take them."""
         for batch in self.incomplete():
             if batch.queue.open is batch:
                 self._close_open(batch.queue, batch)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Once full, the buffer counts as full until it is half empty. Otherwise a thread that
-        sends would be woken for each batch, and would take turns with the sender at every batch."""
+        """Whether there is room. Once full, the buffer counts as full until it is half empty.
+        Otherwise a sending thread would be woken for each batch, and would take turns with the
+        sender at every batch."""
         used_bytes, limit_bytes = self.buffered_bytes, self._config.buffer_memory
         need_bytes = max(size_bytes, self._config.batch_size)
         return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
@@ -379,9 +382,9 @@ class Accumulator:
         size_bytes: int,
         wanted_bytes: int,
     ) -> bool:
-        """Makes room for `size_bytes` at least, and `wanted_bytes` where they fit: in the open
-        batch, which is `full`, or in a new one, unless another thread did. Returns False where
-        there is none. Raises the error that records are refused with."""
+        """Makes room for at least `size_bytes`, and `wanted_bytes` if they fit: in the open batch,
+        which is `full`, or in a new one, unless another thread did. Returns False if there is none.
+        Raises the error with which records are refused."""
         if full is not None and self._grow(queue, full, size_bytes, wanted_bytes):
             return True
         self._close_open(queue, full)
@@ -408,8 +411,8 @@ class Accumulator:
     def _grow(
         self, queue: PartitionQueue, full: ProducerBatch, size_bytes: int, wanted_bytes: int
     ) -> bool:
-        """Has the open batch reserve more, if it still is `full`. Returns False where it is as
-        large as it may be, or the buffer has no room."""
+        """Makes the open batch reserve more, if it is still `full`. Returns False if it has its
+        maximum size, or the buffer has no room."""
         if full.size_bytes + size_bytes > queue.limit_bytes:
             return False
         reserve_bytes = max(2 * full.reserved_bytes, full.size_bytes + wanted_bytes)
@@ -427,7 +430,7 @@ class Accumulator:
         return True
 
     def _close_open(self, queue: PartitionQueue, known: ProducerBatch | None) -> None:
-        """Closes the open batch of the queue, if it still is `known`."""
+        """Closes the open batch of the queue, if it is still `known`."""
         if known is None:
             return
         parcel = (known,)
@@ -447,8 +450,8 @@ class Accumulator:
     # --- the sender -----------------------------------------------------------------------------
 
     def take(self, queue: PartitionQueue, *, is_open_due: bool) -> ProducerBatch | None:
-        """The next batch of the queue, or None. The open batch is taken only where it is due, and
-        not while a thread that stands still holds the lock."""
+        """The next batch of the queue, or None. The open batch is taken only if it is due, and not
+        while a stalled thread holds the lock."""
         if is_open_due and not queue.closed and queue.open is not None:
             self._try_to_close_open(queue)
         return queue.closed.popleft() if queue.closed else None
@@ -463,7 +466,7 @@ class Accumulator:
                 self._lock.release()
 
     def has_barrier(self, queue: PartitionQueue) -> bool:
-        """Whether the next batch of the queue waits for all that was taken before."""
+        """Whether the next batch of the queue waits for all batches taken before."""
         return bool(queue.closed) and queue.closed[0].is_barrier
 
     def is_hurried(self, queue: PartitionQueue) -> bool:
@@ -475,15 +478,15 @@ class Accumulator:
         return batch is not None and batch.is_urgent
 
     def oldest_opened_at(self, queue: PartitionQueue) -> float | None:
-        """When the oldest batch of the queue was opened, in seconds of the monotonic clock; None
-        where there is no batch."""
+        """The time at which the oldest batch of the queue was opened, in seconds of the monotonic
+        clock; None without a batch."""
         if queue.closed:
             return queue.closed[0].opened_at
         batch = queue.open
         return None if batch is None else batch.opened_at
 
     def release(self, batch: ProducerBatch) -> None:
-        """The batch has an outcome: its memory is free again."""
+        """Frees the memory of a batch that has an outcome."""
         del self._incomplete[batch]
         self._released_bytes += batch.reserved_bytes
         while True:
@@ -498,7 +501,8 @@ class Accumulator:
 
 
 def running_sizes(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[int]:
-    """`ends[i]` is the size in bytes of the first `i` values and keys, without overhead."""
+    """The running sizes: `ends[i]` is the size in bytes of the first `i` values and keys, without
+    overhead."""
     ends = list(accumulate(_lengths(values), initial=0))
     if keys is not None:
         ends = list(map(add, ends, accumulate(_lengths(keys), initial=0)))
@@ -512,8 +516,8 @@ def _lengths(column: Sequence[bytes | None]) -> Iterable[int]:
 
 
 def _fitting(ends: Sequence[int], first: int, room_bytes: int) -> int:
-    """How many records from `first` fit into `room_bytes`. By halving: the running size grows with
-    each record."""
+    """The number of records from `first` on that fit into `room_bytes`. It is found by bisection,
+    because the running size grows with each record."""
     start = ends[first]
     low, high = 0, min(len(ends) - 1 - first, max(room_bytes, 0) // RECORD_OVERHEAD_BYTES)
     while low < high:

@@ -1,7 +1,7 @@
-"""Decides what becomes of one partition's batches on their way to its leader.
+"""State machine of one partition's batches on their way to its leader.
 
-Pure: events and the time go in, what is to be done comes out, and `sender.py` does it.
-What a `Flight` guarantees:
+Pure: events and the time go in, actions come out, and `sender.py` carries them out. A `Flight`
+guarantees:
 
 - At most `max_in_flight_requests_per_connection` batches of a partition are in flight, and none is
   sent that is five or more after one that is unresolved: the leader recognises only the last five.
@@ -15,9 +15,9 @@ What a `Flight` guarantees:
 - In a transaction the numbers come from outside, by `begin`, and stay: what fails for good makes
   the transaction fail, and nothing new is sent before the next one.
 
-Errors decide by their flags: may the batch be written (`not_written`, `outcome_unknown`), may it be
-sent again (`retriable`), is the metadata out of date (`stale_metadata`), does the producer have to
-number its batches anew (`breaks_sequence`).
+The flags of errors decide: the batch may be written (`not_written`, `outcome_unknown`), it may be
+sent again (`retriable`), the metadata is out of date (`stale_metadata`), the producer has to
+renumber its batches (`breaks_sequence`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HOW_TRANSACTIONS_END = (
 
 
 class Numbers(NamedTuple):
-    """What tells a batch from every other one: the leader appends each once."""
+    """The identity of a batch, by which the leader appends each batch once."""
 
     producer_id: int
     producer_epoch: int
@@ -60,7 +60,7 @@ class Numbers(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Shipment:
-    """A batch on its way: its numbers, its attempts."""
+    """A batch in flight or waiting: its numbers, its attempts."""
 
     batch: ProducerBatch
     deadline: float
@@ -70,9 +70,9 @@ class Shipment:
     """The encoded batch; None until `Flight.packed`."""
     numbers: Numbers | None = None
     in_doubt: bool = False
-    """An attempt may have been written, without an answer that says so."""
+    """Whether an attempt may have been written, without an answer that says so."""
     attempt: int | None = None
-    """The attempt that is in flight, if one is."""
+    """The attempt that is in flight, if there is one."""
     sent_at: float = 0.0
 
 
@@ -96,31 +96,31 @@ class TakeBatch(NamedTuple):
     """The next batch of the accumulator may be sent."""
 
     is_open_due: bool
-    """Also one that is still open. Else only a full one."""
+    """Whether an open batch may be taken too; otherwise only a full one."""
     due_at: float
-    """When an open one is due, in seconds of the monotonic clock."""
+    """The time at which an open batch is due, in seconds of the monotonic clock."""
 
 
 class WaitUntil(NamedTuple):
-    """Nothing is sent before that time."""
+    """Nothing is sent before this time."""
 
     time: float
 
 
 class TakeProducerId(NamedTuple):
-    """The flight needs a producer id, any but `spent`."""
+    """The flight needs a producer id, any except `spent`."""
 
     spent: int | None
 
 
 Action = Fail | SuspectLeader
-"""What an event asks for."""
+"""An action that an event asks for."""
 NextStep = Shipment | TakeBatch | WaitUntil | TakeProducerId
-"""What is next when nothing happens. A shipment is packed, if it has no payload yet, and sent."""
+"""The next step without an event. A shipment is packed, if it has no payload yet, and sent."""
 
 
 class Flight:
-    """One partition's batches on their way. Times are in seconds, of one monotonic clock."""
+    """The batches of one partition on their way. Times are in seconds, of one monotonic clock."""
 
     def __init__(self, name: str, config: ProducerConfig, backoff: Backoff) -> None:
         """`name` is the partition's, for messages."""
@@ -130,15 +130,16 @@ class Flight:
         self.next_sequence = 0
         self.next_serial = 0
         self.in_flight: list[Shipment] = []
-        """In the order in which they were sent."""
+        """The shipments in flight, in the order in which they were sent."""
         self.waiting: list[Shipment] = []
-        """To be sent, or sent again, in order."""
+        """The shipments to be sent, or sent again, in order."""
         self.is_stalled = False
-        """After a failure: until all answers are in and `resume_at` has come."""
+        """Whether a failure stalls the flight, until all answers are in and `resume_at` has
+        come."""
         self.resume_at = 0.0
         self.needs_new_epoch = False
         self.leader: LeaderAndEpoch | None = None
-        """Where batches are sent to. None until a leader is known."""
+        """The leader that batches are sent to. None until a leader is known."""
         self.last_error: RayqError | None = None
         self._spent_producer_id: int | None = None
         self._attempts = 0
@@ -150,7 +151,7 @@ class Flight:
         self._delivery_timeout_s = config.delivery_timeout_ms / 1000
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
-        """A transaction begins: its batches carry this id and epoch, and count from 0."""
+        """Begins a transaction: its batches carry this id and epoch, and count from 0."""
         assert not self.in_flight and not self.waiting, "the one before has ended"
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
@@ -162,9 +163,9 @@ class Flight:
     def next_step(
         self, now: float, opened_at: float | None, *, is_hurried: bool
     ) -> NextStep | None:
-        """What to do next; None: nothing until the next event. `opened_at` is when the oldest batch
-        of the accumulator was opened, None where the accumulator has none. `is_hurried`: an open
-        batch does not linger."""
+        """The next step; None: nothing until the next event. `opened_at` is the time at which the
+        oldest batch of the accumulator was opened, None if the accumulator has none. `is_hurried`:
+        an open batch does not linger."""
         if self.is_stalled:
             if self.in_flight:
                 return None
@@ -188,18 +189,18 @@ class Flight:
         if self.in_flight and self._is_idempotent:
             unresolved = self.next_serial - self.in_flight[0].serial
             if unresolved >= BATCHES_REMEMBERED:
-                # One more, and the leader might forget the oldest: its retry would no longer be
-                # recognised.
+                # With one more, the leader might forget the oldest, and would no longer recognise
+                # its retry.
                 return None
         due_at = opened_at + self._linger_s
         return TakeBatch(not self.in_flight or is_hurried or now >= due_at, due_at)
 
     def _start_new_epoch(self) -> None:
-        """Once everything in doubt has resolved, numbers start from 0 under a new epoch."""
+        """Starts numbers from 0 under a new epoch, once everything in doubt has resolved."""
         if self.in_flight or any(shipment.in_doubt for shipment in self.waiting):
             return
         if self.producer_epoch == PRODUCER_EPOCH_MAX:
-            # A new id, for want of epochs.
+            # There are no epochs left, so a new id is needed.
             self._spent_producer_id, self.producer_id = self.producer_id, None
             self.producer_epoch = -1
         self.producer_epoch += 1
@@ -211,7 +212,7 @@ class Flight:
     # --- on the way out -------------------------------------------------------------------------
 
     def add(self, batch: ProducerBatch) -> Shipment:
-        """After `TakeBatch`: the batch that was taken. Its shipment is next."""
+        """Adds the batch that was taken after `TakeBatch`. Its shipment is next."""
         shipment = Shipment(batch, batch.opened_at + self._delivery_timeout_s, self.next_serial)
         self.next_serial += 1
         self.waiting.append(shipment)
@@ -224,14 +225,15 @@ class Flight:
         return Numbers(self.producer_id, self.producer_epoch, self.next_sequence)
 
     def packed(self, shipment: Shipment, payload: bytearray, numbers: Numbers | None) -> None:
-        """The batch was encoded, with `next_numbers`, which are its own from here on."""
+        """Handles a batch that was encoded with `next_numbers`, which are its own from here on."""
         shipment.payload = payload
         shipment.numbers = numbers
         if numbers is not None:
             self.next_sequence = (self.next_sequence + shipment.batch.count) % SEQUENCE_COUNT
 
     def sent(self, shipment: Shipment, now: float) -> int:
-        """The batch is being sent. Returns the number of the attempt, which its outcome names."""
+        """Handles a batch that is being sent. Returns the number of the attempt, for its
+        outcome."""
         self.waiting.remove(shipment)
         self.in_flight.append(shipment)
         shipment.sent_at = now
@@ -241,8 +243,8 @@ class Flight:
     # --- what came of it ------------------------------------------------------------------------
 
     def acknowledged(self, shipment: Shipment, attempt: int) -> bool:
-        """The leader acknowledged the attempt, so the batch succeeds. False: the attempt was given
-        up before, and its answer does not count."""
+        """Handles an acknowledgement of the leader: the batch succeeds. Returns False if the
+        attempt was given up before, and its answer does not count."""
         if shipment.attempt != attempt:
             return False
         self.let_go(shipment)
@@ -250,28 +252,29 @@ class Flight:
         return True
 
     def let_go(self, shipment: Shipment) -> None:
-        """Nothing more is heard of the batch: without acknowledgements, once it is sent."""
+        """Forgets a batch: nothing more is heard of it. Without acknowledgements, that is once it
+        is sent."""
         shipment.attempt = None
         self.in_flight.remove(shipment)
 
     def failed(
         self, shipment: Shipment, attempt: int, error: RayqError, now: float
     ) -> list[Action]:
-        """The attempt ended with an error. The error of an attempt that was given up before does
-        not count."""
+        """Handles an attempt that ended with an error. The error of an attempt that was given up
+        before does not count."""
         if shipment.attempt != attempt:
             return []
         self.last_error = error
         goes_again = may_retry(error)
         if shipment.numbers is not None and error.breaks_sequence:
             if error.retriable and not self._is_first(shipment):
-                # The leader lacks a predecessor. Where an earlier attempt is unanswered, both may
-                # still be under way to it, on a connection that was given up: only its number tells
-                # a batch that is in doubt from its own repetition.
+                # The leader lacks a predecessor. If an earlier attempt is unanswered, both may
+                # still be on their way to it, on a connection that was given up: only its number
+                # tells a batch in doubt from its own repetition.
                 self._wait_again(shipment)
                 self.is_stalled = True
                 return []
-            # What the leader lacks was acknowledged once, or has failed for good.
+            # The missing predecessor was acknowledged once, or has failed for good.
             self.needs_new_epoch = True
             goes_again = not (shipment.in_doubt or self._is_transactional)
         elif error.outcome_unknown or (goes_again and not error.not_written):
@@ -284,7 +287,7 @@ class Flight:
         return [self.give_up(shipment, error)]
 
     def _is_first(self, shipment: Shipment) -> bool:
-        """Nothing that was sent before it is unresolved."""
+        """Whether nothing sent before it is unresolved."""
         return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.waiting))
 
     def _wait_again(self, shipment: Shipment) -> None:
@@ -294,8 +297,8 @@ class Flight:
         self.waiting.sort(key=lambda other: other.serial)
 
     def stalled(self, error: RayqError, now: float) -> list[Action]:
-        """Nothing can be sent, because of `error`: the partition waits until `resume_at`, or until
-        another leader is known."""
+        """Stalls the partition because of `error`: it waits until `resume_at`, or until another
+        leader is known."""
         self.last_error = error
         # The batches of one window fail together: that is one failure.
         if not self.is_stalled or self.resume_at <= now:
@@ -304,9 +307,9 @@ class Flight:
         return [SuspectLeader(self.leader)] if error.stale_metadata else []
 
     def led_by(self, leader: LeaderAndEpoch) -> bool:
-        """Takes note of the leader. True: it is another one than before. Then the attempts in
-        flight to the former leader are given up, and their batches are in doubt; what waits is sent
-        at once."""
+        """Notes the leader. Returns True if it is another one than before. Then the attempts in
+        flight to the former leader are given up, and their batches are in doubt; waiting batches
+        are sent at once."""
         if leader == self.leader:
             return False
         self.leader = leader
@@ -318,8 +321,11 @@ class Flight:
         return True
 
     def tick(self, now: float) -> list[Action]:
-        """Fails what is past its deadline, and suspects a leader that does not answer."""
-        late = [one for one in (*self.in_flight, *self.waiting) if one.deadline <= now]
+        """Fails batches that are past their deadline, and suspects a leader that does not
+        answer."""
+        late = [
+            shipment for shipment in (*self.in_flight, *self.waiting) if shipment.deadline <= now
+        ]
         actions: list[Action] = []
         if late:
             error = self.timeout_error()
@@ -329,26 +335,33 @@ class Flight:
         return actions
 
     def fail_all(self, error: RayqError, unwritten: RayqError | None = None) -> list[Fail]:
-        """Everything fails, sent or not, in order. `unwritten` is the error of what is known to be
-        not written, where that is another."""
+        """Fails everything, sent or not, in order. `unwritten` is the error of batches that are
+        known not to be written, if it differs."""
         self.last_error = error
         return self._give_up_all([*self.in_flight, *self.waiting], error, unwritten or error)
 
     def in_doubt(self) -> list[ProducerBatch]:
-        """What was sent, and may or may not be written."""
+        """The batches that were sent, and may or may not be written."""
         shipments = (*self.in_flight, *self.waiting)
-        return [one.batch for one in shipments if one.in_doubt or one.attempt is not None]
+        return [
+            shipment.batch
+            for shipment in shipments
+            if shipment.in_doubt or shipment.attempt is not None
+        ]
 
     def _give_up_all(
         self, shipments: list[Shipment], error: RayqError, unwritten: RayqError
     ) -> list[Fail]:
         for shipment in shipments:
             shipment.in_doubt = shipment.in_doubt or shipment.attempt is not None
-        shipments.sort(key=lambda one: one.serial)
-        return [self.give_up(one, error if one.in_doubt else unwritten) for one in shipments]
+        shipments.sort(key=lambda shipment: shipment.serial)
+        return [
+            self.give_up(shipment, error if shipment.in_doubt else unwritten)
+            for shipment in shipments
+        ]
 
     def give_up(self, shipment: Shipment, error: RayqError) -> Fail:
-        """The batch fails for good, and its numbers, if it has any, are lost with it."""
+        """Fails a batch for good; its numbers, if it has any, are lost with it."""
         (self.waiting if shipment.attempt is None else self.in_flight).remove(shipment)
         shipment.attempt = None
         if shipment.numbers is not None:
@@ -376,7 +389,8 @@ def _unknown(name: str, error: RayqError) -> OutcomeUnknownError:
 
 
 def _in_transaction(name: str, error: RayqError, in_doubt: bool) -> RayqError:
-    """The error of a batch whose transaction is aborted for it, unless it was before."""
+    """The error of a batch whose transaction is aborted because of it, unless it was aborted
+    before."""
     if isinstance(error, HOW_TRANSACTIONS_END):
         return error
     if in_doubt:

@@ -91,7 +91,7 @@ class TopicQueues:
                 )
             )
         self.count = len(self.queues)
-        led = [partition.partition for partition in metadata.partitions if partition.leader is not None]
+        led = [p.partition for p in metadata.partitions if p.leader is not None]
         self.sticky_candidates = led or list(range(self.count))
         self.sticky = self.queues[self.sticky_candidates[0]]
         self.sticky_until_s = 0.0

@@ -1,7 +1,8 @@
-"""Takes batches from the accumulator and has the leaders append each of them once, in order.
+"""Sender of a producer: takes batches from the accumulator and makes the leaders append each of
+them once, in order.
 
-Carries out what the `Flight` of each partition decides: it has the timers, the connections and the
-outcomes of batches.
+It carries out the decisions of each partition's `Flight`, and owns the timers, the connections and
+the outcomes of batches.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MAX_S = 1.0
 TICK_S = 0.1
-"""How often deadlines are looked at while anything is under way."""
+"""Interval at which deadlines are checked while anything is in flight."""
 ANSWER_SLACK_S = 0.5
-"""How much longer than the leader itself the client waits for the leader's answer."""
+"""Time that the client waits for the leader's answer beyond the leader's own timeout."""
 HELD_UP_PAUSE_S = 0.02
-"""How long until an open batch is looked at again that a thread which stands still holds up."""
+"""Time after which an open batch is checked again if a stalled thread holds it up."""
 CONNECT_TIMEOUT_S = 3.0
 
 _ACKS = {"all": -1, 1: 1, 0: 0}
@@ -59,22 +60,25 @@ _ACKS = {"all": -1, 1: 1, 0: 0}
 
 @dataclass(slots=True, eq=False)
 class _Channel:
-    """What carries out the flight of one partition."""
+    """The connection, timers and flight of one partition."""
 
     queue: PartitionQueue
     flight: Flight
     timer: asyncio.TimerHandle | None = None
     connection: Connection | None = None
-    """To the leader that the flight knows."""
+    """The connection to the leader that the flight knows."""
     connecting: asyncio.Task[None] | None = None
-    """Connects to the same leader. It sets this to None when it ends, unless it is cancelled."""
+    """The task that connects to the same leader. It sets this to None when it ends, unless it is
+    cancelled."""
     connecting_since: float = 0.0
     full_connection: Connection | None = None
-    """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
+    """The connection that has taken no more bytes since `full_since`; only used without
+    acknowledgements."""
     full_since: float = 0.0
 
     def leave(self) -> None:
-        """Another replica leads. The former leader may be dead: a connection to it takes long."""
+        """Drops the connection, because another replica leads. The former leader may be dead:
+        connecting to it takes long."""
         self.connection = None
         if self.connecting is not None:
             self.connecting.cancel()
@@ -90,7 +94,8 @@ HowItEnded = Callable[[RayqError, int, int], Awaitable[RayqError]]
 
 
 class Sender:
-    """Runs on the client's event loop, by callbacks: each leaves a consistent state behind."""
+    """The sender of a producer. It runs on the client's event loop, by callbacks: each leaves a
+    consistent state behind."""
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Sender:
         accumulator: Accumulator,
         on_failure: Callable[[ProducerBatch, RayqError], None],
     ) -> None:
-        """`on_failure(batch, error)` hears of each batch that was not delivered."""
+        """`on_failure(batch, error)` is called for each batch that was not delivered."""
         self._client = client
         self._config = config
         self._accumulator = accumulator
@@ -109,12 +114,12 @@ class Sender:
         self._transaction: tuple[int, int] | None = None
         """Producer id and epoch of the open transaction, or of the last one."""
         self._failure: RayqError | None = None
-        """Why nothing more of it is sent."""
+        """The error because of which nothing more of the transaction is sent."""
         self.has_numbered = False
-        """Whether a batch of it was numbered, and so perhaps written."""
+        """Whether a batch of the transaction was numbered, and so perhaps written."""
         self.how_it_ended: HowItEnded | None = None
-        """Asks how the transaction with this family and epoch ended, of which a leader says that it
-        has: what its batches fail with. None without transactions."""
+        """Asks how the transaction with this producer id and epoch ended, after a leader reports
+        that it has. The result is the error of its batches. None without transactions."""
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -124,8 +129,8 @@ class Sender:
             client.refusal_listeners[self._refused] = None
 
     def trouble(self) -> RayqError | None:
-        """Why a partition's batches are not written yet, by its last attempt; None where none has
-        failed. From any thread."""
+        """The reason why a partition's batches are not written yet, by its last attempt; None if no
+        attempt has failed. May be called from any thread."""
         for channel in list(self._channels.values()):
             flight = channel.flight
             if flight.last_error is not None and (flight.in_flight or flight.waiting):
@@ -133,7 +138,7 @@ class Sender:
         return None
 
     def close(self) -> None:
-        """Gives up what is still under way. Idempotent."""
+        """Gives up everything in flight. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -150,17 +155,17 @@ class Sender:
         for channel in list(self._channels.values()):
             self._fail_all(channel, error, unwritten)
         self._channels.clear()
-        # What was not even announced yet.
+        # Batches that were not even announced yet.
         self._fail([Fail(batch, unwritten) for batch in self._accumulator.incomplete()])
 
     def in_doubt(self) -> set[ProducerBatch]:
-        """What was sent and has no outcome yet: it may or may not be written."""
+        """The batches that were sent and have no outcome yet: they may or may not be written."""
         channels = list(self._channels.values())
         return {batch for channel in channels for batch in channel.flight.in_doubt()}
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
-        """A transaction begins: all that is taken from here on goes under these numbers. Whatever
-        was sent before has its outcome."""
+        """Begins a transaction: every batch taken from here on is sent under these numbers.
+        Everything sent before has its outcome."""
         self._transaction = (producer_id, producer_epoch)
         self._failure = None
         self.has_numbered = False
@@ -168,14 +173,14 @@ class Sender:
             channel.flight.begin(producer_id, producer_epoch)
 
     def fail(self, error: RayqError) -> None:
-        """What was accepted and not delivered fails, sent or not, until the next `begin`."""
+        """Fails all accepted and undelivered batches, sent or not, until the next `begin`."""
         self._failure = error
         batches = self._accumulator.incomplete()
         for queue in dict.fromkeys(batch.queue for batch in batches):
             self._fail_all(self._channel(queue), error)
 
     def work(self, queues: list[PartitionQueue]) -> None:
-        """These queues have new batches, or batches that became due."""
+        """Sends from queues that have new batches, or batches that became due."""
         for queue in queues:
             self._pump(self._channel(queue))
 
@@ -194,8 +199,8 @@ class Sender:
     # --- sending --------------------------------------------------------------------------------
 
     def _pump(self, channel: _Channel) -> None:
-        """Sends whatever of the partition may be sent now. After a bug of rayq in here everything
-        that waits fails, instead of waiting for ever."""
+        """Sends everything of the partition that may be sent now. After a bug of rayq in here all
+        waiting batches fail, instead of waiting forever."""
         if self._failure is not None:
             self._fail_all(channel, self._failure)
             return
@@ -257,7 +262,8 @@ class Sender:
         channel.timer = asyncio.get_running_loop().call_later(delay_s, fire)
 
     def _connection(self, channel: _Channel) -> Connection | None:
-        """The open connection to the leader, or None while it is being made or looked for."""
+        """The open connection to the leader, or None while it is being made or the leader is
+        unknown."""
         queue = channel.queue
         leader = self._client.metadata.leader(queue.topic, queue.topic_id, queue.partition)
         if leader is None:
@@ -334,7 +340,7 @@ class Sender:
         answer.add_done_callback(partial(self._answered, channel, shipment, attempt))
 
     def _pack(self, channel: _Channel, shipment: Shipment) -> bool:
-        """Numbers and encodes a batch. False: it cannot be encoded, and has failed."""
+        """Numbers and encodes a batch. Returns False if it cannot be encoded, and has failed."""
         flight, batch = channel.flight, shipment.batch
         numbers = flight.next_numbers()
         try:
@@ -371,8 +377,8 @@ class Sender:
         return True
 
     def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
-        """Without acknowledgements only the network limits how much is sent: what it does not take
-        stays in the buffer, which is bounded."""
+        """Waits until the connection takes bytes again. Without acknowledgements only the network
+        limits sending: the rest stays in the buffer, which is bounded."""
         if channel.full_connection is connection:
             return
         channel.full_connection = connection
@@ -390,9 +396,11 @@ class Sender:
         tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _refused(self, connection: Connection, error: RayqError) -> None:
-        """Without acknowledgements: the server at the other end refused something, which is lost.
-        What follows waits for newer metadata, lest it is refused as well."""
-        channels = [one for one in self._channels.values() if one.connection is connection]
+        """Handles a refusal of the server without acknowledgements: the refused records are lost.
+        The next ones wait for newer metadata, or they might be refused as well."""
+        channels = [
+            channel for channel in self._channels.values() if channel.connection is connection
+        ]
         if channels:
             self._refusals.say("records sent with acks=0 were refused, and are lost: %s", error)
         if error.stale_metadata:
@@ -442,9 +450,10 @@ class Sender:
         else:
             if not isinstance(error, RayqError):
                 error = UnknownServerError(f"The request failed: {error!r}.")
-            is_current = shipment.attempt == attempt  # Else it may be of the transaction before.
+            # otherwise it may belong to the previous transaction
+            is_current = shipment.attempt == attempt
             if is_current and self._transaction and isinstance(error, TransactionEndedError):
-                # Until it is known how, the batch is under way.
+                # Until it is known how, the batch is in flight.
                 assert self.how_it_ended is not None
                 self._client.environment.tasks.spawn(
                     self._ended(
@@ -479,24 +488,24 @@ class Sender:
         for batch, error in fails:
             self._accumulator.release(batch)
             self._on_failure(batch, error)
-        for batch, error in fails:  # last: a callback may close the producer
+        for batch, error in fails:  # last, because a callback may close the producer
             batch.fail(error)
 
     def _fail_all(
         self, channel: _Channel, error: RayqError, unwritten: RayqError | None = None
     ) -> None:
-        """Everything of the partition fails, sent or not. For `unwritten` see `Flight.fail_all`."""
+        """Fails everything of the partition, sent or not. See `Flight.fail_all` for `unwritten`."""
         channel.stop_timer()
         queue = channel.queue
         self._carry_out(channel, channel.flight.fail_all(error, unwritten))
         while (batch := self._accumulator.take(queue, is_open_due=True)) is not None:
             self._fail([Fail(batch, unwritten or error)])
         if self._accumulator.oldest_opened_at(queue) is not None and not self._closed:
-            # A thread that stands still holds it up, and nobody else would come back for it.
+            # A stalled thread holds it up, and nobody else would come back for it.
             asyncio.get_running_loop().call_later(HELD_UP_PAUSE_S, self.work, [queue])
 
     def _stall(self, channel: _Channel, error: RayqError) -> None:
-        """Waits before the partition is tried again; a new leader cuts the wait short."""
+        """Pauses before the partition is tried again; a new leader cuts the pause short."""
         self._carry_out(channel, channel.flight.stalled(error, self._client.now))
         self._pump_at(channel, channel.flight.resume_at)
 
@@ -506,7 +515,7 @@ class Sender:
     # --- time and metadata ----------------------------------------------------------------------
 
     def _metadata_changed(self) -> None:
-        """Batches in flight to a former leader are taken back, and sent to the new one."""
+        """Takes back batches in flight to a former leader, and sends them to the new one."""
         metadata = self._client.metadata
         for channel in list(self._channels.values()):
             queue = channel.queue
@@ -524,7 +533,7 @@ class Sender:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        """Deadlines, and leaders that do not answer."""
+        """Checks deadlines, and leaders that do not answer."""
         self._ticker = None
         now = self._client.now
         is_busy = False
@@ -544,16 +553,16 @@ class Sender:
             self._tick_later()
 
     def _fail_unsent(self, channel: _Channel, now: float) -> bool:
-        """Fails the batches of the accumulator that are past their deadlines. True: there were
-        some."""
+        """Fails the batches of the accumulator that are past their deadlines. Returns whether there
+        were any."""
         timeout_s = self._config.delivery_timeout_ms / 1000
-        found = False
+        has_failed = False
         while True:
             opened_at = self._accumulator.oldest_opened_at(channel.queue)
             if opened_at is None or opened_at + timeout_s > now:
-                return found
+                return has_failed
             batch = self._accumulator.take(channel.queue, is_open_due=True)
             if batch is None:
-                return found
+                return has_failed
             self._fail([Fail(batch, channel.flight.timeout_error())])
-            found = True
+            has_failed = True

@@ -1,4 +1,4 @@
-"""Calls the serializers of users, and says where one failed."""
+"""Calls of users' serializers, with errors that name the record that failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rayq.user_functions import close_unrun, name_of, told
 
 
 class Serializers:
-    """The serializers of a producer, one or both. They are never given None, which is a tombstone
-    or no key."""
+    """The serializers of a producer, one or both. They are never called with None, which is a
+    tombstone or a missing key."""
 
     def __init__(self, of_key: Serializer | None, of_value: Serializer | None) -> None:
         self._of_key = of_key
@@ -21,13 +21,14 @@ class Serializers:
 
     @classmethod
     def of(cls, config: ProducerConfig) -> Serializers | None:
-        """None for a producer without serializers, whose `send` then pays nothing for them."""
+        """The serializers of a config, or None if it has none: `send` then pays nothing for
+        them."""
         if config.key_serializer is None and config.value_serializer is None:
             return None
         return cls(config.key_serializer, config.value_serializer)
 
     def pair(self, topic: str, value: Any, key: Any) -> tuple[Any, Any]:
-        """Value and key of one record. Raises SerializationError."""
+        """The value and key of one record, serialized. Raises SerializationError."""
         if value is not None and self._of_value is not None:
             value = _serialized("value", self._of_value, value, topic, None)
         if key is not None and self._of_key is not None:
@@ -37,7 +38,8 @@ class Serializers:
     def columns(
         self, topic: str, values: Iterable[Any], keys: Iterable[Any] | None
     ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-        """Values and keys of many records. Raises SerializationError, which has the index."""
+        """The values and keys of many records, serialized. Raises SerializationError, which has the
+        index."""
         return (
             _serialized_column("value", self._of_value, values, topic),
             None if keys is None else _serialized_column("key", self._of_key, keys, topic),

@@ -1,5 +1,4 @@
-"""What users hold of a transaction: `Transaction` for threads, `AsyncTransaction` on an event loop.
-"""
+"""Transactions for users: `Transaction` for threads, `AsyncTransaction` on an event loop."""
 
 from __future__ import annotations
 
@@ -46,24 +45,25 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class Reading(Protocol):
-    """A consumer, as a transaction sees it."""
+    """The consumer interface that a transaction needs."""
 
     def positions_to_send(self) -> GroupPositions:
-        """Where its group goes on after all that it has returned, and who it is. Raises
-        InvalidRequestError without a group, and with enable_auto_commit."""
+        """The positions at which its group resumes after all records that it has returned, and its
+        membership. Raises InvalidRequestError without a group, and with enable_auto_commit."""
         ...
 
     def mark_positions(self) -> object:
-        """Up to where its transactions have committed."""
+        """Marks the positions up to which its transactions have committed."""
         ...
 
     def go_back(self, mark: Any, *, is_aborted: bool) -> None:
-        """Has all that is not committed read again. Not `is_aborted`: that is not known yet."""
+        """Makes the consumer read everything again that is not committed. If not `is_aborted`, it
+        is not known yet what is committed."""
         ...
 
 
 class AsyncReading(Protocol):
-    """As `Reading`, on an event loop."""
+    """The same as `Reading`, on an event loop."""
 
     async def positions_to_send(self) -> GroupPositions: ...
 
@@ -73,8 +73,8 @@ class AsyncReading(Protocol):
 
 
 def _run_again(error: CommitRefusedError) -> TransactionAbortedError:
-    """What the end of a block raises after a rebalance: the block is run again, with what the
-    consumer has now, as after any other abort."""
+    """The error that the end of a block raises after a rebalance: the block is run again, with the
+    partitions that the consumer has now, as after any other abort."""
     return TransactionAbortedError(f"The transaction is aborted, run it again: {error}")
 
 
@@ -82,20 +82,19 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
     """Records, and positions of groups, that become visible together, or not at all; made by
     `producer.transaction()`.
 
-    The end of the block commits: it waits until all that was sent is delivered, and returns once
-    the commit is decided and readers see it (`commit_wait_ms` at most, and not at all where they do
-    not see the one before yet: some partition cannot be reached). An exception in the block aborts,
-    and goes on. Any number of threads may send within the block; those must have returned from
-    `send` when it ends.
+    The end of the block commits: it waits until everything sent is delivered, and returns once the
+    commit is decided and readers see it (after at most `commit_wait_ms`, and at once if they do not
+    see the previous commit yet, because some partition cannot be reached). An exception in the
+    block aborts, and propagates. Any number of threads may send within the block; they must have
+    returned from `send` when it ends.
 
-    The end raises TransactionAbortedError where the block can be run again, since nothing of it
-    took effect: something was not delivered, or `transaction_timeout_ms` was over.
-    TransactionOutcomeUnknownError: the commit was asked for, and no answer came within
-    `max_block_ms`; the next transaction of the producer finds out first what became of it.
-    TransactionCommittedError: somebody else committed what there was of it, also where the block
-    was to be undone.
-    AlreadyCommittedError: the name is committed. ProducerFencedError: another producer has the
-    transactional id, and this one writes nothing any more.
+    The end raises TransactionAbortedError if the block can be run again, because nothing of it took
+    effect: a record was not delivered, or `transaction_timeout_ms` had passed.
+    TransactionOutcomeUnknownError: the commit was requested, and no answer came within
+    `max_block_ms`; the next transaction of the producer first determines the outcome.
+    TransactionCommittedError: somebody else committed the part of it that existed, even if the
+    block was to be undone. AlreadyCommittedError: the name is committed. ProducerFencedError:
+    another producer has the transactional id, and this one can no longer write.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         name: str | None,
         reads: Reading | None,
     ) -> None:
-        """`began` is told when it is open."""
+        """`began` is called when the transaction is open."""
         self._core = core
         self._transactions = _transactions_of(core)
         self._background = background
@@ -136,9 +135,9 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
-        """As `Producer.send`. The future tells that the record is appended, not that it is
-        committed. Raises also InvalidRequestError once the transaction ends, and
-        TransactionAbortedError once something of it failed."""
+        """Sends as `Producer.send` does. The future tells that the record is appended, not that it
+        is committed. Also raises InvalidRequestError once the transaction ends, and
+        TransactionAbortedError once a part of it failed."""
         self._transactions.check_open(self._token)
         return self._send(
             topic,
@@ -158,19 +157,19 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
-        """As `Producer.send_many`, and as `send` of the transaction."""
+        """Sends as `Producer.send_many` does, under the rules of `Transaction.send`."""
         self._transactions.check_open(self._token)
         return self._send_many(topic, values, keys=keys, partition=partition)
 
     def send_offsets(self, offsets: Reading | Offsets, *, group: str | None = None) -> None:
-        """Has the transaction commit where a group goes on: `offsets` is a consumer of it, whose
-        positions follow the last record that it returned; or, with `group`, the offsets of the next
-        records, for a group without members. They take effect with the records of the transaction,
-        or not at all; until it has ended, whoever asks for them waits.
+        """Makes the transaction commit the positions of a group. `offsets` is a consumer of the
+        group, whose positions follow the last record that it returned; or, with `group`, the
+        offsets of the next records, for a group without members. They take effect with the records
+        of the transaction, or not at all; until it has ended, anyone who asks for them waits.
 
         Raises CommitRefusedError (partitions are no longer the consumer's), GroupNotEmptyError (a
         group that is given by its name has members), TimeoutError after `max_block_ms`; these make
-        the transaction fail. Raises also InvalidRequestError, TypeError, UnknownTopicError (offsets
+        the transaction fail. Also raises InvalidRequestError, TypeError, UnknownTopicError (offsets
         that can never be right)."""
         self._transactions.check_open(self._token)
         if isinstance(offsets, Mapping):
@@ -187,7 +186,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
     # --- its life, for the producer -------------------------------------------------------------
 
     def begin(self) -> None:
-        """Raises as `Producer.begin_transaction` does."""
+        """Begins the transaction. Raises as `Producer.begin_transaction` does."""
         self._core.check_open()
         if self._reads is not None:
             self._mark = self._reads.mark_positions()
@@ -196,7 +195,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
             self._began(self)
 
     def commit(self) -> None:
-        """Raises as the end of the block does."""
+        """Commits the transaction. Raises as the end of the block does."""
         self._transactions.check_open(self._token)
         if self._reads is not None:
             try:
@@ -215,8 +214,8 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
             raise
 
     def abort(self) -> None:
-        """Raises InvalidRequestError, ProducerFencedError, TimeoutError; and where the transaction
-        ended before, and may not be aborted, TransactionCommittedError, or
+        """Aborts the transaction. Raises InvalidRequestError, ProducerFencedError, TimeoutError; if
+        the transaction ended before, and cannot be aborted, TransactionCommittedError or
         TransactionOutcomeUnknownError."""
         self._transactions.check_open(self._token)
         is_aborted = True
@@ -236,7 +235,8 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
 
     @contextmanager
     def _withdrawn_if_interrupted(self) -> Iterator[None]:
-        """A thread that is interrupted does not come back to end the transaction: the loop does."""
+        """Withdraws the transaction if the thread is interrupted: the thread does not come back to
+        end it, so the loop does."""
         try:
             yield
         except BaseException as error:
@@ -269,9 +269,9 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
 
 
 class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
-    """As `Transaction`, on an event loop; made by `producer.transaction()` of an `AsyncProducer`,
-    for `async with`. Cancelled in the middle of its end, it ends all the same: by an abort, unless
-    the commit was asked for already."""
+    """A `Transaction` on an event loop; made by `producer.transaction()` of an `AsyncProducer`, for
+    `async with`. If its end is cancelled, the transaction ends all the same: by an abort, unless
+    the commit was already requested."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
-        """As `Transaction.send`: returns once the record is accepted."""
+        """Sends as `Transaction.send` does, and returns once the record is accepted."""
         self._transactions.check_open(self._token)
         return await self._send(
             topic,
@@ -328,14 +328,14 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
-        """As `Transaction.send_many`: returns once all records are accepted."""
+        """Sends as `Transaction.send_many` does, and returns once all records are accepted."""
         self._transactions.check_open(self._token)
         return await self._send_many(topic, values, keys=keys, partition=partition)
 
     async def send_offsets(
         self, offsets: AsyncReading | Offsets, *, group: str | None = None
     ) -> None:
-        """As `Transaction.send_offsets`."""
+        """Commits positions as `Transaction.send_offsets` does."""
         self._transactions.check_open(self._token)
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
@@ -415,11 +415,13 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
 
 
 def _check_reading(reads: object, group: str | None, *, is_async: bool) -> None:
-    """Raises TypeError."""
+    """Raises TypeError if `reads` is not a consumer of the right kind, or `group` is given."""
     methods = [
         getattr(reads, name, None) for name in ("positions_to_send", "mark_positions", "go_back")
     ]
-    if any(not callable(one) or is_coroutine_function(one) is not is_async for one in methods):
+    if any(
+        not callable(method) or is_coroutine_function(method) is not is_async for method in methods
+    ):
         kind = "cluster.async_consumer: an AsyncConsumer" if is_async else "cluster.consumer"
         raise TypeError(
             f"Positions come from a consumer (made by {kind}) or, of send_offsets, from a mapping "
@@ -432,16 +434,17 @@ def _check_reading(reads: object, group: str | None, *, is_async: bool) -> None:
 async def _positions_of_group(
     core: ProducerCore, group: str | None, offsets: Offsets
 ) -> GroupPositions:
-    """Raises TypeError, InvalidRequestError, UnknownTopicError."""
+    """The positions of a group that were given as a mapping. Raises TypeError, InvalidRequestError,
+    UnknownTopicError."""
     group = check_group(group)
     timeout_s = core.config.max_block_ms / 1000
     found: list[tuple[str, int, int, int | None, str]] = []
-    for place, value in by_partition(offsets, "an offset").items():
+    for partition, value in by_partition(offsets, "an offset").items():
         position = checked_position(value)
-        topic = await core.client.topic(place.topic, timeout_s=timeout_s)
-        check_partition(topic, place.partition)
+        topic = await core.client.topic(partition.topic, timeout_s=timeout_s)
+        check_partition(topic, partition.partition)
         found.append(
-            (topic.topic_id, place.partition, position.offset, None, position.metadata)
+            (topic.topic_id, partition.partition, position.offset, None, position.metadata)
         )
     return GroupPositions(group, "", 0, next(_transactions_of(core).sequences), found)
 
@@ -464,7 +467,7 @@ def none_begun_error() -> InvalidRequestError:
 
 
 def check_name(name: object) -> str | None:
-    """Raises TypeError, InvalidRequestError."""
+    """Checks the name of a transaction. Raises TypeError, InvalidRequestError."""
     if name is None:
         return None
     if not isinstance(name, str):

@@ -1,6 +1,5 @@
-"""Carries out what the `TransactionState` of a producer decides: asks the coordinator, waits for
-what was sent, opens and shuts the producer for records. Belongs to the client's loop.
-"""
+"""Executor of a producer's `TransactionState`: it asks the coordinator, waits until records are
+delivered, and opens and shuts the producer for records. Belongs to the client's loop."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ from rayq.messages import (
 logger = logging.getLogger(__name__)
 
 NUMBERS_AGE_MAX_S = 86_400.0
-"""Numbers that lay idle for longer are asked for again: a coordinator forgets a transactional id
-that nobody has used for a week."""
+"""Maximum idle time of the producer id and epoch before they are requested again: a coordinator
+forgets a transactional id that nobody has used for a week."""
 
 
 class TransactionCore:
@@ -60,7 +59,7 @@ class TransactionCore:
         sender: Sender,
         drain: Callable[[], Awaitable[None]],
     ) -> None:
-        """`drain()` waits until all that was accepted has an outcome."""
+        """`drain()` waits until everything accepted has an outcome."""
         assert config.transactional_id is not None
         self.state = TransactionState(config.transactional_id)
         self._id = config.transactional_id
@@ -73,25 +72,25 @@ class TransactionCore:
         self._owner = client.environment.new_id()
         self._ending: asyncio.Task[RayqError | None] | None = None
         self._how_it_ended: asyncio.Task[RayqError] | None = None
-        """Asks, where a server says that the open transaction has ended."""
+        """The task that asks, after a server reports that the open transaction has ended."""
         self._has_sent_offsets = False
         self._offsets_under_way: set[asyncio.Future[None]] = set()
         self._heard_at = client.now
-        """When the coordinator last answered."""
+        """The time of the coordinator's last answer."""
         self.sequences = itertools.count(1)
-        """The numbers of positions that were given without a consumer."""
+        """The sequence numbers of positions given without a consumer."""
         accumulator.refuse(self.state.refusal)
         sender.how_it_ended = self.how_it_ended
 
     # --- the beginning --------------------------------------------------------------------------
 
     async def begin(self, token: object, name: str | None) -> None:
-        """Begins a transaction, which `token` tells from others. Settles first what the one before
+        """Begins a transaction, identified by `token`. First settles an end that the previous one
         left open. Raises InvalidRequestError, ProducerFencedError, AlreadyCommittedError,
-        TransactionCommittedError (the one before is), TransactionLimitError, TimeoutError after
-        `max_block_ms`."""
+        TransactionCommittedError (the previous one was committed), TransactionLimitError,
+        TimeoutError after `max_block_ms`."""
         deadline = self._deadline()
-        if self._ending is not None:  # Nobody waits for it any more.
+        if self._ending is not None:  # Nobody waits for it any longer.
             await asyncio.wait([self._ending], timeout=deadline - self._client.now)
         state = self.state
         state.begin(token, name)
@@ -114,7 +113,7 @@ class TransactionCore:
         self._accumulator.refuse(None)
 
     def withdraw(self, token: object) -> None:
-        """The thread that began the transaction was interrupted, and will not end it."""
+        """Aborts the transaction: the thread that began it was interrupted, and will not end it."""
         if self.state.phase == "open" and self.state.token is token:
             self._spawn_end(is_commit=False)
 
@@ -143,15 +142,15 @@ class TransactionCore:
     # --- the end --------------------------------------------------------------------------------
 
     def shut(self) -> None:
-        """No further record is accepted: called before `end`, by the user's thread."""
+        """Stops accepting records; called before `end`, by the user's thread."""
         self._accumulator.shut(self.state.ending_refusal())
 
     async def end(self, token: object, *, is_commit: bool) -> None:
-        """Ends the open transaction, after `shut`. What was begun goes on when the caller is
-        cancelled, but for a commit that was not asked for yet: that becomes an abort. Raises
+        """Ends the open transaction, after `shut`. An end that has begun continues if the caller is
+        cancelled, except for a commit that was not requested yet: that becomes an abort. Raises
         TransactionAbortedError, TransactionCommittedError, TransactionOutcomeUnknownError,
-        AlreadyCommittedError, ProducerFencedError, InvalidRequestError; TimeoutError from an abort.
-        """
+        AlreadyCommittedError, ProducerFencedError, InvalidRequestError; TimeoutError from an
+        abort."""
         self.check_open(token)
         ending = self._spawn_end(is_commit=is_commit)
         try:
@@ -172,7 +171,7 @@ class TransactionCore:
         return self._ending
 
     async def _end(self, is_commit: bool) -> RayqError | None:
-        """Returns what the caller is to raise."""
+        """Returns the error for the caller to raise."""
         state = self.state
         error: RayqError | None = None
         try:
@@ -203,7 +202,7 @@ class TransactionCore:
         return outcome
 
     async def _settle(self, end: End, deadline: float) -> None:
-        """Asks how a transaction ended, or has it end so. Raises what leaves that open, and
+        """Asks how a transaction ended, or ends it. Raises the error that leaves this open, and
         ProducerFencedError."""
         is_repeated = self.state.was_asked
         build_end = self._build_end(end)
@@ -249,7 +248,7 @@ class TransactionCore:
         return build
 
     async def close(self) -> None:
-        """Waits for the end that is under way, and aborts what is open. Raises as `end` does."""
+        """Waits for an end in progress, and aborts an open transaction. Raises as `end` does."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
         elif self.state.phase == "open":
@@ -258,8 +257,8 @@ class TransactionCore:
     # --- while it is open -----------------------------------------------------------------------
 
     def check_open(self, token: object) -> None:
-        """Raises InvalidRequestError where another transaction is open than that of the token, or
-        none. From any thread."""
+        """Raises InvalidRequestError if the token's transaction is not the open one. May be called
+        from any thread."""
         if self.state.token is not token or self.state.phase != "open":
             self.state.check_not_fenced()
             raise InvalidRequestError(
@@ -268,18 +267,20 @@ class TransactionCore:
             )
 
     def failed(self, error: RayqError) -> None:
-        """A record of the open transaction was not delivered: nothing else of it needs to be."""
+        """Fails the open transaction after a record was not delivered: nothing else of it needs to
+        be."""
         if not self.state.has_failed:
             self.state.failed(error)
             self._accumulator.refuse(self.state.refusal)
             asyncio.get_running_loop().call_soon(self._give_up)
 
     async def how_it_ended(self, error: RayqError, family: int, epoch: int) -> RayqError:
-        """A server says by `error` that this transaction has ended: how, as its coordinator says.
-        It is not committed any more: at worst this ends it."""
+        """Returns the error for a transaction that has ended according to a server's `error`, after
+        asking its coordinator how. It cannot be committed any longer: at worst this request aborts
+        it."""
         numbers = TransactionNumbers(family, epoch)
         if numbers != self.state.numbers:
-            return self.state.ended_unknown(error)  # Its end is asked for already.
+            return self.state.ended_unknown(error)  # Its end is already requested.
         if self._how_it_ended is None:
             self._how_it_ended = self._client.environment.tasks.spawn(
                 self._ask_how_it_ended(numbers), f"ask how a transaction of {self._id} ended"
@@ -307,8 +308,8 @@ class TransactionCore:
             self._sender.fail(refusal)
 
     async def send_offsets(self, token: object, positions: GroupPositions) -> None:
-        """Has the transaction commit positions of a group. Any failure makes the transaction fail.
-        Raises InvalidRequestError, CommitRefusedError, TransactionAbortedError,
+        """Makes the transaction commit positions of a group. Any failure makes the transaction
+        fail. Raises InvalidRequestError, CommitRefusedError, TransactionAbortedError,
         TransactionCommittedError, TransactionOutcomeUnknownError, TimeoutError after
         `max_block_ms`."""
         self.check_open(token)
@@ -387,7 +388,7 @@ class TransactionCore:
                     f"({self._config.max_block_ms} ms): {next(iter(errors.values()))}"
                 )
             await asyncio.sleep(wait_s)
-            left += [one for one in asked if (one[0], one[1]) in errors]
+            left += [position for position in asked if (position[0], position[1]) in errors]
 
     def _deadline(self) -> float:
         return self._client.now + self._config.max_block_ms / 1000

@@ -1,5 +1,5 @@
-"""Decides the life of a transactional producer: what it asks its coordinator, and what becomes of
-each transaction.
+"""State machine of a transactional producer: it decides what the producer asks its coordinator, and
+the outcome of each transaction.
 
 Pure: calls of the user and answers of the coordinator go in; questions, refusals and outcomes come
 out, and `transaction_core.py` carries them out. What a `TransactionState` guarantees:
@@ -33,18 +33,18 @@ from rayq.errors import (
 
 
 class TransactionNumbers(NamedTuple):
-    """What all batches of a transaction carry."""
+    """The producer id and epoch that all batches of a transaction carry."""
 
     family: int
     epoch: int
 
 
 class Init(NamedTuple):
-    """Ask for numbers, as the owner of the transactional id."""
+    """Request for numbers, as the owner of the transactional id."""
 
 
 class End(NamedTuple):
-    """Ask for the end of a transaction."""
+    """Request for the end of a transaction."""
 
     family: int
     epoch: int
@@ -61,30 +61,32 @@ class TransactionState:
     def __init__(self, transactional_id: str) -> None:
         self.phase: Literal["idle", "beginning", "open", "ending"] = "idle"
         self.token: object | None = None
-        """Tells the transaction that is begun, open or ending from all others."""
+        """Identifies the transaction that is begun, open or ending."""
         self.numbers: TransactionNumbers | None = None
-        """Of the open transaction, or of the next one. None: they must be asked for."""
+        """The numbers of the open transaction, or of the next one. None: they must be requested."""
         self.unsettled: End | None = None
-        """The end that was asked for, until it is known how the transaction ended."""
+        """The end that was requested, until it is known how the transaction ended."""
         self.fenced: ProducerFencedError | None = None
-        """Another owner took the transactional id over: this is the end of the producer."""
+        """Set when another owner took over the transactional id: this is the end of the
+        producer."""
         self._id = transactional_id
         self._name: str | None = None
         self._last_name: str | None = None
         """The name of the last named transaction of the transactional id that committed."""
         self._failure: BaseException | None = None
-        """Why the transaction cannot be committed any more."""
+        """The reason why the transaction can no longer be committed."""
         self._wants_commit = False
         self._attempts = 0
-        """How often `unsettled` was asked for."""
+        """The number of times `unsettled` was requested."""
         self._verdict: RayqError | None = None
-        """What the call that ends the transaction raises, once the coordinator has answered."""
+        """The error that the call that ends the transaction raises, once the coordinator has
+        answered."""
 
     # --- the beginning --------------------------------------------------------------------------
 
     def begin(self, token: object, name: str | None) -> None:
-        """A transaction is to begin: after `question` is None, `open` it. Raises
-        InvalidRequestError, ProducerFencedError."""
+        """Begins a transaction. Once `question` is None, `open` it. Raises InvalidRequestError,
+        ProducerFencedError."""
         self.check_not_fenced()
         if self.phase != "idle":
             raise InvalidRequestError(
@@ -99,18 +101,18 @@ class TransactionState:
 
     @property
     def question(self) -> Question | None:
-        """What is to be asked before a transaction may begin; None: it may."""
+        """The request to send before a transaction may begin; None: it may."""
         if self.unsettled is not None:
             return self.unsettled
         return Init() if self.numbers is None else None
 
     def initialised(self, numbers: TransactionNumbers, last_name: str | None) -> None:
-        """The coordinator's answer to `Init`."""
+        """Handles the coordinator's answer to `Init`."""
         self.numbers = numbers
         self._last_name = last_name
 
     def open(self) -> TransactionNumbers:
-        """The transaction is open, under these numbers. Raises AlreadyCommittedError."""
+        """Opens the transaction, and returns its numbers. Raises AlreadyCommittedError."""
         assert self.phase == "beginning" and self.numbers is not None
         if self._name is not None and self._name == self._last_name:
             raise self._already_committed("nothing was begun")
@@ -119,7 +121,7 @@ class TransactionState:
         return self.numbers
 
     def begin_failed(self) -> None:
-        """The transaction did not begin."""
+        """Handles a transaction that did not begin."""
         self.phase = "idle"
         self.token = None
 
@@ -127,7 +129,7 @@ class TransactionState:
 
     @property
     def refusal(self) -> RayqError | None:
-        """Why a record is refused now; None: it is accepted."""
+        """The reason why a record is refused now; None: it is accepted."""
         if self.fenced is not None:
             return self.fenced
         if self.phase == "ending":
@@ -141,7 +143,7 @@ class TransactionState:
         return None if self._failure is None else self._aborted(self._failure)
 
     def ending_refusal(self) -> RayqError:
-        """Why a record is refused once the transaction ends."""
+        """The reason why a record is refused once the transaction ends."""
         return InvalidRequestError(
             f"send() while a transaction of {self._id!r} ends: what it contains is decided. Wait "
             "for the threads or tasks that send before the end of the block."
@@ -152,15 +154,15 @@ class TransactionState:
         return self._failure is not None
 
     def failed(self, error: BaseException) -> None:
-        """Something of the open transaction was not written, or may not be: it cannot be committed.
-        The first reason counts."""
+        """Marks the open transaction as failed: a part of it was not written, or may not be, so it
+        cannot be committed. The first reason counts."""
         if self._failure is None:
             self._failure = error
 
     # --- the end --------------------------------------------------------------------------------
 
     def end(self, *, is_commit: bool) -> None:
-        """The open transaction ends; no record is accepted from here on. Raises
+        """Starts the end of the open transaction; no record is accepted from here on. Raises
         InvalidRequestError, ProducerFencedError."""
         if self.phase != "open":
             self.check_not_fenced()
@@ -172,29 +174,29 @@ class TransactionState:
         self._verdict = None
 
     def interrupted(self) -> bool:
-        """Nobody waits for the end any more. A commit that was not asked for yet never is: then the
-        answer is True."""
+        """Handles a caller that no longer waits for the end. A commit that was not requested yet
+        never will be: then this returns True."""
         if self.phase != "ending" or not self._wants_commit or self.unsettled is not None:
             return False
         self.failed(InvalidRequestError("the commit was interrupted before it was asked for"))
         return True
 
     def decide(self, *, is_used: bool) -> None:
-        """Everything that was sent has its outcome, or does not matter any more: from here on
-        `unsettled` says what to ask, if anything. `is_used`: something may have been written under
-        the transaction's numbers."""
+        """Decides the end, once every batch sent has its outcome, or no longer matters: from here
+        on `unsettled` says what to request, if anything. `is_used`: records may have been written
+        under the transaction's numbers."""
         assert self.phase == "ending" and self.numbers is not None
         is_commit = self._wants_commit and self._failure is None
         if self._wants_commit and self._failure is not None:
             self._verdict = self._aborted(self._failure)
         if not is_used and (self._name is None or not is_commit):
-            return  # The coordinator has not heard of it: the next transaction has its numbers.
+            return  # The coordinator has not heard of it: the next transaction gets its numbers.
         self.unsettled = End(*self.numbers, is_commit, self._name if is_commit else None)
         self.numbers = None
         self._attempts = 0
 
     def asked(self) -> None:
-        """`unsettled` is asked for, once more."""
+        """Counts another request for `unsettled`."""
         self._attempts += 1
 
     @property
@@ -202,8 +204,8 @@ class TransactionState:
         return self._attempts > 0
 
     def ended(self, is_committed: bool, next_numbers: TransactionNumbers) -> None:
-        """The coordinator's answer: how the transaction ended, whatever was asked for. Raises
-        TransactionCommittedError where an abort was asked for, and nobody waits for its end."""
+        """Handles the coordinator's answer: how the transaction ended, whatever was requested.
+        Raises TransactionCommittedError if an abort was requested, and nobody waits for its end."""
         end = self.unsettled
         assert end is not None
         self.unsettled = None
@@ -224,14 +226,14 @@ class TransactionState:
             self.numbers = next_numbers
 
     def refused(self, error: RayqError) -> None:
-        """The coordinator answered `question` with an error, or not at all. Raises it where the
-        question stays open, and where the producer is fenced."""
+        """Handles an error that the coordinator answered to `question`, or a missing answer. Raises
+        it if the question stays open, and if the producer is fenced."""
         end = self.unsettled
         if isinstance(error, ProducerFencedError):
             self.fenced = error
             self.unsettled = self.numbers = None
             if end is not None and end.is_commit and self._attempts > 1:
-                # Without an answer to the earlier attempt: it may have taken effect.
+                # The earlier attempt, which has no answer, may have taken effect.
                 self._verdict = self._unknown(error)
             elif self._wants_commit:
                 self._verdict = error.with_message(error.message)
@@ -249,8 +251,8 @@ class TransactionState:
         raise error
 
     def finish(self, error: RayqError | None) -> RayqError | None:
-        """The end is over, settled or not: what the call that asked for it raises. `error` is what
-        `refused` has raised."""
+        """Finishes the end, settled or not; returns the error for the call that asked for it.
+        `error` is the one that `refused` has raised."""
         self.phase = "idle"
         self.token = None
         if self._wants_commit:
@@ -260,12 +262,12 @@ class TransactionState:
     # --- errors ---------------------------------------------------------------------------------
 
     def check_not_fenced(self) -> None:
-        """Raises ProducerFencedError."""
+        """Raises ProducerFencedError if another owner took over."""
         if self.fenced is not None:
             raise self.fenced.with_message(self.fenced.message)
 
     def how_it_ended(self, *, is_committed: bool) -> RayqError:
-        """What is raised where the transaction ended before its producer asked for that."""
+        """The error of a transaction that ended before its producer asked for that."""
         if is_committed:
             return TransactionCommittedError(
                 f"The transaction of {self._id!r} was committed before its producer asked for "
@@ -280,7 +282,7 @@ class TransactionState:
         )
 
     def ended_unknown(self, cause: RayqError) -> TransactionOutcomeUnknownError:
-        """Likewise, where nobody says how."""
+        """The same error if nobody says how it ended."""
         error = TransactionOutcomeUnknownError(
             f"The transaction of {self._id!r} ended before its producer asked for that, and its "
             f"coordinator does not say how: {cause} It is aborted, unless somebody else who knows "

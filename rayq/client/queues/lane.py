@@ -1,8 +1,8 @@
-"""One consumer of a queue at one partition: its takes, of which one is under way at a time, and
-the locks that it has. Belongs to the loop.
+"""A queue consumer's lane to one partition: its takes, of which at most one is in flight, and its
+locks. Belongs to the loop.
 
 A take whose answer was lost may have locked records that nobody knows of. So the lane takes a new
-holder name after each take that failed: the leader frees what the old name alone holds, once its
+holder name after each failed take. The leader frees records that only the old name holds, once its
 connection or its locks have ended, and never mixes the two.
 """
 
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 TAKE_RECORDS_MAX = 10_000
 TAKE_BYTES_MAX = 4 * 1024 * 1024
-"""What one take asks for; at least one batch always comes."""
+"""Maximum size of one take; at least one batch is always returned."""
 HOLDER_NAME_MAX = 31
 LATE_S = 0.5
-"""An answer that is late by so much is not waited for."""
+"""Time after which a late answer is no longer waited for."""
 LARGE_AHEAD_BYTES = 64 * 1024 * 1024
-"""So much of large values waits here for users, and one value more."""
+"""Maximum size of large values that wait here for users; one more value may exceed it."""
 DAMAGED_TRIES_MAX = 5
-"""How often a record may arrive with a wrong CRC before its delivery has failed."""
+"""Maximum number of times a record may arrive with a wrong CRC before its delivery has failed."""
 DAMAGED_MAX = 10_000
 LARGE_PAUSE_S = 0.2
-"""How long nothing is taken once that is reached."""
+"""Time for which nothing is taken once LARGE_AHEAD_BYTES is reached."""
 
 
 class Source(Origin, Addressed, Protocol):
@@ -66,7 +66,7 @@ class Source(Origin, Addressed, Protocol):
 
 
 class Owner(Protocol):
-    """What a lane tells of."""
+    """Receiver of a lane's events."""
 
     @property
     def now_s(self) -> float: ...
@@ -79,19 +79,19 @@ class Owner(Protocol):
         ...
 
     def doubts(self, lane: Lane, error: RayqError) -> None:
-        """The leader says that there is no such queue, or topic."""
+        """The leader reports that there is no such queue, or topic."""
         ...
 
     def failed(self, lane: Lane, error: RayqError) -> None:
-        """A take failed for a reason that no retry mends."""
+        """A take failed for a reason that no retry fixes."""
         ...
 
     def was_lost(self, error: LockLostError) -> None:
-        """What a user had decided came too late."""
+        """A user's decision came too late."""
         ...
 
     def wanted(self, lane: Lane, count: int) -> None:
-        """So many other consumers have nothing to do, and the leader has nothing for them."""
+        """`count` other consumers are idle, and the leader has no records for them."""
         ...
 
 
@@ -105,27 +105,27 @@ class Lane:
         self._owner = owner
         self._holder = self._new_holder()
         self.takens: list[Taken] = []
-        """Those with open records, the oldest first."""
+        """The takes with open records, the oldest first."""
         self.asked = 0
-        """For how many records the take that is under way asks; 0: there is none."""
+        """The number of records that the take in flight asks for; 0 without one."""
         self.asked_at_s = -1.0
         self._waits_until_s = -1.0
-        """How long the leader may hold that take. Until then there was nothing for it."""
+        """The time until which the leader may hold that take, because it had nothing for it."""
         self._is_reading = False
-        """Whether the values of what it brought are being read."""
+        """Whether the values of its records are being read."""
         self._unavailable = 0
-        """How many values of the last answer could not be had. Their records are the first that the
-        next take gets again: it asks for as many more, so that it gets others too."""
+        """The number of values of the last answer that were unavailable. The next take gets their
+        records again first: it asks for that many more, so that it gets others too."""
         self.ready = 0
-        """What more there was to take, as of the last answer."""
+        """The number of further records ready at the leader, as of the last answer."""
         self.known_at_s = -1.0
-        """When the take was sent that has told this."""
+        """The time at which the take that reported `ready` was sent."""
         self.next_sweep_s = 0.0
         self.found_at_s = -1.0
-        """When a take last brought something."""
+        """The time at which a take last returned records."""
         self.is_closed = False
         self._damaged: dict[int, int] = {}
-        """By offset: how often a record arrived with a wrong CRC."""
+        """The number of arrivals with a wrong CRC, by offset."""
         self._backoff = Backoff(client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._pause_until_s = 0.0
         self._settler = Settler(client, self)
@@ -136,17 +136,18 @@ class Lane:
         return f"{self.source.topic}-{self.partition}"
 
     def _new_holder(self) -> str:
-        """It names the host and the process, for operators who look for one that hangs."""
+        """A holder name with the host and the process, for operators who look for a process that
+        hangs."""
         return f"{self._client.name[-HOLDER_NAME_MAX:]}/{self._client.environment.new_id()}"
 
     @property
     def waiting(self) -> int:
-        """How many records are here that nobody has been given."""
+        """The number of records here that nobody has been given."""
         return sum(taken.waiting for taken in self.takens)
 
     def available(self) -> int:
-        """How many of them may be handed out now. In a queue that is ordered by key, those behind
-        another record of their key may not."""
+        """The number of waiting records that may be handed out now. In a queue that is ordered by
+        key, a record behind another one of its key may not."""
         if not self.source.config.ordered_by_key:
             return self.waiting
         busy = self._keys_out()
@@ -161,20 +162,20 @@ class Lane:
 
     @property
     def out(self) -> int:
-        """How many records users have in hand, about."""
+        """The approximate number of records that users hold."""
         return sum(len(taken.open) - taken.waiting for taken in self.takens)
 
     def may_ask(self, now_s: float) -> bool:
         return not self.asked and not self.is_closed and now_s >= self._pause_until_s
 
     def expected(self, now_s: float) -> int:
-        """How many records are on their way, most likely: not those that a leader has to wait for,
-        nor those of a leader that does not answer."""
+        """The number of records that will probably arrive: without those that a leader has to wait
+        for, and those of a leader that does not answer."""
         is_due = self._waits_until_s <= now_s < max(self.asked_at_s, self._waits_until_s) + LATE_S
         return self.asked if is_due or self._is_reading else 0
 
     def handling_left_s(self, taken: Taken) -> float:
-        """How much longer a record of it may be handled."""
+        """The time for which a record of it may still be handled."""
         return taken.taken_at_s + self.source.config.max_handling_s - self._owner.now_s
 
     # --- taking ---------------------------------------------------------------------------------
@@ -182,8 +183,8 @@ class Lane:
     def take(
         self, records_max: int, wait_ms: int, *, is_ahead: bool, waits: bool = False
     ) -> None:
-        """Asks for records; no take is under way. `is_ahead`: nobody waits for them; `waits`: the
-        leader has none just now."""
+        """Sends a take; none is in flight. `is_ahead`: nobody waits for the records; `waits`: the
+        leader has none at the moment."""
         self.asked = records_max
         self.asked_at_s = self._owner.now_s
         self._waits_until_s = self.asked_at_s + wait_ms / 1000 if waits else -1.0
@@ -193,7 +194,7 @@ class Lane:
         )
 
     async def taken_all(self) -> None:
-        """Waits for the take that is under way."""
+        """Waits for the take in flight."""
         if self._taking is not None:
             await asyncio.wait([self._taking])
 
@@ -263,8 +264,8 @@ class Lane:
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
         self._settler.named_over = self._client.pool.current(leader.host, leader.port)
-        # Where nothing was given to a take that waited, more than to ask is needed to get it. One
-        # that does not wait is answered before its leader has read what is ready.
+        # If a waiting take was given nothing, `ready` records cannot be had just by asking. A take
+        # that does not wait is answered before its leader has read the ready records.
         self.ready = response.ready if response.locks or not wait_ms else 0
         self.known_at_s = sent_at_s
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
@@ -320,9 +321,10 @@ class Lane:
     def _leave_unreadable(
         self, takens: list[Taken], unreadable: dict[int, UnreadableRecordError]
     ) -> int | None:
-        """Nobody is handed these records, by their offsets. Those that arrived with a wrong CRC are
-        given back, to be taken again once their leader has compared its disk with it; after some
-        tries they count as those that nobody can read. Returns the offset of the first."""
+        """Withholds unreadable records, given by offset, from users. Those that arrived with a
+        wrong CRC are given back, to be taken again once their leader has compared them with its
+        disk; after DAMAGED_TRIES_MAX tries they count as records that nobody can read. Returns the
+        offset of the first of them."""
         damaged: int | None = None
         for taken in takens:
             if not taken.rows or taken.rows[0].offset not in unreadable:
@@ -356,17 +358,18 @@ class Lane:
             logger.warning("the leader did not check offset %d: %s", damaged, failure)
 
     def _ack_missing(self, taken: Taken, known: set[int], response: TakeResponse) -> None:
-        """Compaction has removed records that were locked: nothing is to be done with them."""
+        """Acknowledges locked records that compaction has removed: nothing is to be done with
+        them."""
         for first, last, count in response.locks:
             for offset in range(first, last + 1):
                 if offset not in known:
                     self._outgoing(taken).acks[offset] = count, taken
 
     async def _read_large(self, takens: list[Taken]) -> None:
-        """Puts large values in the place of their manifests, one after the other, as far as there
-        is room for them here; the other records are given back. Their locks are extended meanwhile,
-        as if users had them in hand. A value that cannot be had for now keeps none behind it
-        waiting; after two in a row the reason is not one value's. Raises it."""
+        """Replaces manifests by their large values, one after the other, as far as there is room
+        here; the other records are given back. Their locks are extended meanwhile, as if users held
+        them. A value that is unavailable for now does not block those behind it. After two in a row
+        the reason is not a single value, and it is raised."""
         failure: RayqError | None = None
         has_just_failed = False
         left = [(taken, row) for taken in takens for row in taken.withhold()]
@@ -408,9 +411,10 @@ class Lane:
             raise failure
 
     def _put_aside(self, taken: Taken, row: Row, error: UnreadableRecordError) -> None:
-        """The delivery of a record that cannot be read has failed. What nobody can read becomes a
-        dead letter at once. What this reader cannot read, others may: it is tried as often as any
-        other record first, and so is all in a queue that drops its dead letters."""
+        """Fails the delivery of a record that cannot be read. A record that nobody can read becomes
+        a dead letter at once. A record that only this reader cannot read is first tried as often as
+        any other, because others may read it; so is every record of a queue that drops its dead
+        letters."""
         logger.warning("queue %s: %s", self.source.name, error)
         config = self.source.config
         deliveries = row.delivery_count - taken.excused.get(row.offset, 0)
@@ -425,9 +429,9 @@ class Lane:
     def hand_out(
         self, count: int, *, is_at_once: bool = False
     ) -> list[tuple[Taken, list[Row]]]:
-        """Up to `count` records that are here, the oldest first. Of those with one key, in a queue
-        that is ordered by key, one at a time. `is_at_once`: none of which the leader has to be told
-        first."""
+        """Hands out up to `count` waiting records, the oldest first. In a queue that is ordered by
+        key, only one record of a key at a time. `is_at_once`: only records of which the leader need
+        not be told first."""
         found: list[tuple[Taken, list[Row]]] = []
         busy = self._keys_out() if self.source.config.ordered_by_key else None
         for taken in self.takens:
@@ -439,11 +443,11 @@ class Lane:
         return found
 
     def _keys_out(self) -> set[bytes]:
-        """The keys of what users have in hand."""
+        """The keys of the records that users hold."""
         keys: set[bytes] = set()
         for taken in self.takens:
             waiting = set(taken.waiting_offsets())
-            of_taken = (taken.keys[one] for one in taken.open if one not in waiting)
+            of_taken = (taken.keys[offset] for offset in taken.open if offset not in waiting)
             keys.update(key for key in of_taken if key is not None)
         return keys
 
@@ -467,7 +471,7 @@ class Lane:
     def reject(
         self, taken: Taken, offset: int, reason: str, *, is_failure: bool = False
     ) -> None:
-        """`is_failure`: it failed its last delivery."""
+        """Rejects a record. `is_failure`: it failed its last delivery."""
         count = taken.open.pop(offset, None)
         if count is not None:
             outgoing = self._outgoing(taken)
@@ -475,7 +479,7 @@ class Lane:
             outgoing.extends.pop(offset, None)
 
     def release(self, taken: Taken, offsets: list[int]) -> None:
-        """Gives records back that nobody has been given."""
+        """Gives back records that nobody has been given."""
         for offset in offsets:
             count = taken.open.pop(offset, None)
             if count is not None:
@@ -484,7 +488,7 @@ class Lane:
             self._lose_later(taken, offset)
 
     def give_back(self, count: int) -> None:
-        """Gives so many back of those that wait here, the last ones."""
+        """Gives back the last `count` of the records waiting here."""
         for taken in reversed(self.takens):
             if count <= 0:
                 break
@@ -495,8 +499,8 @@ class Lane:
         self.takens = [taken for taken in self.takens if taken.open]
 
     def begin(self, taken: Taken, offsets: list[int]) -> None:
-        """A user is about to get these. Once that is flushed they are no more `unbegun`, or lost.
-        """
+        """Tells the leader that a user is about to get these. Once that is flushed they are no
+        longer `unbegun`, or lost."""
         begins = self._outgoing(taken).begins
         for offset in offsets:
             count = taken.open.get(offset)
@@ -504,7 +508,7 @@ class Lane:
                 begins[offset] = count, taken
 
     def extend(self, taken: Taken, offset: int, timeout_s: float) -> None:
-        """By so much from now at least."""
+        """Extends a lock to at least `timeout_s` from now."""
         count = taken.open.get(offset)
         if count is not None:
             extends = self._outgoing(taken).extends
@@ -512,8 +516,8 @@ class Lane:
             extends[offset] = count, max(timeout_s, asked_s), taken
 
     def extend_out(self, taken: Taken) -> None:
-        """Extends what users have of it, by the queue's timeout; also what they extended for
-        longer, of which a leader that is new knows nothing."""
+        """Extends the records that users hold of it by the queue's timeout. This includes locks
+        that users extended for longer, of which a new leader knows nothing."""
         now_s, timeout_s = self._owner.now_s, self.source.config.visibility_timeout_s
         timeout_s = min(timeout_s, max(self.handling_left_s(taken), 0.001))
         taken.renew_at_s = now_s + self.source.config.visibility_timeout_s / 3
@@ -523,9 +527,10 @@ class Lane:
                 self.extend(taken, offset, timeout_s)
 
     def renew(self) -> None:
-        """Extends what is due for it, and gives back what nobody came for meanwhile. What is
-        handled for longer than `max_handling_s` is another's soon. A leader frees within a second
-        what a connection that has gone had held: then all that is held is named to it at once."""
+        """Extends locks that are due for it, and gives back records that nobody took meanwhile. A
+        record that is handled for longer than `max_handling_s` soon goes to another consumer. After
+        a connection has ended, a leader frees within a second what it held, so all held records are
+        named to it at once."""
         now_s = self._owner.now_s
         if self._settler.named_over is not None and self._settler.named_over.closed:
             self._settler.named_over = None
@@ -546,7 +551,7 @@ class Lane:
         self.takens = [taken for taken in self.takens if taken.open]
 
     def _tell_long(self, taken: Taken) -> None:
-        """A handler that hangs keeps its record: its worker says so."""
+        """Logs a handler that seems to hang and keeps its record."""
         now_s, config = self._owner.now_s, self.source.config
         handled_s = now_s - taken.taken_at_s
         if handled_s > LONG_TIMEOUTS * config.visibility_timeout_s and not taken.is_told_long:
@@ -562,7 +567,7 @@ class Lane:
             )
 
     def lose(self, taken: Taken, offset: int, why: str) -> None:
-        """The lock has gone, and with it those of later records of its key."""
+        """Marks a lock as lost, and with it those of later records of its key."""
         if taken.lose(offset, self._lost_error(offset, why)):
             self._lose_later(taken, offset)
 
@@ -573,11 +578,11 @@ class Lane:
         if key is None:
             return
         why = f"offset {offset}, which has its key, comes again first"
-        for one in self.takens:
-            if one.taken_at_s == taken.taken_at_s:  # A take may have been divided.
-                for later in [place for place in one.open if place > offset]:
-                    if one.keys[later] == key:
-                        one.lose(later, self._lost_error(later, why))
+        for other in self.takens:
+            if other.taken_at_s == taken.taken_at_s:  # A take may have been divided.
+                for later in [held for held in other.open if held > offset]:
+                    if other.keys[later] == key:
+                        other.lose(later, self._lost_error(later, why))
 
     def _lost_error(self, offset: int, why: str) -> LockLostError:
         return LockLostError(
@@ -589,13 +594,13 @@ class Lane:
         return self._settler.outgoing(taken.holder, taken.state_epoch)
 
     async def flush(self) -> None:
-        """Waits until all that was decided before is durable, or given up."""
+        """Waits until everything decided before is durable, or given up."""
         await self._settler.flush()
 
     def settled(
         self, settlement: Settlement, sent_at_s: float, answer: SettleResponse
     ) -> None:
-        """The leader has kept it, but for what was lost."""
+        """The leader has stored the settlement, except for lost locks."""
         self._extended(settlement, sent_at_s)
         for offset, (_, taken) in settlement.begins.items():
             taken.unbegun.discard(offset)
@@ -631,8 +636,8 @@ class Lane:
 def rows_of(
     response: TakeResponse, payload: memoryview
 ) -> tuple[list[Row], dict[int, UnreadableRecordError]]:
-    """The records that a take was given, out of the batches that hold them; and by offset, why some
-    of them cannot be read, which have no more than their offset. Raises CorruptBatchError."""
+    """The records of a take, out of the batches that hold them, and the errors of unreadable ones
+    by offset; an unreadable row has only its offset. Raises CorruptBatchError."""
     locks = iter(response.locks)
     first, last, count = next(locks)
     rows: list[Row] = []
@@ -643,13 +648,13 @@ def rows_of(
         try:
             offsets, times, keys, values, headers = decode_columns(payload, position, header)
         except (CorruptBatchError, UnsupportedFormatError) as error:
-            found = _unreadable(error, is_as_written(payload, position, header))
+            failure = _unreadable(error, is_as_written(payload, position, header))
             for begin, end, its_count in response.locks:
                 for offset in range(
                     max(begin, header.base_offset), min(end, header.last_offset) + 1
                 ):
                     rows.append(Row(offset, its_count, None, None, None, 0))
-                    unreadable[offset] = found
+                    unreadable[offset] = failure
             continue
         for index, offset in enumerate(offsets):
             while offset > last:

@@ -1,4 +1,4 @@
-"""Queues as users hold them: `Queue` for threads, `AsyncQueue` on the caller's event loop."""
+"""Queues for users: `Queue` for threads, `AsyncQueue` on the caller's event loop."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ R = TypeVar("R")
 
 
 class _Face:
-    """What both kinds have in common."""
+    """The part that both kinds have in common."""
 
     _core: QueueCore
 
     @property
     def name(self) -> str:
-        """The queue's name; of several, the names with commas."""
+        """The queue's name; for several queues, their names with commas."""
         return ",".join(self._core.names)
 
     @property
     def core(self) -> QueueCore:
-        """What the cluster watches, so that a queue that is dropped gives back what it holds."""
+        """The core that the cluster watches, so that a dropped queue gives back its records."""
         return self._core
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class _Face:
         raise no_pickle_error(self, "a queue")
 
     def _only_topic(self) -> str:
-        """Where records are put. Raises InvalidRequestError, ClosedError."""
+        """The topic that records are put into. Raises InvalidRequestError, ClosedError."""
         self._core.check_open()
         if len(self._core.sources) != 1:
             raise InvalidRequestError(
@@ -77,13 +77,13 @@ def _seen(handed: Handed) -> list[QueueTask]:
 
 
 class Queue(_Face):
-    """Puts records into a queue and takes them out, from any number of threads; made by
+    """A queue for any number of threads, which puts records into it and takes them out; made by
     `cluster.queue(name)` or `cluster.create_queue(name)`.
 
-    A record that was taken is this consumer's until it is settled (see `QueueTask`), or until its
-    lock is lost: the client extends locks by itself every third of `visibility_timeout_s`, up to
-    `max_handling_s`. Delivery is at-least-once. Use it as a context manager, or call `close`: what
-    it holds is then given to others at once.
+    A taken record is this consumer's until it is settled (see `QueueTask`), or until its lock is
+    lost: the client extends locks by itself every third of `visibility_timeout_s`, up to
+    `max_handling_s`. Delivery is at-least-once. Use the queue as a context manager, or call
+    `close`: the records that it holds then go to others at once.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Queue(_Face):
         self._background = background
         self._make_producer = make_producer
         self._producers: list[Producer[bytes, bytes]] = []
-        """One, once something was put."""
+        """At most one, made at the first put."""
         self._functions: Functions[RecordMetadata] = Functions()
         self._workers: list[ThreadWorker] = []
         background.on_fork(self._forked)
@@ -125,12 +125,12 @@ class Queue(_Face):
         deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> RecordMetadata:
-        """Writes one record and returns where it went, once it is durable. Records of one `key` go
-        to one partition.
+        """Writes one record, and returns its partition and offset once it is durable. Records of
+        one `key` go to one partition.
 
         No consumer gets it before `delay_s` seconds (up to ten years) have passed, or before
-        `deliver_at` (a datetime with a time zone), by the servers' clocks. Raises what
-        `Producer.send_and_wait` raises, such as DeliveryTimeoutError and RecordTooLargeError, and
+        `deliver_at` (a datetime with a time zone), by the servers' clocks. Raises the errors of
+        `Producer.send_and_wait`, such as DeliveryTimeoutError and RecordTooLargeError, and
         InvalidRequestError (several queues, a time without zone).
         """
         topic = self._only_topic()
@@ -148,8 +148,9 @@ class Queue(_Face):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
     ) -> DeliveryFuture:
-        """As `put`, without waiting: the future's `result()` is where the record went. For many
-        records: they travel in batches. `close` waits for them."""
+        """Writes one record as `put` does, without waiting: the future's `result()` has its
+        partition and offset. Use it for many records: they travel in batches. `close` waits for
+        them."""
         topic = self._only_topic()
         headers = self._due(headers, delay_s, deliver_at)
         return self._sender().send(topic, value, key=key, headers=headers)
@@ -162,8 +163,8 @@ class Queue(_Face):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
     ) -> None:
-        """Writes many records, `keys` has one (or None) for each; returns once all are durable.
-        Raises as `put`: some of them may be written then."""
+        """Writes many records; `keys` has one (or None) for each. Returns once all are durable.
+        Raises as `put` does; some of the records may be written then."""
         sender, topic = self._sender(), self._only_topic()
         headers = self._due(None, delay_s, deliver_at)
         if headers is None:
@@ -180,12 +181,13 @@ class Queue(_Face):
 
     @takes_timeout
     def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]:
-        """Up to `count` records (at most 10,000), as soon as there is one; [] after `timeout_s`
-        seconds without any (or a quarter of a second later, while an answer is under way).
+        """Returns up to `count` records (at most 10,000), as soon as there is one; [] after
+        `timeout_s` seconds without any (or a quarter of a second later, while an answer is in
+        flight).
 
-        Settle each of them: a record that is dropped without is given back. In a queue that is
-        `ordered_by_key`, of each key one record is handed out at a time. Raises UnknownQueueError
-        (the queue was deleted), ClosedError, and what a leader refuses.
+        Settle each of them: a record that is dropped unsettled is given back. In a queue that is
+        `ordered_by_key`, one record of each key is handed out at a time. Raises UnknownQueueError
+        (the queue was deleted), ClosedError, and the error with which a leader refuses.
         """
         whole_between("count", count, 1, TAKEN_MAX)
         self._background.check_callable()
@@ -200,9 +202,8 @@ class Queue(_Face):
 
     @takes_timeout
     def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until everything that was settled before this call is durable. Raises LockLostError
-        where some of it came too late since the last flush (`QueueTask.lost` says for each), and
-        TimeoutError."""
+        """Waits until everything settled before this call is durable. Raises LockLostError if any
+        of it came too late since the last flush (`QueueTask.lost` says which), and TimeoutError."""
         self._core.check_open()
         self._run(self._core.flush(timeout_s))
 
@@ -224,12 +225,13 @@ class Queue(_Face):
         name: str | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Makes a function a task: `function.delay(...)` writes a record that has a worker
-        (`work`) call it. `name` (module and qualified name by default) tells it from other
-        functions, in every process alike. After `retries` further tries (and after the queue's
+        """Makes a function a task: `function.delay(...)` writes a record, and a worker (`work`)
+        calls the function for it. `name` (module and qualified name by default) identifies the
+        function in every process. After `retries` further tries (and after the queue's
         `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
-        and arrive as the annotations say: `delay` refuses what would arrive as something else.
-        Raises HandlerError (no function, or one with `yield`), InvalidRequestError."""
+        and arrive as the annotations say: `delay` refuses an argument that would arrive as
+        something else. Raises HandlerError (no function, or one with `yield`),
+        InvalidRequestError."""
         if function is not None:
             return self._functions.add(function, name, retries, self.put)
         return lambda given: self._functions.add(given, name, retries, self.put)
@@ -243,16 +245,17 @@ class Queue(_Face):
         stop_when_idle_s: float | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """Handles records in `concurrency` threads (up to 10,000) until `stop`: by `handler(task)`,
-        or by the functions of `@task`. What returns is acknowledged; what raises, whatever that is,
-        is given back, and goes to the dead letters with its error after the last delivery. So does
-        what returns an awaitable or a generator, of which nothing has run. `prefetch` is as in
-        `cluster.queue`, which says it where it is None.
+        """Handles records in `concurrency` threads (up to 10,000) until `stop`: with
+        `handler(task)`, or with the functions of `@task`. A record is acknowledged when its handler
+        returns. If the handler raises anything, the record is given back, and goes to the dead
+        letters with its error after the last delivery. The same holds if it returns an awaitable or
+        a generator, of which nothing has run. `prefetch` is as in `cluster.queue`, whose value
+        applies if it is None.
 
         Ends after `stop_when_idle_s` seconds without a record (None: never), after SIGTERM (in the
-        main thread), and by Ctrl+C, which it raises: handlers that run then have `stop_timeout_s`
-        seconds. Raises UnknownQueueError, LockLostError (the last acks came too late), and before
-        anything is taken HandlerError (a coroutine function, or one with `yield`, say).
+        main thread), and by Ctrl+C, which it raises: running handlers then have `stop_timeout_s`
+        seconds. Raises UnknownQueueError, LockLostError (the last acks came too late), and, before
+        anything is taken, HandlerError (for example, a coroutine function, or one with `yield`).
         """
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
         idle_s, stop_timeout_s = worker_times(stop_when_idle_s, stop_timeout_s)
@@ -273,7 +276,8 @@ class Queue(_Face):
                 self._run(self._core.rest())
 
     def stop(self) -> None:
-        """Has each `work` of this queue return, once its handlers have ended. From any thread."""
+        """Makes each `work` of this queue return, once its handlers have ended. May be called from
+        any thread."""
         for worker in list(self._workers):
             worker.stop()
 
@@ -281,10 +285,11 @@ class Queue(_Face):
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Writes what was sent, tells the leaders what was settled, and gives back everything else;
-        idempotent. That may take `timeout_s` (default: 5 s, and what the delivery takes). Raises
-        LockLostError as `flush`, DeliveryError, and TimeoutError: what was settled last may come
-        again then, and the futures of what was sent last say what became of it."""
+        """Writes everything sent, tells the leaders everything settled, and gives back all other
+        records; idempotent. That may take `timeout_s` (default: 5 s, and the time of the delivery).
+        Raises LockLostError as `flush` does, DeliveryError, and TimeoutError: then the records
+        settled last may be delivered again, and the futures of the records sent last tell their
+        outcome."""
         if self._core.is_closed:
             return
         self._background.check_callable()
@@ -309,8 +314,8 @@ class Queue(_Face):
 
 
 class AsyncQueue(_Face):
-    """As `Queue`, on the running event loop; made by `cluster.async_queue(name)`. Each method does
-    what `Queue`'s method of the same name does, and is a coroutine; the methods of a `QueueTask`
+    """A `Queue` on the running event loop, made by `cluster.async_queue(name)`. Each method does
+    the same as the method of `Queue` with that name, as a coroutine; the methods of a `QueueTask`
     are plain calls here, too."""
 
     def __init__(
@@ -338,7 +343,7 @@ class AsyncQueue(_Face):
         deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> RecordMetadata:
-        """As `Queue.put`."""
+        """Puts a record as `Queue.put` does."""
         await self._core.open()
         topic = self._only_topic()
         headers = self._due(headers, delay_s, deliver_at)
@@ -355,7 +360,7 @@ class AsyncQueue(_Face):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
     ) -> DeliveryFuture:
-        """As `Queue.send`: returns once the record is accepted."""
+        """Sends a record as `Queue.send` does, and returns once it is accepted."""
         await self._core.open()
         topic = self._only_topic()
         headers = self._due(headers, delay_s, deliver_at)
@@ -369,7 +374,7 @@ class AsyncQueue(_Face):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
     ) -> None:
-        """As `Queue.put_many`."""
+        """Puts records as `Queue.put_many` does."""
         await self._core.open()
         sender, topic = self._sender(), self._only_topic()
         headers = self._due(None, delay_s, deliver_at)
@@ -385,7 +390,7 @@ class AsyncQueue(_Face):
 
     @takes_timeout
     async def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]:
-        """As `Queue.take`."""
+        """Takes records as `Queue.take` does."""
         whole_between("count", count, 1, TAKEN_MAX)
         return _seen(await self._core.take(count, timeout_s))
 
@@ -397,7 +402,7 @@ class AsyncQueue(_Face):
 
     @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
-        """As `Queue.flush`."""
+        """Flushes as `Queue.flush` does."""
         self._core.check_open()
         await self._core.flush(timeout_s)
 
@@ -419,8 +424,8 @@ class AsyncQueue(_Face):
         name: str | None = None,
         retries: int | None = None,
     ) -> Any:
-        """As `Queue.task`; `delay` gives a coroutine to await. Functions may be coroutine
-        functions; others run in threads."""
+        """Makes a function a task as `Queue.task` does; `delay` returns a coroutine to await.
+        Functions may be coroutine functions; others run in threads."""
         if function is not None:
             return self._functions.add(function, name, retries, self.put)
         return lambda given: self._functions.add(given, name, retries, self.put)
@@ -434,10 +439,11 @@ class AsyncQueue(_Face):
         stop_when_idle_s: float | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """As `Queue.work`: coroutine functions run on the event loop, others in threads, and what
-        they return is awaited on the loop; `concurrency` records are handled at once. SIGTERM stops
-        it where the loop runs in the main thread. Cancelled (by Ctrl+C in `asyncio.run`, say), it
-        cancels the handlers, and gives their records back."""
+        """Handles records as `Queue.work` does: coroutine functions run on the event loop, others
+        in threads, and an awaitable that they return is awaited on the loop; `concurrency` records
+        are handled at once. SIGTERM stops it if the loop runs in the main thread. Cancelled (for
+        example by Ctrl+C in `asyncio.run`), it cancels the handlers, and gives their records
+        back."""
         whole_between("concurrency", concurrency, 1, CONCURRENCY_MAX)
         idle_s, stop_timeout_s = worker_times(stop_when_idle_s, stop_timeout_s)
         self._core.set_prefetch(prefetch)
@@ -456,13 +462,13 @@ class AsyncQueue(_Face):
                 await self._core.rest()
 
     def stop(self) -> None:
-        """As `Queue.stop`."""
+        """Stops workers as `Queue.stop` does."""
         for worker in list(self._workers):
             worker.stop()
 
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
-        """As `Queue.close`."""
+        """Closes as `Queue.close` does."""
         if self._core.is_closed:
             return
         self.stop()

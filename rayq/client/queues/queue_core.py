@@ -1,6 +1,8 @@
-"""What both kinds of queue do, on the client's loop. Users' threads call `decide` and little else.
+"""The part that both kinds of queue share, on the client's loop. Users' threads call `decide` and
+little else.
 
-Nothing here refers to the queue that the user holds, so that one that the user drops is collected.
+Nothing here refers to the queue that the user holds, so a queue that the user drops is
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -35,28 +37,30 @@ logger = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 10.0
 DECIDED_S = 0.005
-"""Who decides often wakes the loop no more often than that: to wake it up costs more than to
-acknowledge a record."""
+"""Minimum interval at which frequent decisions wake the loop: waking it costs more than
+acknowledging a record."""
 CONFIG_AGE_MAX_S = 30.0
-"""After so long a change of a queue's config is known here."""
+"""Maximum time until a change of a queue's config is known here."""
 ANSWER_GRACE_S = 0.25
-"""How much longer than its timeout a take waits for an answer that is under way."""
+"""Time beyond its timeout for which a take waits for an answer in flight."""
 SURPLUS_S = 0.02
-"""After so long what came for nobody is given back: who took it may come again at once."""
+"""Time after which records that nobody waits for are given back: the consumer that took some may
+come again at once."""
 BEGIN_S_MIN = 1.0
-"""So long a take waits at least until leaders know what begins."""
+"""Minimum time a take waits until leaders know which records begin."""
 KNOWN_S = 0.5
-"""For so long it is believed that a leader has nothing."""
+"""Time for which a leader is believed to have nothing."""
 LOOK_AGAIN_S = 60.0
-"""How long a take sleeps at most, however long it may wait."""
+"""Maximum time a take sleeps, however long it may wait."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long closing may take to tell the leaders."""
+"""Default timeout for telling the leaders at close."""
 
 Handed = tuple[list[QueueTask], list[Lease]]
 
 
 class QueueCore:
-    """Made on the client's loop; methods under "any thread" may be called from others."""
+    """The core of a queue, made on the client's loop; methods under "any thread" may be called from
+    others."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class QueueCore:
         on_close: Any,
         large_values: str | None = None,
     ) -> None:
-        """`large_values`: below which URL large values are read that are objects."""
+        """`large_values` is the URL below which large values stored as objects are read."""
         self.client = client
         self.large = LargeValues(client, ConsumerConfig(large_values=large_values))
         self.names = names
@@ -75,7 +79,7 @@ class QueueCore:
         self.is_closed = False
         self.sources: list[Source] = []
         self.prefetch = prefetch
-        """The most that is locked ahead."""
+        """The maximum number of records locked ahead."""
         self._weights = weights
         self._rounds = Rounds(weights)
         self._on_close = on_close
@@ -84,19 +88,19 @@ class QueueCore:
         self._dropped: deque[tuple[Taken, list[int], bool]] = deque()
         self._is_announced = False
         self._demand = 0
-        """How many records the calls of `take` wait for."""
+        """The number of records that the calls of `take` wait for."""
         self._demand_since_s = 0.0
         self._demand_until_s = 0.0
         self._surplus: asyncio.TimerHandle | None = None
-        """When it is looked at next what is here for nobody."""
+        """Timer of the next check for surplus records."""
         self._largest = 0
-        """The largest number that a call has asked for."""
+        """The largest count that a call has asked for."""
         self._pace = Pace()
         self._waiters: set[asyncio.Future[None]] = set()
         self._failure: RayqError | None = None
-        """What the next take raises."""
+        """The error that the next take raises."""
         self._lost: list[LockLostError] = []
-        """What was settled too late, since the last flush."""
+        """The errors of records settled too late, since the last flush."""
         self._opening = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -117,7 +121,7 @@ class QueueCore:
             raise ClosedError("The queue is closed: make a new one with cluster.queue().")
 
     def set_prefetch(self, prefetch: int | None) -> None:
-        """From now on; None leaves it. Raises TypeError, InvalidRequestError."""
+        """Sets the prefetch from now on; None leaves it. Raises TypeError, InvalidRequestError."""
         if prefetch is not None:
             self.prefetch = whole_between("prefetch", prefetch, 0, PREFETCH_MAX)
 
@@ -125,12 +129,12 @@ class QueueCore:
         return len(self._decided)
 
     def at_hand(self, count: int) -> list[QueueTask]:
-        """Records that need no loop to be handed out. [] where there are fewer."""
+        """Records that can be handed out without the loop; [] if there are fewer than `count`."""
         sources = self.sources
         return sources[0].shelf.take(count) if len(sources) == 1 and not self.is_closed else []
 
     def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
-        """What a user said of a record. Raises ClosedError."""
+        """Queues a user's decision on a record. Raises ClosedError."""
         if self.is_closed:
             raise ClosedError(
                 "The queue was closed before this record was settled: it was given back, and comes "
@@ -140,7 +144,8 @@ class QueueCore:
         self._announce()
 
     def dropped(self, taken: Taken, offsets: list[int], is_seen: bool) -> None:
-        """The collector's thread may stand anywhere: this takes no lock and does not wait."""
+        """Queues dropped records. The collector may run this at any point of any thread, so it
+        takes no lock and does not wait."""
         if not self.is_closed:
             self._dropped.append((taken, offsets, is_seen))
             try:
@@ -155,7 +160,7 @@ class QueueCore:
             self._is_announced = True
             self.loop.call_soon(self._announced)
         else:
-            # No call stands in between: a signal handler could run there and wait for the loop.
+            # No call may stand in between: a signal handler could run there and wait for the loop.
             self._is_announced = True
             try:
                 self.loop.call_soon_threadsafe(self._announced)
@@ -164,7 +169,8 @@ class QueueCore:
                 raise
 
     def forked(self) -> None:
-        """In a forked child: every use raises ClosedError; the parent goes on."""
+        """Closes the queue in a forked child: every use raises ClosedError; the parent
+        continues."""
         self.is_closed = True
 
     def loop_has_ended(self) -> None:
@@ -174,17 +180,18 @@ class QueueCore:
     # --- the loop: what was decided -------------------------------------------------------------
 
     def _announced(self) -> None:
-        """Somebody has decided something. While that goes on it is looked at now and then."""
+        """Processes decisions, and checks for more every DECIDED_S while there are any."""
         if self._decided or self._dropped:
             self.loop.call_later(DECIDED_S, self._announced)
             self._work()
             return
         self._is_announced = False
-        if self._decided or self._dropped:  # Just now, by a thread that thought it was told.
+        # decided just now, by a thread that found `_is_announced` set
+        if self._decided or self._dropped:
             self._announce()
 
     def _work(self) -> None:
-        """Takes note of what users have decided."""
+        """Processes the decisions of users."""
         count = 0
         while self._decided:
             taken, offset, what, argument = self._decided.popleft()
@@ -224,7 +231,7 @@ class QueueCore:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether users have records in hand, or may have them at once."""
+        """Whether users hold records, or may get some at once."""
         return any(source.out or source.shelf for source in self.sources)
 
     def was_lost(self, error: LockLostError) -> None:
@@ -232,7 +239,7 @@ class QueueCore:
         logger.warning("%s", error)
 
     async def flush(self, timeout_s: float | None) -> None:
-        """Waits until all that was decided is durable. Raises LockLostError, TimeoutError."""
+        """Waits until all decisions are durable. Raises LockLostError, TimeoutError."""
         self._work()
         lanes = [lane for source in self.sources for lane in source.lanes]
         try:
@@ -260,10 +267,10 @@ class QueueCore:
                 return
             admin = QueueAdmin(self.client, FIND_TIMEOUT_S)
             found = [await admin.find(name) for name in self.names]
-            for one in found:
-                await self.client.topic(one.topic, timeout_s=FIND_TIMEOUT_S)
+            for queue in found:
+                await self.client.topic(queue.topic, timeout_s=FIND_TIMEOUT_S)
             self.check_open()
-            self.sources = [Source(self.client, self, one) for one in found]
+            self.sources = [Source(self.client, self, queue) for queue in found]
             self.client.metadata.add_listener(self._metadata_changed)
             self._ticking = self.client.environment.tasks.spawn(self._tick(), "watch locks")
 
@@ -274,7 +281,7 @@ class QueueCore:
     async def take(
         self, count: int, timeout_s: float, *, is_for_threads: bool = False
     ) -> Handed:
-        """Up to `count` records, as soon as there is one; none after `timeout_s`. Where
+        """Takes up to `count` records, as soon as there is one; none after `timeout_s`. With
         `is_for_threads`, more may be `at_hand` afterwards."""
         await self.open()
         now_s = self.now_s
@@ -291,7 +298,7 @@ class QueueCore:
                 self._work()
                 handed = self._hand_out(count)
                 if handed[0]:
-                    # Where others wait they come next.
+                    # Calls that wait come next.
                     is_alone = len(self.sources) == 1 and self._demand == count
                     self._demand -= demand
                     demand = 0
@@ -300,7 +307,7 @@ class QueueCore:
                     if is_for_threads and is_alone:
                         self.sources[0].fill_shelf(self, count)
                     return handed
-                if not demand:  # They were another's by then.
+                if not demand:  # They were another consumer's by then.
                     demand = count
                     self._demand += demand
                 self._raise_failure()
@@ -321,15 +328,15 @@ class QueueCore:
             self._look_at_surplus()
 
     async def _begin(self, handed: Handed, deadline_s: float) -> Handed:
-        """Tells the leaders that want to know it that a user is about to get these, and waits until
-        that is durable. Without those that are another's by then, or of which no leader could be
-        told in time."""
+        """Tells the leaders that want to know it that a user is about to get these records, and
+        waits until that is durable. Leaves out records that are another's by then, or whose leader
+        could not be told in time."""
         tasks, leases = handed
         told = [
             (lease.taken, offsets)
             for lease in leases
             if lease.taken.unbegun
-            and (offsets := [one for one in lease.offsets if one in lease.taken.unbegun])
+            and (offsets := [offset for offset in lease.offsets if offset in lease.taken.unbegun])
         ]
         if not told:
             return handed
@@ -339,7 +346,7 @@ class QueueCore:
             async with asyncio.timeout(max(deadline_s - self.now_s, BEGIN_S_MIN)):
                 await asyncio.gather(*(taken.lane.flush() for taken, _ in told))
         for taken, offsets in told:
-            taken.lane.release(taken, [one for one in offsets if one in taken.unbegun])
+            taken.lane.release(taken, [offset for offset in offsets if offset in taken.unbegun])
         return [task for task in tasks if task.is_open], leases
 
     def _hand_out(self, count: int) -> Handed:
@@ -358,7 +365,7 @@ class QueueCore:
                     break
                 before = len(tasks)
                 self._hand_out_of(self.sources[turn], 1, tasks, leases)
-                # Of an ordered queue all that waits may be behind what is in hand.
+                # In an ordered queue all waiting records may be behind those in hand.
                 waiting[turn] = waiting[turn] - 1 if len(tasks) > before else 0
         if tasks:
             self._pace.began(self.now_s)
@@ -381,7 +388,7 @@ class QueueCore:
                 raise source.failure.with_message(source.failure.message)
 
     async def _news(self, timeout_s: float) -> None:
-        """Waits until something arrived, for so long at most."""
+        """Waits until something arrived, for at most `timeout_s`."""
         waiter = self.loop.create_future()
         self._waiters.add(waiter)
         try:
@@ -398,13 +405,13 @@ class QueueCore:
                 waiter.set_result(None)
 
     def _ahead(self) -> int:
-        """How many records may be here that nobody waits for."""
+        """The number of records that may be here without anybody waiting for them."""
         most = max(self.prefetch, self._largest) if self.prefetch else 0
         return self._pace.ahead(most)
 
     def _ask(self) -> None:
-        """Has takes under way for what users wait for, and for what they will soon want. Each take
-        costs its leader a write: what is ahead is filled up once half of it is gone."""
+        """Keeps takes in flight for the records that users wait for and will soon want. Each take
+        costs its leader a write, so records taken ahead are refilled once half of them are gone."""
         if self.is_closed:
             return
         is_in_use = self._demand > 0 or self._is_busy
@@ -413,7 +420,7 @@ class QueueCore:
         now_s, demand = self.now_s, self._demand
         wait_ms = TAKE_WAIT_MS
         if demand:
-            # Who does not wait at all wants to know of each leader.
+            # A call that does not wait at all asks every leader.
             known_s = self._demand_since_s
             if self._demand_until_s > known_s:
                 known_s -= KNOWN_S
@@ -439,7 +446,8 @@ class QueueCore:
                 source.wait(count, wait_ms, now_s, is_ahead=not demand, is_idle=idle > 0)
 
     def _lacking(self, ahead: int, known_s: float, now_s: float) -> dict[Source, int]:
-        """How many more records should be here, or on their way, where that is worth a take."""
+        """The number of further records each source should have here or in flight, if that is worth
+        a take."""
         found: dict[Source, int] = {}
         wanted = self._wanted_of_each(ahead, known_s, now_s)
         for source, want in zip(self.sources, wanted, strict=True):
@@ -450,12 +458,12 @@ class QueueCore:
         return found
 
     def _wanted_of_each(self, ahead: int, known_s: float, now_s: float) -> list[int]:
-        """How many records of each queue should be here, or on their way."""
+        """The number of records of each queue that should be here or in flight."""
         if len(self.sources) == 1:
             return [self._demand + ahead]
         if ahead:
             return [self._demand + max(ahead, 2 * weight) for weight in self._weights]
-        # Nothing is taken ahead: each asks for what it is to give next.
+        # Nothing is taken ahead: each queue asks for the records it is to give next.
         limits = [
             source.available
             + source.expected(now_s)
@@ -465,12 +473,13 @@ class QueueCore:
         return self._rounds.plan(self._demand, limits)
 
     def _look_at_surplus(self) -> None:
-        """Gives back soon what is here for nobody."""
+        """Schedules giving back records that nobody waits for."""
         if self._surplus is None and not self.is_closed and self._surplus_count() > 0:
             self._surplus = self.loop.call_later(SURPLUS_S, self._give_back_surplus)
 
     def _surplus_count(self) -> int:
-        """A consumer's pace changes: twice what may be ahead is not too much."""
+        """The number of surplus records. A consumer's pace changes, so twice the number allowed
+        ahead is not too much."""
         allowed = 2 * self._ahead()
         if len(self.sources) > 1 and allowed:
             allowed = sum(max(allowed, 4 * weight) for weight in self._weights)
@@ -489,7 +498,8 @@ class QueueCore:
             count -= min(count, here)
 
     def wanted(self, lane: Lane, count: int) -> None:
-        """Gives them their share of what waits here, but for what is handled within a moment."""
+        """Gives idle consumers their share of the records waiting here, except those handled within
+        a moment."""
         if self.is_closed:
             return
         for source in self.sources:
@@ -507,7 +517,8 @@ class QueueCore:
         self._tell()
         self._look_at_surplus()
         if not self._demand or self.now_s < self._demand_until_s:
-            # Else the calls are about to return: takes that do not wait would go to and fro.
+            # Otherwise the calls are about to return, and takes that do not wait would go back and
+            # forth.
             self._ask()
 
     def failed(self, lane: Lane, error: RayqError) -> None:
@@ -523,7 +534,7 @@ class QueueCore:
             self._looking = self.client.environment.tasks.spawn(self._look(), "look for queues")
 
     async def _look(self) -> None:
-        """Whether the queues are what they were."""
+        """Checks whether the queues are still the same."""
         try:
             for index, source in enumerate(self.sources):
                 if source.failure is None:
@@ -569,7 +580,7 @@ class QueueCore:
     # --- the loop: the end ----------------------------------------------------------------------
 
     def give_back_waiting(self) -> None:
-        """Gives back what is here and nobody has been given."""
+        """Gives back the records here that nobody has been given."""
         for source in self.sources:
             source.clear_shelf()
             for lane in source.lanes:
@@ -578,15 +589,15 @@ class QueueCore:
                     taken.rows, taken.next_row = [], 0
 
     async def rest(self) -> None:
-        """A worker has stopped: what it has settled is told, and the next records are others'.
-        Raises as `flush` does."""
+        """Reports the settlements of a worker that has stopped, and leaves the next records to
+        others. Raises as `flush` does."""
         if not self.is_closed:
             self._work()
             self.give_back_waiting()
             await self.flush(CLOSE_TIMEOUT_S)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Tells what was decided, gives back everything else, then ends. Raises LockLostError."""
+        """Reports all decisions, gives back everything else, then ends. Raises LockLostError."""
         if self.is_closed:
             return
         timeout_s = CLOSE_TIMEOUT_S if timeout_s is None else timeout_s
@@ -602,7 +613,7 @@ class QueueCore:
                     await asyncio.gather(*(lane.taken_all() for lane in lanes))
             except builtins.TimeoutError:
                 pass
-            self.give_back_waiting()  # what those takes brought
+            self.give_back_waiting()  # the records of those takes
             for lane in lanes:
                 for taken in lane.takens:
                     for offset in list(taken.open):
@@ -617,7 +628,7 @@ class QueueCore:
             self._release()
 
     async def leave(self, timeout_s: float | None) -> None:
-        """As `close`, for a queue that its user dropped."""
+        """Does the same as `close`, for a queue that its user dropped."""
         await self.close(timeout_s)
 
     def _release(self) -> None:

@@ -1,5 +1,6 @@
-"""Tells the leader of one partition what a consumer has decided, in requests one after another:
-what is decided while one is under way goes together in the next. Belongs to the loop."""
+"""Settler of one partition: tells its leader what a consumer has decided, in requests one after
+another. Decisions made while a request is in flight go together in the next one. Belongs to the
+loop."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from rayq.wire.connection import Connection
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
-"""How long a request may take on top of what it waits for."""
+"""Timeout of a request, in addition to the time that it waits for."""
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
 SETTLE_LINGER_S = 0.005
-"""How long what was decided waits for company."""
+"""Time that decisions wait to be batched with others."""
 SETTLE_PATIENCE_S = 60.0
-"""How long what was decided is tried to be told to the leader."""
+"""Maximum time for which telling the leader a decision is retried."""
 
 
 class Addressed(Protocol):
@@ -41,7 +42,7 @@ class Addressed(Protocol):
 
 
 class Decides(Protocol):
-    """The lane whose decisions these are."""
+    """The lane that makes the decisions."""
 
     partition: int
     is_closed: bool
@@ -53,13 +54,13 @@ class Decides(Protocol):
     def name(self) -> str: ...
 
     def leader(self) -> LeaderAndEpoch:
-        """Raises RayqError while there is none."""
+        """The current leader. Raises RayqError while there is none."""
         ...
 
     def suspect(self, leader: LeaderAndEpoch | None, error: RayqError) -> None: ...
 
     def doubts(self, error: RayqError) -> None:
-        """The leader says that there is no such queue, or topic."""
+        """The leader reports that there is no such queue, or topic."""
         ...
 
     def settled(
@@ -76,37 +77,37 @@ class Settler:
         self._client = client
         self._lane = lane
         self.named_over: Connection | None = None
-        """Over which connection the leader last heard of this consumer."""
+        """The connection over which the leader last heard of this consumer."""
         self._next = Round()
         self._current: Round | None = None
         self._settling: asyncio.Task[None] | None = None
         self._is_waited_for = asyncio.Event()
         self._flushing = 0
-        """How many wait until what was decided is durable."""
+        """The number of callers that wait until decisions are durable."""
 
     def outgoing(self, holder: str, state_epoch: int) -> Settlement:
-        """What goes next for these locks; what is put there now goes for certain."""
+        """The next settlement for these locks; everything added to it now will be sent."""
         self._begin()
         return self._next.of(holder, state_epoch)
 
     def _begin(self) -> None:
-        # One that is cancelled before its first step has done nothing, and says nothing.
+        # A task that is cancelled before its first step does nothing, and reports nothing.
         if self._settling is None or self._settling.done():
             self._settling = self._client.environment.tasks.spawn(
                 self._settle(), f"settle for {self._lane.source.name} at {self._lane.name}"
             )
 
     async def flush(self) -> None:
-        """Waits until all that was decided before is durable, or given up."""
+        """Waits until all earlier decisions are durable, or given up."""
         waited_for = [self._current, self._next if self._next.settlements else None]
         self._flushing += 1
         self._is_waited_for.set()
         if self._next.settlements:
             self._begin()
         try:
-            for one in waited_for:
-                if one is not None:
-                    await one.wait()
+            for sent_round in waited_for:
+                if sent_round is not None:
+                    await sent_round.wait()
         finally:
             self._flushing -= 1
 
@@ -130,8 +131,9 @@ class Settler:
         self._settling = None
 
     def _cancelled(self) -> None:
-        """With all tasks of an event loop that ends. Who closes the queue then flushes, and what
-        was under way goes again: to repeat it does no harm."""
+        """Handles cancellation with all tasks of an event loop that ends. The caller that closes
+        the queue then flushes, and decisions in flight are sent again: repeating them does no
+        harm."""
         current, self._current, self._settling = self._current, None, None
         if current is not None:
             current.add(self._next)
@@ -140,7 +142,7 @@ class Settler:
             self._begin()
 
     async def _linger(self) -> None:
-        """What is decided within the next moment goes along, unless somebody waits for it."""
+        """Waits a moment for more decisions, unless somebody waits for these."""
         self._is_waited_for.clear()
         if not self._flushing:
             with contextlib.suppress(builtins.TimeoutError):
@@ -179,7 +181,8 @@ class Settler:
 
     @property
     def _patience_s(self) -> float:
-        """A queue, or a topic, that is gone takes nothing any more."""
+        """The time for which sending is retried. A queue, or a topic, that is gone accepts nothing
+        any longer."""
         return 0.0 if self._lane.is_closed else SETTLE_PATIENCE_S
 
     async def _send_once(

@@ -1,4 +1,4 @@
-"""What a consumer has decided of the records of one partition, collected until a request goes."""
+"""Decisions of a consumer on the records of one partition, collected until a request is sent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from rayq.client.queues.taken import Taken, runs_of
 from rayq.messages import QUEUE_RANGES_MAX
 
 REJECT_WEIGHT = 10
-"""A reject counts as so many of the ranges that go into one request: it has a reason with it."""
+"""Weight of a reject, in ranges of one request: it carries a reason."""
 
 
 class Settlement:
     """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
-    count. No offset is in two of them but for `extends` and
-    `begins`."""
+    count. No offset is in two of them, except for `extends` and `begins`."""
 
     __slots__ = (
         "holder",
@@ -34,7 +33,7 @@ class Settlement:
         self.state_epoch = state_epoch
         self.acks: dict[int, tuple[int, Taken]] = {}
         self.nacks: dict[int, tuple[int, int | None, Taken]] = {}
-        """The delay in ms; None: by the queue's back-off."""
+        """The delay in ms; None means the queue's back-off."""
         self.rejects: dict[int, tuple[int, str, bool, Taken]] = {}
         """The reason, and whether it failed its last delivery."""
         self.extends: dict[int, tuple[int, float, Taken]] = {}
@@ -43,7 +42,7 @@ class Settlement:
         self.begins: dict[int, tuple[int, Taken]] = {}
 
     def parts(self) -> Iterator[Settlement]:
-        """This one, divided so that each request names as much as it may."""
+        """This settlement, divided so that each request names at most QUEUE_RANGES_MAX."""
         weights = {"begins": 1, "acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT}
         weights |= {"extends": 1, "releases": 1}
         sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
@@ -62,7 +61,7 @@ class Settlement:
             yield part
 
     def fields(self) -> dict[str, Any]:
-        """As `Settle` names them."""
+        """The fields of a `Settle`."""
         nacks: dict[int | None, list[tuple[int, int]]] = {}
         for offset, (count, delay_ms, _) in self.nacks.items():
             nacks.setdefault(delay_ms, []).append((offset, count))
@@ -73,13 +72,15 @@ class Settlement:
             "holder": self.holder,
             "state_epoch": self.state_epoch,
             "acks": list(runs_of((offset, count) for offset, (count, _) in self.acks.items())),
-            "nacks": [(*run, delay) for delay, ones in nacks.items() for run in runs_of(ones)],
+            "nacks": [
+                (*run, delay) for delay, records in nacks.items() for run in runs_of(records)
+            ],
             "rejects": self._dying(is_failure=False),
             "failures": self._dying(is_failure=True),
             "extends": [
                 (*run, max(round(timeout_s * 1000), 1))
-                for timeout_s, ones in extends.items()
-                for run in runs_of(ones)
+                for timeout_s, records in extends.items()
+                for run in runs_of(records)
             ],
             "releases": list(
                 runs_of((offset, count) for offset, (count, _) in self.releases.items())
@@ -95,8 +96,8 @@ class Settlement:
         ]
 
     def decided_in(self, first: int, last: int) -> Iterator[tuple[int, Taken]]:
-        """What users have decided of these offsets and what does not hold without the lock. (What
-        was given back has gone, as it should, also where an earlier request has done it.)"""
+        """The users' decisions on these offsets that do not hold without the lock. (Records that
+        were given back are gone, as they should be, even if an earlier request did it.)"""
         for kind in (self.acks, self.rejects):
             for offset, decided in kind.items():
                 if first <= offset <= last:
@@ -104,7 +105,7 @@ class Settlement:
 
 
 class Round:
-    """What goes to the leader together."""
+    """The settlements that go to the leader together."""
 
     def __init__(self) -> None:
         self.settlements: dict[tuple[str, int], Settlement] = {}
@@ -118,9 +119,9 @@ class Round:
         return found
 
     def add(self, later: Round) -> None:
-        """What was decided since goes along, and whoever waits for that waits for this."""
-        for place, settlement in later.settlements.items():
-            known = self.of(*place)
+        """Adds the later decisions; callers that wait for `later` then wait for this round."""
+        for lock, settlement in later.settlements.items():
+            known = self.of(*lock)
             for name in ("acks", "nacks", "rejects", "extends", "releases"):
                 getattr(known, name).update(getattr(settlement, name))
         self._later.append(later)

@@ -1,5 +1,5 @@
-"""Records that wait where users' threads can take them without asking the loop: to go there and
-back costs more than a short task does."""
+"""Shelf of records that users' threads can take without asking the loop, because a round trip there
+costs more than a short task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from rayq.client.queues.task import Decisions, Lease, QueueTask
 SHELF_MAX = 64
 SHELF_BYTES_MAX = 1024 * 1024
 SHELF_SHARE = 8
-"""A thread that asks for more than one record in so many of the shelf goes to the loop, which has
-all that wait."""
+"""Minimum ratio of the shelf to the number of records asked for: a thread that asks for more goes
+to the loop, which has all waiting records."""
 
 
 class Shelf:
-    """See the module. Whoever pops a record has it, a thread or the loop: there is no lock. What is
-    here still counts as waiting, and the loop takes it back before it decides about what waits."""
+    """See the module. Whoever pops a record has it, a thread or the loop: there is no lock. The
+    records here still count as waiting, and the loop takes them back before it decides about
+    waiting records."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Row, Lease]] = deque()
@@ -27,7 +28,7 @@ class Shelf:
         return len(self._waiting)
 
     def take(self, count: int) -> list[QueueTask]:
-        """From any thread. [] where there are fewer."""
+        """Takes `count` records; [] if there are fewer. May be called from any thread."""
         found: list[QueueTask] = []
         if len(self._waiting) < count:
             return found
@@ -36,20 +37,20 @@ class Shelf:
                 row, lease = self._waiting.popleft()
             except IndexError:  # Another thread was faster.
                 break
-            # Where a Ctrl+C comes before the next line, the lease gives it back.
+            # If a Ctrl+C comes before the next line, the lease gives the record back.
             if row.offset in lease.taken.open:
                 found.append(QueueTask(row, lease))
                 lease.is_seen = True
         return found
 
     def put(self, parts: Iterable[tuple[Taken, list[Row]]], decisions: Decisions) -> None:
-        """On the loop."""
+        """Puts records on the shelf. Runs on the loop."""
         self._waiting.extend(
             (row, Lease(taken, [row.offset], decisions)) for taken, rows in parts for row in rows
         )
 
     def take_back(self) -> list[tuple[Taken, list[Row]]]:
-        """All that no thread has taken, in their order. On the loop."""
+        """Takes back all records that no thread has taken, in their order. Runs on the loop."""
         parts: list[tuple[Taken, list[Row]]] = []
         while self._waiting:
             try:

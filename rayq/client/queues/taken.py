@@ -1,7 +1,7 @@
-"""What one answer to a take brought, and which of its records are not settled yet. No network.
+"""Result of one take, and its records that are not settled yet. No network.
 
 A record *waits* here until a call of `take` hands it out; it is *open* until it is settled, or its
-lock has gone. All of this belongs to the loop, except `lost`, which the tasks read.
+lock is gone. All of this belongs to the loop, except `lost`, which the tasks read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Run = tuple[int, int, int]
 
 
 class Row(NamedTuple):
-    """A record that a take brought."""
+    """A record of a take."""
 
     offset: int
     delivery_count: int
-    """As the lock has it: those that count for nothing included."""
+    """The lock's count, including deliveries that do not count as failures."""
     key: bytes | None
     value: bytes | None
     headers: Headers | None
     timestamp_ms: int
     is_large: bool = False
-    """The value is the manifest of a large one, which is not here yet."""
+    """The value is the manifest of a large value, which is not here yet."""
 
 
 class Origin(Protocol):
@@ -40,7 +40,7 @@ class Origin(Protocol):
 
 
 class Settles(Protocol):
-    """The lane that has taken them, and settles them."""
+    """The lane that has taken the records, and settles them."""
 
     partition: int
 
@@ -92,55 +92,56 @@ class Taken:
     def __init__(
         self, lane: Settles, holder: str, state_epoch: int, taken_at_s: float, rows: list[Row]
     ) -> None:
-        """`taken_at_s` is when the take was *sent*: the leader began to count later."""
+        """`taken_at_s` is the time at which the take was *sent*: the leader counts from later."""
         self.lane = lane
         self.holder = holder
         self.state_epoch = state_epoch
         self.taken_at_s = taken_at_s
         timeout_s = lane.source.config.visibility_timeout_s
         self.until_s = taken_at_s + timeout_s
-        """When the locks end unless they are extended."""
+        """The time at which the locks end unless they are extended."""
         self.renew_at_s = taken_at_s + timeout_s / 3
         self.rows = rows
-        """Those from `next_row` on wait."""
+        """The rows; those from `next_row` on wait."""
         self.next_row = 0
         self.keys: dict[int, bytes | None] = {}
-        """By offset, in a queue that is ordered by key."""
+        """The keys by offset, in a queue that is ordered by key."""
         if lane.source.config.ordered_by_key:
             self.keys = {row.offset: row.key for row in rows}
         self.open = {row.offset: row.delivery_count for row in rows}
         self.excused: dict[int, int] = {}
-        """By offset: how many of its deliveries were no failures."""
+        """The number of deliveries that were no failures, by offset."""
         self.unbegun: set[int] = set()
-        """Offsets of which the leader is told before a user gets them."""
+        """The offsets of which the leader is told before a user gets them."""
         self.is_told_long = False
         self.lost: dict[int, LockLostError] = {}
 
     def withhold(self) -> list[Row]:
-        """Its rows, which count as handed out until they are put back into `rows`."""
+        """Removes and returns its rows, which count as handed out until they are put back into
+        `rows`."""
         rows, self.rows = self.rows, []
         return rows
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the values that wait."""
+        """The size of the waiting values."""
         return sum(len(row.value or b"") for row in self.rows[self.next_row :])
 
     @property
     def waiting(self) -> int:
-        """How many rows were not handed out."""
+        """The number of rows that were not handed out."""
         return len(self.rows) - self.next_row
 
     def waiting_offsets(self) -> list[int]:
-        """The open ones that were not handed out."""
+        """The open offsets that were not handed out."""
         return [row.offset for row in self.rows[self.next_row :] if row.offset in self.open]
 
     def hand_out(
         self, count: int, busy: set[bytes] | None, *, is_at_once: bool = False
     ) -> list[Row]:
-        """Up to `count` open rows, which do not wait any more. None whose key is `busy`; the keys
-        of those that are handed out become busy. `is_at_once`: only those before the first one of
-        which the leader has to be told."""
+        """Hands out up to `count` open rows, which then no longer wait. A row whose key is `busy`
+        is kept; the keys of the rows handed out become busy. `is_at_once`: only rows before the
+        first one of which the leader has to be told."""
         if busy is None:
             found: list[Row] = []
             while self.next_row < len(self.rows) and len(found) < count:
@@ -166,18 +167,18 @@ class Taken:
         return found
 
     def give_back(self, count: int) -> list[int]:
-        """The last `count` of those that wait, or all: they do not wait any more."""
+        """Removes the last `count` of the waiting rows, or all, and returns their open offsets."""
         start = max(self.next_row, len(self.rows) - count)
         given = [row.offset for row in self.rows[start:] if row.offset in self.open]
         del self.rows[start:]
         return given
 
     def put_back(self, rows: list[Row]) -> None:
-        """Rows that were handed out to nobody: they are the next ones again."""
+        """Puts back rows that were handed out to nobody: they are the next ones again."""
         self.rows[self.next_row : self.next_row] = rows
 
     def lose(self, offset: int, error: LockLostError) -> bool:
-        """The lock of this one has gone. False: it was settled, or lost, before."""
+        """Marks the lock of an offset as gone. Returns False if it was settled, or lost, before."""
         if self.open.pop(offset, None) is None:
             return False
         self.rows = [row for row in self.rows[self.next_row :] if row.offset != offset]
@@ -187,7 +188,8 @@ class Taken:
 
 
 def runs_of(records: Iterable[tuple[int, int]]) -> Iterator[Run]:
-    """`(offset, count)` of records as runs of offsets that follow each other, ascending."""
+    """Runs of consecutive offsets with the same count, ascending, from the `(offset, count)` of
+    records."""
     first = last = count = -1
     for offset, its_count in sorted(records):
         if offset == last + 1 and its_count == count:

@@ -1,4 +1,4 @@
-"""`QueueTask`: one record that a queue gave out, and what its consumer says of it."""
+"""`QueueTask`, one record handed out by a queue, and the decisions of its consumer."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rayq.user_functions import told
 ACK, NACK, REJECT, EXTEND = "ack", "nack", "reject", "extend"
 
 REASON_CHARACTERS_MAX = 1_000
-"""How much of a reason is kept with a dead letter."""
+"""Maximum length of a reason that is kept with a dead letter."""
 
 
 class Decisions(Protocol):
-    """What takes note of what users decide. From any thread."""
+    """Receiver of users' decisions. Its methods may be called from any thread."""
 
     def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
-        """Raises ClosedError."""
+        """Records a decision. Raises ClosedError."""
         ...
 
     def dropped(self, taken: Taken, offsets: list[int], is_seen: bool) -> None:
-        """Nobody can settle these any more."""
+        """Reports offsets that nobody can settle any longer."""
         ...
 
 
 class Lease:
-    """Keeps what one call of `take` handed out in the user's hands. When the last of its tasks is
-    gone, those that nobody has settled are given back: a record that its consumer forgot would
-    otherwise stay locked up to `max_handling_s`."""
+    """A hold on the records that one call of `take` handed out. When the last of its tasks is gone,
+    unsettled ones are given back: a record that its consumer forgot would otherwise stay locked up
+    to `max_handling_s`."""
 
     __slots__ = ("taken", "offsets", "is_seen", "decisions")
 
@@ -41,11 +41,11 @@ class Lease:
         self.taken = taken
         self.offsets = offsets
         self.is_seen = False
-        """Whether the user got them. A Ctrl+C may come in between."""
+        """Whether the user got the records. A Ctrl+C may come in between."""
         self.decisions = decisions
 
     def end(self) -> None:
-        """Nothing is to be given back any more."""
+        """Ends the lease: nothing is to be given back any longer."""
         self.offsets = []
 
     def __del__(self) -> None:
@@ -55,14 +55,14 @@ class Lease:
 
 
 class QueueTask:
-    """One record of a queue that is this consumer's until it is settled, once.
+    """A record of a queue that belongs to this consumer until it is settled, once.
 
     `ack` settles it, `nack` gives it back for another try, `reject` sends it to the dead letters.
-    All three return at once; what they say travels with others, and `queue.flush()` waits until it
-    is durable. As a context manager it is acknowledged where the block ends well, and given back
-    where it raises (the error goes on); at the last of `max_deliveries` it is rejected, with the
-    error as its reason. The client extends the lock by itself while the task is in use, up to
-    `max_handling_s`.
+    All three return at once; decisions travel together with others, and `queue.flush()` waits until
+    they are durable. As a context manager the task is acknowledged if the block ends well, and
+    given back if it raises (the error propagates); at the last of `max_deliveries` it is rejected,
+    with the error as its reason. The client extends the lock by itself while the task is in use, up
+    to `max_handling_s`.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class QueueTask:
     def __init__(self, row: Row, lease: Lease) -> None:
         self.offset: int
         self.delivery_count: int
-        """How often the record was given to a user, this time included."""
+        """The number of times the record was given to a user, including this time."""
         self.key: bytes | None
         self.value: bytes | None
         (
@@ -97,12 +97,12 @@ class QueueTask:
 
     @property
     def headers(self) -> Headers:
-        """In the order in which they were put; [] when there are none."""
+        """The headers in the order in which they were put; [] if there are none."""
         return self._headers or []
 
     @property
     def queue(self) -> str:
-        """The name of the queue that it was taken from."""
+        """The name of the queue that the record was taken from."""
         return self._lease.taken.lane.source.name
 
     @property
@@ -120,7 +120,7 @@ class QueueTask:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is this consumer's, as far as that is known here, and was not settled."""
+        """Whether it is this consumer's, as far as is known here, and unsettled."""
         return self.offset in self._lease.taken.open
 
     @property
@@ -130,8 +130,8 @@ class QueueTask:
 
     @property
     def lost(self) -> LockLostError | None:
-        """Why the record is not this consumer's any more, as far as that is known here. It may
-        become known after `ack`: `queue.flush()` raises it then."""
+        """The reason why the record is no longer this consumer's, as far as is known here. It may
+        become known after `ack`: `queue.flush()` then raises it."""
         return self._lease.taken.lost.get(self.offset)
 
     def __repr__(self) -> str:
@@ -144,30 +144,31 @@ class QueueTask:
     # --- what becomes of it ---------------------------------------------------------------------
 
     def ack(self) -> None:
-        """It is done, and does not come again. A second call does nothing. Raises LockLostError
-        where another has it by now, InvalidRequestError after `nack` or `reject`, ClosedError."""
+        """Acknowledges the record: it is done, and is not delivered again. A second call does
+        nothing. Raises LockLostError if another consumer has it by now, InvalidRequestError after
+        `nack` or `reject`, ClosedError."""
         self._settle(ACK, None)
 
     def nack(self, delay_s: float | None = None) -> None:
-        """Gives it back, to be tried again after `delay_s` seconds (None: by the queue's back-off,
-        which doubles). After the last of `max_deliveries` it goes to the dead letters instead.
-        Raises as `ack`."""
+        """Gives the record back, to be tried again after `delay_s` seconds (None: by the queue's
+        back-off, which doubles). After the last of `max_deliveries` it goes to the dead letters
+        instead. Raises as `ack` does."""
         if delay_s is not None:
             delay_s = seconds_between("delay_s", delay_s, DELAY_S_MAX)
         self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
 
     def reject(self, reason: str) -> None:
-        """It goes to the dead letters at once, with this reason (its first 1,000 bytes).
-        Raises as `ack`."""
+        """Sends the record to the dead letters at once, with this reason (its first 1,000 bytes).
+        Raises as `ack` does."""
         if not isinstance(reason, str):
             raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
         self._reject(reason, is_failure=False)
 
     def extend(self, seconds: float) -> None:
-        """Keeps it for `seconds` from now, where that is longer than the client does by itself. A
-        leader that takes over meanwhile knows nothing of it: it keeps the task as long as this
-        process goes on to extend it, and for `visibility_timeout_s` after that. Raises
-        InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack`."""
+        """Keeps the record for `seconds` from now, if that is longer than the client's own
+        extension. A leader that takes over meanwhile does not know of it: it keeps the record while
+        this process continues to extend it, and for `visibility_timeout_s` after that. Raises
+        InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack` does."""
         wanted_s = seconds_between("An extension", seconds, DELAY_S_MAX)
         taken = self._lease.taken
         left_s = taken.lane.handling_left_s(taken)
@@ -184,9 +185,9 @@ class QueueTask:
         self._lease.decisions.decide(taken, self.offset, EXTEND, wanted_s)
 
     def fail(self, error: BaseException, retries: int | None = None) -> None:
-        """As a `with` block that raised: `nack`, or to the dead letters with the error once it was
-        delivered `max_deliveries` times (or `retries` + 1 times, where that is less). Raises as
-        `ack`."""
+        """Fails the record like a `with` block that raised: `nack`, or to the dead letters with the
+        error once it was delivered `max_deliveries` times (or `retries` + 1 times, if that is
+        less). Raises as `ack` does."""
         taken = self._lease.taken
         most = taken.lane.source.config.max_deliveries
         if retries is not None:
@@ -257,5 +258,5 @@ class QueueTask:
 
 
 def lock_count(task: QueueTask) -> int:
-    """The count by which its lock is named: with the deliveries that count for nothing."""
+    """The count that names its lock, including deliveries that do not count as failures."""
     return task.delivery_count + task._lease.taken.excused.get(task.offset, 0)

@@ -1,8 +1,8 @@
-"""Arguments of tasks, as JSON: `[[positional], {by name}]`. A call is written only where a worker
-reads from it what the caller gave.
+"""Arguments of tasks, as JSON: `[[positional], {by name}]`. A call is written only if a worker
+reads the caller's arguments from it.
 
 JSON knows fewer types than Python. An annotation says what a text or a list was before; without one
-a tuple would arrive as a list, a date as a text, and NaN as None. So whoever writes a call reads it
+a tuple would arrive as a list, a date as a text, and NaN as None. So the writer of a call reads it
 back, and compares.
 """
 
@@ -22,28 +22,28 @@ from rayq.errors import SerializationError, TaskArgumentsError
 from rayq.user_functions import told
 
 DEPTH_MAX = 100
-"""How deep arguments are nested at most: a worker may have less of Python's stack left than the
-caller."""
+"""Maximum nesting of arguments: a worker may have less of Python's stack left than the caller."""
 _EXACT = (str, int, bool, type(None), bytes)
 
 
 class TaskArguments:
-    """What one function is called with."""
+    """The arguments of one function."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        """`name` is for errors."""
+        """`name` is used in errors."""
         self._name = name
         self._function = function
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
 
     def encoded(self, args: Any, kwargs: Mapping[str, Any]) -> bytes:
-        """Raises TypeError (the function takes no such arguments), SerializationError."""
+        """Encodes the arguments of a call. Raises TypeError (the function takes no such arguments),
+        SerializationError."""
         given = self._signature.bind(*args, **kwargs).arguments
         try:
             value = msgspec.json.encode([list(args), kwargs])
             arrived = self._bound(value).arguments
-            changed = [name for name, one in given.items() if not _is_same(one, arrived[name])]
+            changed = [name for name, value in given.items() if not _is_same(value, arrived[name])]
         except Exception as error:
             raise self._refused(given, error) from error
         for name in changed:
@@ -51,7 +51,8 @@ class TaskArguments:
         return value
 
     def decoded(self, value: bytes | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Each as its annotation says. Raises TaskArgumentsError."""
+        """The arguments of a record, each converted to its annotation. Raises
+        TaskArgumentsError."""
         try:
             bound = self._bound(value or b"")
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
@@ -79,8 +80,8 @@ class TaskArguments:
         return msgspec.convert(arrived, type=hint, str_keys=True)
 
     def _known_hints(self) -> dict[str, Any]:
-        """The annotations. They may name what is defined below the function, so they are looked at
-        when the first call comes. Raises TypeError."""
+        """The annotations. They may name objects defined below the function, so they are resolved
+        at the first call. Raises TypeError."""
         if self._hints is None:
             try:
                 self._hints = get_type_hints(_annotated(self._function))
@@ -91,16 +92,16 @@ class TaskArguments:
     # --- refusals -------------------------------------------------------------------------------
 
     def _refused(self, given: dict[str, Any], error: Exception) -> SerializationError:
-        """Names the first argument that is not written or read."""
-        for name, one in given.items():
+        """The error that names the first argument that cannot be written or read."""
+        for name, argument in given.items():
             try:
-                written = msgspec.json.encode(one)
+                written = msgspec.json.encode(argument)
             except Exception as unwritten:  # noqa: BLE001 - any that an argument's class raises
-                return self._error(name, one, f"JSON has no form for it: {told(unwritten)}")
+                return self._error(name, argument, f"JSON has no form for it: {told(unwritten)}")
             try:
                 self._converted(name, msgspec.json.decode(written))
             except Exception as unread:  # noqa: BLE001
-                return self._error(name, one, f"no worker could read it: {told(unread)}")
+                return self._error(name, argument, f"no worker could read it: {told(unread)}")
         return SerializationError(f"The arguments of {self._name} cannot travel: {told(error)}")
 
     def _not_same(self, name: str, given: Any, arrived: Any) -> SerializationError:
@@ -121,7 +122,7 @@ class TaskArguments:
 
 
 def _annotated(function: Any) -> Any:
-    """What has the annotations of a function: also of a partial, and of an object with
+    """The object with a function's annotations, also for a partial, and for an object with
     `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -137,8 +138,8 @@ def _shown(given: object) -> str:
 
 
 def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
-    """Whether an argument has arrived as it was given: as what type, too. (A function that takes a
-    float takes a whole number.)"""
+    """Whether an argument has arrived unchanged, including its type. (A function that takes a float
+    also takes a whole number.)"""
     if depth >= DEPTH_MAX:
         return False
     if type(given) is not type(arrived):
@@ -147,17 +148,20 @@ def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
         return bool(given == arrived)
     if isinstance(given, dict):
         return len(given) == len(arrived) and all(
-            _is_same(key, its_key, depth + 1) and _is_same(one, its_one, depth + 1)
-            for (key, one), (its_key, its_one) in zip(given.items(), arrived.items(), strict=True)
+            _is_same(key, its_key, depth + 1) and _is_same(value, its_value, depth + 1)
+            for (key, value), (its_key, its_value) in zip(
+                given.items(), arrived.items(), strict=True
+            )
         )
     if isinstance(given, list | tuple):
         return len(given) == len(arrived) and all(
-            _is_same(one, its_one, depth + 1) for one, its_one in zip(given, arrived, strict=True)
+            _is_same(item, its_item, depth + 1)
+            for item, its_item in zip(given, arrived, strict=True)
         )
     if isinstance(given, set | frozenset):
-        found = {one: one for one in arrived}
+        found = {item: item for item in arrived}
         return len(given) == len(found) and all(
-            one in found and _is_same(one, found[one], depth + 1) for one in given
+            item in found and _is_same(item, found[item], depth + 1) for item in given
         )
     if (names := _fields(given)) is not None:
         return all(
@@ -173,7 +177,8 @@ def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
 
 
 def _is_same_time(given: Any, arrived: Any) -> bool:
-    """A zone travels as its distance to UTC, which says which of two equal hours it is, too."""
+    """Whether two times are the same. A zone travels as its offset from UTC, which also tells which
+    of two equal hours it is."""
     if (given.tzinfo is None) != (arrived.tzinfo is None):
         return False
     if given.tzinfo is None:
@@ -184,7 +189,8 @@ def _is_same_time(given: Any, arrived: Any) -> bool:
 
 
 def _fields(given: object) -> list[str] | None:
-    """The names of the fields of a dataclass, a struct, or a class of attrs."""
+    """The names of the fields of a dataclass, a struct, or an attrs class; None for other
+    objects."""
     if isinstance(given, type):
         return None
     if isinstance(given, msgspec.Struct):
@@ -192,21 +198,21 @@ def _fields(given: object) -> list[str] | None:
     if dataclasses.is_dataclass(given):
         return [field.name for field in dataclasses.fields(given)]
     attributes = getattr(type(given), "__attrs_attrs__", None)
-    return None if attributes is None else [one.name for one in attributes]
+    return None if attributes is None else [attribute.name for attribute in attributes]
 
 
 def _depth(given: Any) -> int:
-    """How deep it is nested, up to one more than it may be."""
+    """The nesting depth, up to one more than the maximum."""
     level, depth = [given], 0
     while level and depth <= DEPTH_MAX:
         depth += 1
         below: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                below += one.values()
-            elif isinstance(one, list | tuple | set | frozenset):
-                below += one
-            elif (names := _fields(one)) is not None:
-                below += [getattr(one, name, None) for name in names]
+        for value in level:
+            if isinstance(value, Mapping):
+                below += value.values()
+            elif isinstance(value, list | tuple | set | frozenset):
+                below += value
+            elif (names := _fields(value)) is not None:
+                below += [getattr(value, name, None) for name in names]
         level = below
     return depth

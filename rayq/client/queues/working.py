@@ -1,8 +1,8 @@
-"""`queue.work`: handles one record after another, several at once, until it is told to stop.
+"""Workers of `queue.work`: they handle records, several at once, until they are told to stop.
 
 A handler may raise anything: the record is given back, and at the last of its deliveries goes to
 the dead letters with the error. A record whose arguments no function takes is rejected at once:
-another try would not mend it.
+another try would not help.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rayq.user_functions import (
 logger = logging.getLogger(__name__)
 
 TAKE_S = 0.5
-"""How long a worker waits for a record at a time."""
+"""Maximum time a worker waits for a record at a time."""
 FAILED_TAKE_PAUSE_S = 1.0
 STOP_TIMEOUT_S = 60.0
 WATCH_S = 0.1
@@ -57,8 +57,8 @@ class AsyncTakesTasks(Protocol):
 def call_of(
     task: QueueTask, handler: Handler | None, functions: Functions[Any], is_async: bool = False
 ) -> tuple[Callable[[], Any], bool, int | None]:
-    """What handles a record, whether that is a coroutine function (as the handler `is_async`), and
-    how many retries it has. Raises LookupError, TaskArgumentsError."""
+    """The call that handles a record, whether it is a coroutine function (as the handler
+    `is_async`), and its number of retries. Raises LookupError, TaskArgumentsError."""
     if handler is not None:
         return lambda: handler(task), is_async, None
     function = functions.of(task)
@@ -67,7 +67,7 @@ def call_of(
 
 
 def check_done(result: object) -> BaseException | None:
-    """The error of what a function returned that shows that it has not done its work."""
+    """The error of a function's result that shows that the function has not done its work."""
     return None if result is None else call(check_ran, "The function", result)[1]
 
 
@@ -86,8 +86,8 @@ def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> 
 
 
 def note_no_call(task: QueueTask, error: BaseException) -> None:
-    """As `note_failure`, where nothing was called: what `call_of` raised. Another try would not
-    mend arguments that no function takes; another worker may know the function."""
+    """Handles the error of `call_of`, if nothing was called. Another try would not help with
+    arguments that no function takes; another worker may know the function."""
     if not isinstance(error, TaskArgumentsError):
         note_failure(task, error, None)
         return
@@ -96,14 +96,15 @@ def note_no_call(task: QueueTask, error: BaseException) -> None:
 
 
 def give_back(task: QueueTask) -> None:
-    """After its worker was cancelled, or the program interrupted, in the middle of its handler."""
+    """Gives a record back after its worker was cancelled, or the program interrupted, in the middle
+    of its handler."""
     _settle(task, lambda: task.nack(0))
 
 
 def first_of(failures: Sequence[BaseException]) -> BaseException | None:
-    """What ended a worker, to be raised; the others are logged."""
-    for other in failures[1:]:
-        logger.error("a worker failed: %s", told(other), exc_info=other)
+    """The first error that ended a worker, to be raised; the others are logged."""
+    for later in failures[1:]:
+        logger.error("a worker failed: %s", told(later), exc_info=later)
     return failures[0] if failures else None
 
 
@@ -112,7 +113,7 @@ def note_success(task: QueueTask) -> None:
 
 
 def _settle(task: QueueTask, settle: Callable[[], None]) -> None:
-    """Does so unless the handler has settled it."""
+    """Settles a record unless the handler has settled it."""
     if task.is_settled:
         return
     try:
@@ -122,7 +123,7 @@ def _settle(task: QueueTask, settle: Callable[[], None]) -> None:
 
 
 class Activity:
-    """When a worker last had something to do. From any thread."""
+    """The time at which a worker last had something to do. May be read from any thread."""
 
     def __init__(self) -> None:
         self.busy = 0
@@ -160,11 +161,12 @@ class ThreadWorker:
         self.failures: list[BaseException] = []
 
     def stop(self) -> None:
-        """From any thread, a handler, or a signal handler: so it takes no lock."""
+        """Stops the worker. May be called from any thread, a handler, or a signal handler, so it
+        takes no lock."""
         self._is_stopped = True
 
     def run(self, concurrency: int, stop_when_idle_s: float | None, stop_timeout_s: float) -> None:
-        """Until it is stopped. An interrupt (Ctrl+C) lets what is being handled finish, a second
+        """Runs until it is stopped. An interrupt (Ctrl+C) lets running handlers finish, a second
         one does not."""
         threads: list[threading.Thread] = []
         try:
@@ -179,7 +181,7 @@ class ThreadWorker:
             with _stopped_by_sigterm(self.stop):
                 while self._goes_on():
                     time.sleep(WATCH_S)
-                    idle_s = min(one.idle_s() for one in self._activities)
+                    idle_s = min(activity.idle_s() for activity in self._activities)
                     if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
                         break
         finally:
@@ -240,7 +242,7 @@ class ThreadWorker:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """In the main thread SIGTERM stops the worker, unless the program handles it."""
+    """Makes SIGTERM stop the worker in the main thread, unless the program handles it."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -250,12 +252,12 @@ def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is ours:  # else the program handles it by now
+        if signal.getsignal(signal.SIGTERM) is ours:  # otherwise the program handles it by now
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _stops: list[Callable[[], None]] = []
-"""Of the workers on the main thread's event loop: SIGTERM stops all of them."""
+"""The workers on the main thread's event loop: SIGTERM stops all of them."""
 
 
 def _stop_all() -> None:
@@ -265,13 +267,13 @@ def _stop_all() -> None:
 
 @contextlib.contextmanager
 def _loop_stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """As `_stopped_by_sigterm`, for one of the workers of an event loop."""
+    """Does the same as `_stopped_by_sigterm`, for one of the workers of an event loop."""
     is_main = threading.current_thread() is threading.main_thread()
     is_first = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     loop = asyncio.get_running_loop()
     if is_first:
         loop.add_signal_handler(signal.SIGTERM, _stop_all)
-        _stops.clear()  # Those of a loop that was given up are gone.
+        _stops.clear()  # Those of an abandoned loop are gone.
     elif not is_main or not _stops:
         yield
         return
@@ -288,7 +290,8 @@ def _loop_stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
 
 class AsyncWorker:
     """One call of `AsyncQueue.work`. Coroutine functions run on the event loop, others in threads,
-    as many as the worker handles records at once; what they return is awaited on the loop."""
+    as many as the worker handles records at once; awaitables that they return are awaited on the
+    loop."""
 
     def __init__(
         self, queue: AsyncTakesTasks, handler: Handler | None, functions: Functions[Any]
@@ -304,14 +307,15 @@ class AsyncWorker:
         self._event_loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
-        """From any thread."""
+        """Stops the worker. May be called from any thread."""
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._event_loop.call_soon_threadsafe(self._wanted.set)
 
     async def run(
         self, concurrency: int, stop_when_idle_s: float | None, stop_timeout_s: float
     ) -> None:
-        """Until it is stopped. Cancelled, it cancels the handlers, whose records are given back."""
+        """Runs until it is stopped. Cancelled, it cancels the handlers, whose records are given
+        back."""
         threads = ThreadPool(concurrency)
         workers: list[asyncio.Task[None]] = []
         for _ in range(concurrency):
@@ -319,8 +323,8 @@ class AsyncWorker:
             workers.append(asyncio.ensure_future(self._loop(self._activities[-1], threads)))
         try:
             with _loop_stopped_by_sigterm(self.stop):
-                while not self._wanted.is_set() and not any(one.done() for one in workers):
-                    idle_s = min(one.idle_s() for one in self._activities)
+                while not self._wanted.is_set() and not any(worker.done() for worker in workers):
+                    idle_s = min(activity.idle_s() for activity in self._activities)
                     if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
                         break
                     with contextlib.suppress(asyncio.TimeoutError):
@@ -390,10 +394,10 @@ class AsyncWorker:
     async def _failure(
         self, handle: Callable[[], Any], is_async: bool, threads: ThreadPool
     ) -> BaseException | None:
-        """Calls a function, and awaits what it returns; gives the error that it raised. Raises
-        CancelledError only where this worker is cancelled."""
+        """Calls a function, and awaits its result if needed; returns the error that it raised.
+        Raises CancelledError only if this worker is cancelled."""
         if is_async:
-            result, error = call_here(handle)  # That only makes the coroutine.
+            result, error = call_here(handle)  # This only makes the coroutine.
         else:
             result, error = await threads.run(copy_context().run, call, handle)
         if error is None and is_awaitable(result):
