@@ -1,4 +1,5 @@
-"""From the rows of a task to numbered batches, the same in each attempt at the task."""
+"""Cutter of batches: it turns the rows of a task into numbered batches, the same in each attempt at
+the task."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
 
 BATCH_RECORDS = 8192
 KEYLESS_RUN = 4096
-"""So many rows without a key and a partition go to one partition, the next so many to the next."""
+"""Number of rows without a key and a partition that go to one partition, before the next ones go to
+the next."""
 
 
 class _Open:
@@ -34,8 +36,8 @@ class _Open:
 
 
 class Cutter:
-    """Divides rows by partition and cuts them into batches. What it makes depends on the rows
-    alone."""
+    """A cutter that divides rows by partition and cuts them into batches. The batches depend only
+    on the rows."""
 
     def __init__(self, job: WriteJob, task: int) -> None:
         self._job = job
@@ -45,9 +47,9 @@ class Cutter:
 
     def cut(self, rows: TaskRows) -> Iterator[tuple[int, bytearray]]:
         """Takes rows in. Yields the batches that are full by now, each with its partition."""
-        for partition, some in self._divide(rows):
+        for partition, part in self._divide(rows):
             open_ = self._open[partition]
-            self._add(open_, some)
+            self._add(open_, part)
             yield from ((partition, batch) for batch in self._full(open_))
 
     def rest(self) -> Iterator[tuple[int, bytearray]]:
@@ -121,12 +123,12 @@ class Cutter:
         ]
         if rows.headers is not None:
             first = len(open_.sizes) - count
-            for index, some in enumerate(rows.headers, first):
-                for name, value in some or ():
+            for index, row_headers in enumerate(rows.headers, first):
+                for name, value in row_headers or ():
                     open_.sizes[index] += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value)
 
     def _full(self, open_: _Open) -> Iterator[bytearray]:
-        """Yields the full batches. A batch is full when the row after it does not fit in; one row
+        """Yields the full batches. A batch is full when the next row does not fit; a single row
         always fits."""
         while True:
             ends = list(accumulate(open_.sizes[: BATCH_RECORDS + 1]))

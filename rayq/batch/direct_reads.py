@@ -1,13 +1,12 @@
-"""Reading records out of the object store's objects, past the brokers.
+"""Direct reads of records from the object store's objects, past the brokers.
 
-The leader says which objects hold a range, with URLs that need no credentials; the rest is between
-this process and the store. An object's footer says where its batches begin and what was aborted,
-and the CRCs of the batches tell whether they are what was stored: they are checked as those that a
-leader sends.
+The leader names the objects that hold a range, with URLs that need no credentials; the rest is
+between this process and the store. An object's footer says where its batches begin and which
+transactions were aborted. The CRCs of the batches are checked like those of batches from a leader.
 
-Whatever goes wrong, the leader is asked once more for the objects. After a second failure it is
-asked for the records instead, and so it is where the objects end: it reads the store on its own
-way, or says in a typed error why nobody can.
+After any failure, the leader is asked for the objects again. After a second failure it is asked for
+the records instead, and so it is where the objects end: it reads the store in its own way, or says
+in a typed error why nobody can.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DIRECT_BYTES_MIN = MIB
-"""What is less in the store than this comes from the leader: it is sooner there."""
+"""Minimum size in the store for a direct read; the leader delivers less sooner."""
 URLS_EXPIRE_MS = 900_000
 URLS_USED_S = 600.0
-"""Objects are opened by URLs that are younger than this."""
+"""Maximum age of the URLs by which objects are opened."""
 OBJECTS_MAX = 16
-"""How many URLs are asked for at a time."""
+"""Maximum number of URLs in one request."""
 DESCRIBE_TIMEOUT_S = 10.0
 FAILURES_MAX = 2
-"""In a row, without a batch in between."""
+"""Maximum number of failures in a row, without a batch in between."""
 
 
 class DirectReads:
-    """See the module: the records of one partition below `end`, from wherever `next` first asks for
-    them. All methods run on the loop."""
+    """See the module: reads the records of one partition below `end`, starting where `next` is
+    first called. All methods run on the loop."""
 
     def __init__(self, partition: JobPartition, end: int) -> None:
         self._partition = partition._replace(timeout_s=DESCRIBE_TIMEOUT_S)
@@ -54,7 +53,7 @@ class DirectReads:
         self._asked_s = 0.0
         self._object: _ObjectReader | None = None
         self._job: asyncio.Future[Any] | None = None
-        """What a thread does with the object."""
+        """The current job of a thread on the object."""
         self._failures = 0
         self._is_first = True
         self._is_over = False
@@ -84,7 +83,7 @@ class DirectReads:
         return None
 
     def stop(self) -> None:
-        """From now on the leader is asked."""
+        """Stops direct reads: from now on the leader is asked."""
         self._is_over = True
         self._drop_object()
 
@@ -121,12 +120,12 @@ class DirectReads:
         return self._ranges[0] if self._ranges else None
 
     def _stored_bytes(self, offset: int) -> float:
-        """About how much of what is to be read lies in the objects that are known."""
+        """The approximate number of the bytes to read that lie in the known objects."""
         return sum(
-            one.data_bytes
-            * (min(one.end_offset, self._end) - max(one.start_offset, offset))
-            / (one.end_offset - one.start_offset)
-            for one in self._ranges
+            part.data_bytes
+            * (min(part.end_offset, self._end) - max(part.start_offset, offset))
+            / (part.end_offset - part.start_offset)
+            for part in self._ranges
         )
 
     # --- threads --------------------------------------------------------------------------------
@@ -147,7 +146,7 @@ class DirectReads:
 
 
 def _close(reader: _ObjectReader | None, job: asyncio.Future[Any] | None) -> None:
-    """Closes a reader; one that the job has just opened for nobody, too."""
+    """Closes a reader, and also one that the job has just opened for nobody."""
     if job is not None and not job.cancelled() and job.exception() is None:
         made = job.result()
         if isinstance(made, _ObjectReader) and made is not reader:
@@ -157,8 +156,9 @@ def _close(reader: _ObjectReader | None, job: asyncio.Future[Any] | None) -> Non
 
 
 class _ObjectReader:
-    """One object, from the batch with some offset on. In threads, one after another. Raises
-    RemoteStorageError, RemoteDeniedError, RemoteMissingError, RemoteDamagedError."""
+    """A reader of one object, from the batch with `offset` on. Runs in threads, one call after
+    another. Raises RemoteStorageError, RemoteDeniedError, RemoteMissingError,
+    RemoteDamagedError."""
 
     def __init__(
         self, open_object: OpenObject, found: RemoteRange, offset: int, end: int
@@ -169,9 +169,9 @@ class _ObjectReader:
         span = self._footer.span(offset, min(end, self._footer.end))
         self._left_bytes = span.length
         self._expected = span.start
-        """Where the next batch begins."""
+        """The offset at which the next batch begins."""
         self.next_offset = offset
-        """Where the next read begins."""
+        """The offset at which the next read begins."""
         self._rest = b""
         """The beginning of a batch whose end has not arrived."""
         self._bytes = open_object(found.url, span.position, span.length)
@@ -196,8 +196,8 @@ class _ObjectReader:
                 self._left_bytes -= len(arrived)
                 data += arrived
                 found, end, wanted = self._split(data, bytes_max)
-                # The place in the footer may lie before what was asked for.
-                batches = [one for one in found if one[1].next_offset > self.next_offset]
+                # The footer's entry may lie before the requested offset.
+                batches = [batch for batch in found if batch[1].next_offset > self.next_offset]
                 if not batches:
                     data = data[end:]
         except CorruptBatchError as error:
@@ -214,7 +214,7 @@ class _ObjectReader:
     def _split(
         self, data: bytes, bytes_max: int
     ) -> tuple[list[tuple[int, BatchHeader]], int, int]:
-        """The whole batches, where they end, and how many bytes have to be there for one more."""
+        """The whole batches, their end, and the number of bytes needed for one more."""
         batches: list[tuple[int, BatchHeader]] = []
         position = 0
         while len(data) - position >= HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""What a batch job asks the leader of a partition, of the topic that the job began with."""
+"""Requests of a batch job to the leader of a partition, for the topic that the job began with."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rayq.messages import (
 from rayq.records import TopicPartition
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""How long one question to a leader waits for its answer before it is repeated."""
+"""Timeout of one request to a leader before it is repeated."""
 
 
 class JobPartition(NamedTuple):
-    """One partition of the topic of this id: a topic that was deleted and created anew under the
-    same name is another one. `timeout_s` is for each question, with its retries."""
+    """A partition of the topic with this id: a topic that was deleted and created again under the
+    same name is another one. `timeout_s` is for each request, with its retries."""
 
     client: Client
     place: TopicPartition
@@ -37,19 +37,20 @@ class JobPartition(NamedTuple):
         return f"{self.place.topic}-{self.place.partition}"
 
     async def load_topic(self) -> None:
-        """Loads the topic. Raises UnknownTopicError where it is another one by now."""
+        """Loads the topic. Raises UnknownTopicError if it is another one by now."""
         topic = self.place.topic
         found = await self.client.topic(topic, timeout_s=self.timeout_s)
-        if found.topic_id != self.topic_id:  # perhaps it is the cache that is out of date
+        if found.topic_id != self.topic_id:  # the cache may be out of date
             found = await self.client.topic(topic, timeout_s=self.timeout_s, age_max_s=0.0)
         self._check_topic_id(found.topic_id)
 
     async def exchange(
         self, build: Callable[[int], Request[ResponseT]], payload: Buffer = b""
     ) -> tuple[ResponseT, memoryview]:
-        """Asks the leader, with retries, until `timeout_s` is over. `build(leader_epoch)` makes the
-        request. Raises UnknownTopicError (the topic is another one by now), PartitionOfflineError
-        (the partition had no leader in the end), TimeoutError, and what the leader answers."""
+        """Sends a request to the leader, with retries, until `timeout_s` has passed.
+        `build(leader_epoch)` makes the request. Raises UnknownTopicError (the topic is another one
+        by now), PartitionOfflineError (the partition had no leader in the end), TimeoutError, and
+        the error that the leader answers."""
 
         def build_checked(topic_id: str, leader: LeaderAndEpoch) -> Request[ResponseT]:
             self._check_topic_id(topic_id)
@@ -69,7 +70,7 @@ class JobPartition(NamedTuple):
             raise
 
     async def offset(self, timestamp_ms: int) -> int | None:
-        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late.
+        """The first offset at or after a time; or EARLIEST, LATEST. None: no record is that late.
         Raises as `exchange` does."""
         answer, _ = await self.exchange(
             lambda leader_epoch: ListOffsets(
@@ -84,7 +85,7 @@ class JobPartition(NamedTuple):
     async def open_transactions(
         self, since_offset: int | None = None
     ) -> DescribeOpenTransactionsResponse:
-        """How far the log goes, what is not decided in it, and what was decided from an offset on.
+        """The end of the log, its undecided transactions, and those decided from an offset on.
         Raises as `exchange` does."""
         answer, _ = await self.exchange(
             lambda leader_epoch: DescribeOpenTransactions(
@@ -99,8 +100,8 @@ class JobPartition(NamedTuple):
     async def objects(
         self, start: int, end: int, *, objects_max: int, expires_ms: int = 0
     ) -> list[RemoteRange]:
-        """Which objects hold the records from `start` up to `end`, with URLs where `expires_ms` is
-        not 0. [] where `start` is in none. Raises as `exchange` does, and ProtocolError."""
+        """The objects that hold the records from `start` up to `end`, with URLs if `expires_ms` is
+        not 0. [] if `start` is in none. Raises as `exchange` does, and ProtocolError."""
         answer, _ = await self.exchange(
             lambda leader_epoch: DescribeRemote(
                 topic_id=self.topic_id,
@@ -113,15 +114,21 @@ class JobPartition(NamedTuple):
             )
         )
         next_offset = start
-        for number, one in enumerate(answer.ranges):
-            begins = one.start_offset <= start if number == 0 else one.start_offset == next_offset
-            if not begins or one.end_offset <= next_offset or one.data_bytes > one.object_bytes:
+        for number, found in enumerate(answer.ranges):
+            begins = (
+                found.start_offset <= start if number == 0 else found.start_offset == next_offset
+            )
+            if (
+                not begins
+                or found.end_offset <= next_offset
+                or found.data_bytes > found.object_bytes
+            ):
                 raise ProtocolError(
                     f"The leader of {self.place} was asked for the objects from offset {start} on, "
-                    f"and said that {one.name} has {one.start_offset} to {one.end_offset} after "
-                    f"{next_offset}."
+                    f"and said that {found.name} has {found.start_offset} to {found.end_offset} "
+                    f"after {next_offset}."
                 )
-            next_offset = one.end_offset
+            next_offset = found.end_offset
         return answer.ranges
 
     def _check_topic_id(self, known_id: str) -> None:

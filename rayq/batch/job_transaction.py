@@ -1,11 +1,11 @@
-"""The transaction of a batch write, as its driver sees it: one owner, and a writer for each task.
+"""Transaction of a batch write, for its driver: one owner, and a writer for each task.
 
 Task `n` writes as the `n`-th producer of the transaction's family, so however many tasks there are,
 each partition joins once and gets one marker. The end has two parts. The coordinator *seals* the
-transaction, then the leaders of its partitions do: no batch is appended any more, and each leader
-says what every writer has there. The controller confirms that they lead: one that was replaced may
-not know all. Only where it is what the tasks reported the driver commits. So a copy of a task that
-runs for longer than the job adds nothing.
+transaction, then the leaders of its partitions do: no batch is appended any longer, and each leader
+reports the records of every writer there. The controller confirms that they lead, because a
+replaced leader may not know all. The driver commits only if the counts match the reports of the
+tasks. So a copy of a task that runs for longer than the job adds nothing.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from rayq.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT_MS = 60_000
-"""A driver that was not heard of for so long is dead: its transaction is aborted."""
+"""Timeout after which a silent driver is dead: its transaction is aborted."""
 TOUCH_INTERVAL_S = 10.0
 ABORT_TIMEOUT_S = 10.0
 MARKERS_WAIT_MS = 1000
-"""How long a commit waits for the markers after it was decided."""
+"""Maximum time a commit waits for the markers after it was decided."""
 
 
 class JobTransaction(NamedTuple):
-    """See the module. `timeout_s` is for each question, with its retries."""
+    """See the module. `timeout_s` is for each request, with its retries."""
 
     client: Client
     transactional_id: str
@@ -69,9 +69,9 @@ class JobTransaction(NamedTuple):
     async def begin(
         client: Client, transactional_id: str, name: str | None, *, timeout_s: float
     ) -> tuple[JobTransaction, str | None]:
-        """Begins a transaction; one of an earlier driver that is open is aborted. Returns it with
-        the last name that committed under the id. Raises
-        AlreadyCommittedError, TransactionLimitError, InvalidRequestError, TimeoutError."""
+        """Begins a transaction; an open one of an earlier driver is aborted. Returns it with the
+        last name that committed under the id. Raises AlreadyCommittedError, TransactionLimitError,
+        InvalidRequestError, TimeoutError."""
         owner = client.environment.new_id()
         coordinator = TransactionsCoordinator(client, transactional_id, ProducerConfig())
         answer: InitProducerResponse = await coordinator.ask(
@@ -91,20 +91,20 @@ class JobTransaction(NamedTuple):
         return transaction, answer.last_name
 
     async def keep_open(self) -> None:
-        """Has the coordinator keep the transaction open, until this is cancelled."""
+        """Makes the coordinator keep the transaction open, until this is cancelled."""
         while True:
             await asyncio.sleep(TOUCH_INTERVAL_S)
             try:
                 await self.touch()
             except (ProducerFencedError, TransactionEndedError) as error:
                 logger.warning("the transaction of %r has ended: %s", self.transactional_id, error)
-                return  # The tasks hear it, and so does `finish`.
+                return  # The tasks learn of it, and so does `finish`.
             except RayqError as error:
                 logger.warning("keeping %r open: %s", self.transactional_id, error)
 
     async def touch(self) -> None:
-        """The transaction is open, and stays so. Raises ProducerFencedError, TransactionEndedError,
-        TimeoutError."""
+        """Keeps the transaction open, and confirms that it is. Raises ProducerFencedError,
+        TransactionEndedError, TimeoutError."""
         await self._ask(
             lambda topic_id, partition, leader_epoch: TouchTransaction(
                 topic_id,
@@ -118,9 +118,10 @@ class JobTransaction(NamedTuple):
         )
 
     async def seal(self, topic: str) -> dict[int, dict[int, int]]:
-        """Takes no more records. Returns how many of each writer there are in each partition of the
-        topic, to which all tasks write. Raises TransactionAbortedError, TransactionCommittedError,
-        TransactionOutcomeUnknownError, UnknownTopicError, PartitionOfflineError, TimeoutError."""
+        """Stops accepting records. Returns the number of records of each writer in each partition
+        of the topic, to which all tasks write. Raises TransactionAbortedError,
+        TransactionCommittedError, TransactionOutcomeUnknownError, UnknownTopicError,
+        PartitionOfflineError, TimeoutError."""
 
         async def seal_partition(partition: JobPartition) -> SealPartitionResponse:
             number = partition.place.partition
@@ -167,7 +168,8 @@ class JobTransaction(NamedTuple):
         )
 
     async def commit(self) -> None:
-        """Raises TransactionAbortedError, AlreadyCommittedError, TransactionOutcomeUnknownError."""
+        """Commits. Raises TransactionAbortedError, AlreadyCommittedError,
+        TransactionOutcomeUnknownError."""
         try:
             answer = await self._end(is_commit=True)
         except AlreadyCommittedError:
@@ -182,15 +184,16 @@ class JobTransaction(NamedTuple):
             raise aborted("its end came before its commit was asked for.")
 
     async def abort(self) -> None:
-        """Ends it without its records, if it has not ended. Tries for `ABORT_TIMEOUT_S` at most:
-        it ends by its time-out anyway. Raises TransactionCommittedError where it is committed."""
+        """Ends the transaction without its records, if it has not ended. Tries for
+        `ABORT_TIMEOUT_S` at most, because it ends by its timeout anyway. Raises
+        TransactionCommittedError if it is committed."""
         impatient = self._replace(timeout_s=min(self.timeout_s, ABORT_TIMEOUT_S))
         if (await impatient._end(is_commit=False)).is_committed:
             raise _committed(self.transactional_id)
 
     async def told_to_task(self, cause: RayqError) -> RayqError:
-        """What a task raises where a leader says, by `cause`, that the transaction takes no more
-        records. It may be a late copy, and ends nothing that the driver has open."""
+        """The error of a task after a leader reported, by `cause`, that the transaction takes no
+        more records. The task may be a late copy, and ends nothing that the driver has open."""
         try:
             await self.touch()
         except (ProducerFencedError, TransactionEndedError):
@@ -200,8 +203,8 @@ class JobTransaction(NamedTuple):
         return _unknown(self.transactional_id, cause)
 
     async def how_it_ended(self, cause: RayqError) -> RayqError:
-        """What to raise where a server says, by `cause`, that the transaction has ended. It is not
-        committed any more: at worst this ends it."""
+        """The error after a server reported, by `cause`, that the transaction has ended. It cannot
+        be committed any longer: at worst this request aborts it."""
         try:
             answer = await self._end(is_commit=False)
         except ProducerFencedError as error:
@@ -237,7 +240,7 @@ class JobTransaction(NamedTuple):
 
 
 def aborted(cause: RayqError | str) -> TransactionAbortedError:
-    """What a task or the end of a job raises whose transaction has ended."""
+    """The error of a task, or of the end of a job, whose transaction has ended."""
     return TransactionAbortedError(
         "The transaction of this batch write is aborted: its driver was not heard of for "
         f"{TRANSACTION_TIMEOUT_MS // 1000} s, or it was open for an hour, or an operator aborted "

@@ -1,13 +1,13 @@
-"""Sends batches whose numbers the caller chose, so that leaders recognise those that come again.
+"""Sender of batches whose numbers the caller chose, so that leaders recognise repeated ones.
 
 An ordinary producer takes a new producer id when it starts. Here the id and the sequence numbers
 come from the job and the rows, so a second attempt at the same work sends the same batches under
 the same numbers, and the leader appends each of them once.
 
-A leader recognises the last five batches of a producer. A batch that it takes for out of order may
+A leader recognises the last five batches of a producer. A batch that it considers out of order may
 be older than these. Then the sender reads the partition from where the job began, and the numbers
-in the log say what is written. What is in the log already counts as sent only once its CRC is the
-same as that of what was to be sent.
+in the log tell what is written. A batch that is already in the log counts as sent only if its CRC
+is that of the batch to send.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from rayq.storage.batch import BatchHeader, read_header, split_batches
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 4
-"""Encoded batches of one partition that wait for their turn; then the caller waits."""
+"""Maximum number of encoded batches of one partition that wait for their turn; then the caller
+waits."""
 SCAN_BYTES = 4 * MIB
 
 
@@ -64,11 +65,11 @@ class _Known(NamedTuple):
     base_offset: int
     body_crc: int
     is_whole: bool
-    """Compaction took no records out of it."""
+    """Whether compaction took no records out of it."""
 
 
 class NumberedSender:
-    """One producer id in one partition. Belongs to the client's loop.
+    """The sender of one producer id in one partition. Belongs to the client's loop.
 
     Batches go one at a time, in the order of their numbers, which start at 0. `on_change` is called
     whenever a batch is done and when the sender failed.
@@ -85,8 +86,8 @@ class NumberedSender:
         on_change: Callable[[], None],
     ) -> None:
         """The timeout of `partition` is for each batch, from its turn to its acknowledgement.
-        Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for what
-        they wrote before anything is sent, because the leader may have forgotten them."""
+        Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for their
+        records before anything is sent, because the leader may have forgotten them."""
         self._partition = partition
         self._producer = (producer_id, epoch)
         self._on_change = on_change
@@ -94,15 +95,15 @@ class NumberedSender:
         self._task: asyncio.Task[None] | None = None
         self._known: dict[int, _Known] = {}
         self._known_next = 0
-        """The sequence number behind the last one that was found in the log."""
+        """The sequence number after the last one that was found in the log."""
         self._scanned_to = scan_from
         self._scan_first = scan_first
         self._may_have_gaps = False
-        """Retention or compaction may have removed batches from what was read."""
+        """Whether retention or compaction may have removed batches from the part that was read."""
         self.failure: RayqError | None = None
         self.ranges: list[OffsetRange] = []
         self.repeated = 0
-        """Records that were there from an earlier attempt."""
+        """The number of records that were there from an earlier attempt."""
         self._ends_in_repeat = False
         self._next_sequence = 0
 
@@ -112,7 +113,7 @@ class NumberedSender:
 
     @property
     def count(self) -> int:
-        """How many records are written, by this attempt or an earlier one."""
+        """The number of records written, by this attempt or an earlier one."""
         return self._next_sequence
 
     @property
@@ -149,8 +150,8 @@ class NumberedSender:
             self._on_change()
 
     async def check_end(self) -> None:
-        """Call it after the last batch. Raises RewriteMismatchError where an earlier attempt wrote
-        more: its batches stand behind the last batch of this attempt."""
+        """Checks that no earlier attempt wrote more: its batches would stand behind the last batch
+        of this attempt. Call it after the last batch. Raises RewriteMismatchError."""
         if not self._ends_in_repeat:
             return
         if self.ranges:
@@ -170,7 +171,7 @@ class NumberedSender:
             except RayqError as error:
                 if not error.breaks_sequence:
                     raise
-                # Perhaps another attempt is ahead, by more than the leader recognises.
+                # Another attempt may be ahead, by more than the leader recognises.
                 await self._scan()
                 if batch.base_sequence < self._known_next < batch.next_sequence:
                     raise self._mismatch(batch.base_sequence) from None
@@ -218,7 +219,7 @@ class NumberedSender:
     # --- what an earlier attempt left -----------------------------------------------------------
 
     def _is_there(self, batch: NumberedBatch) -> None:
-        """Counts the batch as sent. Raises RewriteMismatchError where another one has its place."""
+        """Counts the batch as sent. Raises RewriteMismatchError if another one has its place."""
         known = self._known.get(batch.base_sequence)
         if known is None:
             if not self._may_have_gaps:
@@ -231,8 +232,8 @@ class NumberedSender:
         self._done(batch, is_repeat=True)
 
     async def _compare(self, batch: NumberedBatch, offset: int) -> None:
-        """The leader says that the batch is at `offset` already: so it was sent before, by this
-        attempt or another."""
+        """Compares a batch with the one that the leader reports at `offset`: it was sent before, by
+        this attempt or another."""
         try:
             headers, _ = await self._fetch(offset)
         except OffsetOutOfRangeError as error:
@@ -255,7 +256,7 @@ class NumberedSender:
         )
 
     async def _scan(self) -> None:
-        """Looks for what this producer wrote, from where the job began to the end."""
+        """Looks for batches of this producer, from where the job began to the end."""
         while True:
             try:
                 headers, next_offset = await self._fetch(self._scanned_to)
@@ -286,7 +287,8 @@ class NumberedSender:
     # --- reading --------------------------------------------------------------------------------
 
     async def _fetch(self, offset: int) -> tuple[list[BatchHeader], int]:
-        """The headers of committed batches from `offset` on, and where to go on."""
+        """The headers of committed batches from `offset` on, and the offset at which to
+        continue."""
         partition = self._partition
         answer, payload = await partition.exchange(
             lambda leader_epoch: Fetch(
@@ -305,7 +307,7 @@ class NumberedSender:
         return [header for _, header in split_batches(payload)], answer.next_offset
 
     async def _start_above(self, offset: int, error: OffsetOutOfRangeError) -> int:
-        """The log start, where it is above `offset`: that is why the offset is gone. Else raises
+        """The log start, if it is above `offset`: that is why the offset is gone. Otherwise raises
         LogTruncatedError."""
         start = await self._partition.offset(EARLIEST)
         assert start is not None, "EARLIEST has no timestamp to miss"

@@ -1,9 +1,9 @@
-"""What a batch job reads: ranges of offsets, fixed once on the driver and cut into splits.
+"""Offset ranges that a batch job reads, fixed once on the driver and cut into splits.
 
 A job that looks for "latest" in each of its tasks reads a state that the log never had. Here
 `snapshot` asks for every bound once and returns plain values, so that tasks, retries of tasks and a
-checkpoint all mean the same records. What they leave out of transactions says
-`rayq.batch.transaction_cut`.
+checkpoint all mean the same records. `rayq.batch.transaction_cut` says which transactions they
+leave out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Offsets = (
     | Mapping[str, Mapping[int, PartitionOffset] | Mapping[str, PartitionOffset]]
 )
 """A bound: one word for all partitions, or a value for each, by `TopicPartition` or nested as
-`{topic: {partition: value}}`. Partitions may be decimal strings, as JSON has them."""
+`{topic: {partition: value}}`. Partitions may be decimal strings, as in JSON."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Time = int | datetime
@@ -55,8 +55,8 @@ _DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Split(NamedTuple):
-    """The records of one partition with offsets `start <= offset < end`, of the topic of this id: a
-    topic that was deleted and created anew under the same name is another one."""
+    """The records of one partition with offsets `start <= offset < end`, of the topic with this id:
+    a topic that was deleted and created again under the same name is another one."""
 
     topic: str
     topic_id: str
@@ -64,7 +64,7 @@ class Split(NamedTuple):
     start: int
     end: int
     without: tuple[tuple[int, int], ...] | None = None
-    """`(family, epoch)` of the transactions whose records are left out, whatever became of them.
+    """`(family, epoch)` of the transactions whose records are left out, whatever their outcome.
     None: reading waits until every transaction with records in the range is decided."""
 
     @property
@@ -103,22 +103,26 @@ def snapshot(
     fail_on_data_loss: bool = True,
     timeout_s: float = 60.0,
 ) -> list[Split]:
-    """What there is to read now: one `Split` for every partition of the topics (for an empty one
-    `start == end`), sorted by topic and partition. Call it once for each job, on the driver.
+    """Returns the present ranges to read: one `Split` for every partition of the topics (for an
+    empty one `start == end`), sorted by topic and partition. Call it once for each job, on the
+    driver.
 
-    `topics` by name, or those whose whole name `pattern` matches (see `Consumer.subscribe`).
-    "latest" is the high watermark as it is now; of each transaction all records are read, or none:
-    one that is not decided by then is left out. To go on where a job ended, end each of them at
-    "last_stable", which is below the first transaction that is not decided. A mapping of offsets or
-    times has to name every partition; with `new_partitions="earliest"` those missing in
-    `starting_offsets` begin at their log start. A time stands for the first record that is at or
-    after it, and for the end where no record is so late. A start by time and an end by offset (or
-    the other way round) that cross are an empty range. Below an end by offset or time, whoever
-    reads waits for transactions that are not decided. `cluster`: None means the process's current
-    one.
+    Give `topics` by name, or a `pattern` that their whole names match (see `Consumer.subscribe`).
+    "latest" is the current high watermark; of each transaction all records are read, or none: a
+    transaction that is not decided by then is left out. To continue where a job ended, end each job
+    at "last_stable", which is below the first undecided transaction. A mapping of offsets or times
+    has to name every partition; with `new_partitions="earliest"` those missing in
+    `starting_offsets` begin at their log start. A time stands for the first record at or after it,
+    and for the end if no record is that late. A start by time and an end by offset (or the other
+    way round) that cross are an empty range. Below an end by offset or time, readers wait for
+    undecided transactions. `cluster`: None means the process's current one.
 
-    An offset below the log start (expired, or deleted) or above the end is an
-    `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and what is left is read.
+    An offset below the log start (expired, or deleted) or above the end raises
+    `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and the rest is read.
+    Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
+    start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for
+    a pattern that matches nothing), PartitionOfflineError and TimeoutError (a leader could not be
+    asked for `timeout_s` seconds), TransactionLimitError.
 
     Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
     start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for
@@ -169,7 +173,7 @@ class _At(NamedTuple):
 
 
 class _Bound:
-    """Where ranges start, or where they end, as the caller gave it."""
+    """The start or the end of ranges, as the caller gave it."""
 
     def __init__(
         self,
@@ -236,7 +240,7 @@ class _Bound:
 
 
 def _flat(what: str, given: object) -> dict[TopicPartition, Any]:
-    """`{TopicPartition: value}` of either kind of mapping."""
+    """A `{TopicPartition: value}` mapping, from either kind of mapping."""
     found: dict[TopicPartition, Any] = {}
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{what} cannot be {given!r}.")
@@ -249,8 +253,8 @@ def _flat(what: str, given: object) -> dict[TopicPartition, Any]:
 
     for key, value in given.items():
         if isinstance(key, str) and isinstance(value, Mapping):
-            for partition, one in value.items():
-                add(key, partition, one)
+            for partition, bound in value.items():
+                add(key, partition, bound)
         elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str):
             add(*key, value)
         else:
@@ -262,7 +266,7 @@ def _flat(what: str, given: object) -> dict[TopicPartition, Any]:
 
 
 def _partition(what: str, given: object) -> int:
-    """A partition's number, from an int (of any kind) or the digits that a key of JSON is."""
+    """A partition's number, from an int (of any kind) or the digits of a JSON key."""
     if isinstance(given, str) and _DIGITS.fullmatch(given):
         return int(given)
     if isinstance(given, SupportsIndex) and not isinstance(given, bool):
@@ -319,7 +323,7 @@ async def _snapshot(
     partitions = [
         JobPartition(client, place, found[place.topic].topic_id, timeout_s) for place in places
     ]
-    logs = await together(_log_of(one) for one in partitions)
+    logs = await together(_log_of(partition) for partition in partitions)
     first = [log for _, log in logs]
     cut: Cut | None = None
     if any(end.offset == "latest" or end.timestamp_ms is not None for end in ends.values()):
@@ -339,7 +343,7 @@ async def _snapshot(
 
 
 async def _log_of(partition: JobPartition) -> tuple[int, DescribeOpenTransactionsResponse]:
-    """The log start, and how far the log goes."""
+    """The log start, and the state of the log's end and transactions."""
     low = await partition.offset(EARLIEST)
     assert low is not None, "a log has a beginning"
     return low, await partition.open_transactions()
@@ -380,7 +384,7 @@ async def _resolve(
         last = high if found is None else found
     else:
         last = log.offset_of(end, "ends at")
-    first, last = min(first, high), min(last, high)  # records appended meanwhile are not part
+    first, last = min(first, high), min(last, high)  # records appended meanwhile are not part of it
     if last < first and start.offset == "latest":
         raise InvalidRequestError(
             f"The range of {partition} ends before it starts: from 'latest', which is offset "
@@ -401,12 +405,12 @@ class _LogBounds(NamedTuple):
     low: int
     high: int
     stable: int
-    """Below it every transaction is decided."""
+    """The offset below which every transaction is decided."""
     fail_on_data_loss: bool
 
     def offset_of(self, at: _At, side: str) -> int:
-        """The offset of the bound. Where the log does not hold it: raises OffsetOutOfRangeError, or
-        with `fail_on_data_loss=False` the nearest offset that the log holds."""
+        """The offset of the bound. If the log does not hold it, raises OffsetOutOfRangeError, or
+        with `fail_on_data_loss=False` returns the nearest offset that the log holds."""
         if at.offset == "earliest":
             return self.low
         if at.offset == "latest":
@@ -449,21 +453,22 @@ async def _names_matching(client: Client, pattern: str, timeout_s: float) -> lis
 
 
 def start_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
-    return {one.place: one.start for one in ranges}
+    return {split.place: split.start for split in ranges}
 
 
 def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
-    """Where to go on: `starting_offsets` of the next snapshot. Raises InvalidRequestError for
-    ranges that leave out transactions: the next snapshot would never read what they wrote."""
+    """The offsets at which to continue: `starting_offsets` of the next snapshot. Raises
+    InvalidRequestError for ranges that leave out transactions: the next snapshot would never read
+    their records."""
     ends = {}
-    for one in ranges:
-        if one.without:
+    for split in ranges:
+        if split.without:
             raise InvalidRequestError(
-                f"The range of {one.topic}-{one.partition} leaves out {len(one.without)} "
+                f"The range of {split.topic}-{split.partition} leaves out {len(split.without)} "
                 "transactions that were not decided when it was taken, so nothing can go on at its "
                 'end. Take it with ending_offsets="last_stable", the next ones too.'
             )
-        ends[one.place] = one.end
+        ends[split.place] = split.end
     return ends
 
 
@@ -473,18 +478,18 @@ def split_ranges(
     cuts: Mapping[TopicPartition, Sequence[int]] | None = None,
 ) -> list[Split]:
     """The ranges that are not empty, in their order. With `min_partitions` the largest ranges are
-    cut into parts of equally many offsets, until there are so many ranges (or each has one offset).
-    A cut moves to the nearest offset that `cuts` has (sorted), where that is near enough. Raises
+    cut into parts of equally many offsets, until there are that many ranges (or each has one
+    offset). A cut moves to the nearest offset in `cuts` (sorted) if that is near enough. Raises
     InvalidRequestError."""
     if min_partitions is not None and (type(min_partitions) is not int or min_partitions < 1):
         raise InvalidRequestError(
             f"min_partitions has to be a positive int or None, not {min_partitions!r}."
         )
-    filled = [one for one in ranges if not one.is_empty]
+    filled = [split for split in ranges if not split.is_empty]
     parts = [1] * len(filled)
     # The largest part first; those that cannot be cut further leave the heap.
     heap: list[tuple[float, int]] = [
-        (-one.offsets, index) for index, one in enumerate(filled) if one.offsets > 1
+        (-split.offsets, index) for index, split in enumerate(filled) if split.offsets > 1
     ]
     heapq.heapify(heap)
     for _ in range(len(filled), min_partitions or 0):
@@ -495,17 +500,17 @@ def split_ranges(
         if parts[index] < filled[index].offsets:
             heapq.heappush(heap, (-filled[index].offsets / parts[index], index))
     return [
-        one._replace(start=start, end=end)
-        for one, count in zip(filled, parts, strict=True)
-        for start, end in pairwise(_points(one, count, (cuts or {}).get(one.place, ())))
+        split._replace(start=start, end=end)
+        for split, count in zip(filled, parts, strict=True)
+        for start, end in pairwise(_points(split, count, (cuts or {}).get(split.place, ())))
     ]
 
 
-def _points(one: Split, count: int, cuts: Sequence[int]) -> list[int]:
-    """Where a range begins, is cut into `count` parts, and ends."""
-    points = [one.start + one.offsets * part // count for part in range(count + 1)]
+def _points(split: Split, count: int, cuts: Sequence[int]) -> list[int]:
+    """The start of a range, the points that cut it into `count` parts, and its end."""
+    points = [split.start + split.offsets * part // count for part in range(count + 1)]
     # Nearer than half a part, so that no two points meet.
-    near = (one.offsets // count - 1) // 2
+    near = (split.offsets // count - 1) // 2
     for number in range(1, count):
         nearest = _nearest(cuts, points[number])
         if nearest is not None and abs(nearest - points[number]) <= near:
@@ -519,25 +524,27 @@ def _nearest(cuts: Sequence[int], offset: int) -> int | None:
 
 
 def limit_ranges(ranges: Iterable[Split], offsets_max: int) -> list[Split]:
-    """The same ranges, cut at their ends so that they hold at most `offsets_max` offsets together:
-    each in proportion to its size, and at least one offset of each that has any, the largest first,
-    while that lasts."""
+    """The same ranges, cut at their ends so that they hold at most `offsets_max` offsets together.
+    Each gets a share in proportion to its size, and each that is not empty gets at least one
+    offset, the largest first, as far as that goes."""
     if type(offsets_max) is not int or offsets_max < 1:
         raise InvalidRequestError(f"offsets_max has to be a positive int, not {offsets_max!r}.")
     given = list(ranges)
-    total = sum(one.offsets for one in given)
+    total = sum(split.offsets for split in given)
     if total <= offsets_max:
         return given
-    shares = [max(offsets_max * one.offsets // total, min(one.offsets, 1)) for one in given]
+    shares = [max(offsets_max * split.offsets // total, min(split.offsets, 1)) for split in given]
     by_size = sorted(range(len(given)), key=lambda index: -given[index].offsets)
     excess = sum(shares) - offsets_max
-    for least in (1, 0):  # those of only one offset give it up last, the smallest ranges first
+    for least in (1, 0):  # ranges with only one offset give it up last, the smallest ranges first
         for index in by_size if least else reversed(by_size):
             taken = min(max(shares[index] - least, 0), max(excess, 0))
             shares[index] -= taken
             excess -= taken
-    for index in by_size:  # what rounding down left over: less than one offset for each
+    for index in by_size:  # the rest of rounding down: less than one offset for each
         if excess < 0 and shares[index] < given[index].offsets:
             shares[index] += 1
             excess += 1
-    return [one._replace(end=one.start + share) for one, share in zip(given, shares, strict=True)]
+    return [
+        split._replace(end=split.start + share) for split, share in zip(given, shares, strict=True)
+    ]

@@ -1,9 +1,9 @@
-"""Keeps what a job is going to read from retention, where the topic is in an object store.
+"""Pins that keep a job's records from retention, if the topic is in an object store.
 
-The driver pins the starts of its ranges and renews that as long as the job may read. One pin stands
-for all that a process reads of a topic. A driver that dies leaves it for `TTL_MS`. Pins are a
-service, not a promise: where none can be had the job reads without, and a record that expires
-before it is read is the error that it always was.
+The driver pins the starts of its ranges and renews the pins as long as the job may read. One pin
+stands for everything that a process reads from a topic. A driver that dies leaves it for `TTL_MS`.
+Pins are a service, not a promise: if none can be had the job reads without, and a record that
+expires before it is read is the usual error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ DAY_S = 86_400.0
 def pin_ranges(
     cluster: Cluster, ranges: Sequence[Split], *, timeout_s: float, age_max_s: float | None = None
 ) -> Callable[[], None]:
-    """Pins what is to be read, until the function that this returns is called (from any thread; it
-    does not wait), the process ends, or `age_max_s` seconds are over. Raises UnknownTopicError,
-    TimeoutError, where the topics are not known."""
+    """Pins the records to read, until the returned function is called (from any thread; it does not
+    wait), the process ends, or `age_max_s` seconds have passed. Raises UnknownTopicError,
+    TimeoutError, if the topics are not known."""
     client, background = cluster.shared_client()
     hold = background.run(_hold(client, ranges, timeout_s, age_max_s))
 
@@ -46,7 +46,7 @@ def pin_ranges(
 
 
 _pins: dict[Client, _Pins] = {}
-"""Of each client that has something pinned. Touched on its loop only."""
+"""The pins of each client that has any. Touched on its loop only."""
 
 
 async def _hold(
@@ -68,7 +68,7 @@ async def _hold(
 
 
 class _Hold:
-    """What one job reads."""
+    """The ranges that one job reads."""
 
     def __init__(self, pins: _Pins, ranges: Sequence[Split]) -> None:
         self._pins = pins
@@ -85,10 +85,10 @@ class _Pins:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.holds: dict[_Hold, None] = {}
-        """A set with an order."""
+        """The holds, as an ordered set."""
         self.changed = asyncio.Event()
         self._pin_ids: dict[str, str] = {}
-        """By topic id."""
+        """The ids of the pins, by topic id."""
         self._renewing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -109,13 +109,15 @@ class _Pins:
             del _pins[self._client]
 
     async def renew(self) -> None:
-        """Makes the pins what the holds want."""
+        """Updates the pins to match the holds."""
         async with self._renewing:
             wanted: dict[str, dict[int, int]] = {}
             for hold in self.holds:
-                for one in hold.ranges:
-                    starts = wanted.setdefault(one.topic_id, {})
-                    starts[one.partition] = min(one.start, starts.get(one.partition, one.start))
+                for split in hold.ranges:
+                    starts = wanted.setdefault(split.topic_id, {})
+                    starts[split.partition] = min(
+                        split.start, starts.get(split.partition, split.start)
+                    )
             for topic_id, starts in wanted.items():
                 pin_id = self._pin_ids.setdefault(topic_id, self._client.environment.new_id())
                 pin = PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts=starts, ttl_ms=TTL_MS)
@@ -123,13 +125,13 @@ class _Pins:
                     await self._change(pin)
                 except UnknownTopicError:  # It was deleted, and its pins with it.
                     self._forget(topic_id)
-            for topic_id in [one for one in self._pin_ids if one not in wanted]:
+            for topic_id in [pinned for pinned in self._pin_ids if pinned not in wanted]:
                 await self._change(UnpinSnapshot(pin_id=self._pin_ids.pop(topic_id)))
 
     def _forget(self, topic_id: str) -> None:
         del self._pin_ids[topic_id]
         for hold in self.holds:
-            hold.ranges = [one for one in hold.ranges if one.topic_id != topic_id]
+            hold.ranges = [split for split in hold.ranges if split.topic_id != topic_id]
 
     async def _change(self, change: PinSnapshot | UnpinSnapshot) -> None:
         try:

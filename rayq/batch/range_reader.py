@@ -1,8 +1,8 @@
-"""Reads one range of offsets of one partition into Arrow: all of it, or it raises. Needs the extra
-`arrow`.
+"""Reader of one range of offsets of one partition into Arrow: it returns all of it, or raises.
+Needs the extra `arrow`.
 
-The consumer's code fetches, retries and finds leaders that moved. What differs is the end: reading
-stops at an offset, and it fails after some time without progress. What the object store holds is
+The consumer's code fetches, retries and finds leaders that moved. Only the end differs: reading
+stops at an offset, and it fails after some time without progress. Records in the object store are
 read there (`rayq.batch.direct_reads`).
 """
 
@@ -44,27 +44,28 @@ from rayq.transaction_ids import coordinator_of
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-"""What is read by default, in this order. There is one more column, `headers`."""
+"""The columns read by default, in this order. There is one more column, `headers`."""
 
 BATCH_RECORDS = 65_536
 """Default of `read_range(batch_records=...)`."""
 BATCH_BYTES = 64 * MIB
-"""A record batch that has this size is handed out, however few records it has."""
+"""Size at which a record batch is returned, however few records it has."""
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000
-"""Batch jobs have times in microseconds."""
+"""Maximum timestamp: batch jobs have times in microseconds."""
 STEP_RECORDS = 4096
 STEP_BYTES = 8 * MIB
-"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+"""Maximum number of records and bytes turned into Arrow at a time, while they are in the
+processor's cache."""
 COORDINATOR_TIMEOUT_S = 5.0
-"""How long to ask for the name of an open transaction, for an error."""
+"""Timeout for the name of an open transaction, for an error."""
 FETCH_BUFFER_BYTES = 16 * MIB
-"""What is fetched ahead of the reader, at most; a process may read many splits at once."""
+"""Maximum number of bytes fetched ahead of the reader; a process may read many splits at once."""
 
 
 def read_schema(columns: Sequence[str] = COLUMNS) -> Any:
-    """The `pyarrow.Schema` of what `read_range` yields, with the types of Spark's Kafka source: key
-    and value binary, topic string, partition int32, offset int64, timestamp in microseconds (UTC),
-    headers a list of structs of key and value, never null. Raises InvalidRequestError,
+    """The `pyarrow.Schema` of the batches of `read_range`, with the types of Spark's Kafka source:
+    key and value binary, topic string, partition int32, offset int64, timestamp in microseconds
+    (UTC), headers a list of structs of key and value, never null. Raises InvalidRequestError,
     MissingExtraError."""
     pa = load_pyarrow()
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -98,24 +99,24 @@ def read_range(
     on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
 ) -> Iterator[Any]:
-    """The records of the split, in order, as `pyarrow.RecordBatch`es of at most `batch_records`
-    records and about 64 MiB.
+    """Yields the records of the split, in order, as `pyarrow.RecordBatch`es of at most
+    `batch_records` records and about 64 MiB.
 
-    Exactly the records with offsets `split.start <= offset < split.end` that the log holds (a
-    compacted log has gaps), never fewer, and without those of transactions that were aborted or
-    that `split.without` names: leaders that move are followed, failures are tried again, and
+    These are exactly the records with offsets `split.start <= offset < split.end` that the log
+    holds (a compacted log has gaps), never fewer, and without those of transactions that were
+    aborted or that `split.without` names. Leaders that move are followed, failures are retried, and
     without any progress for `timeout_s` seconds it raises. All readers of a process share their
-    connections. `cluster`: None means the process's current one. `large_values`: below which URL
-    values are read that are objects, by this process's credentials. Closing the generator stops
-    fetching.
+    connections. `cluster`: None means the process's current one. `large_values` is the URL below
+    which values that are objects are read, with this process's credentials. Closing the generator
+    stops fetching.
 
     Raises PartitionOfflineError or TimeoutError (no progress), OpenTransactionError (no progress,
     because `split.without` is None and a transaction is not decided), UnknownTopicError (the topic
     was deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of
     the split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
-    `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
-    UnreadableRecordError (records of the split cannot be read: after all before them it is raised
-    with their `offset` and the `next_offset`, to read the rest as a split of its own; with
+    `fail_on_data_loss=False` the last two are logged, and the rest is read. Also raises
+    UnreadableRecordError (records of the split cannot be read: it is raised after all records
+    before them, with their `offset` and the `next_offset`, to read the rest as another split; with
     `on_corrupt="skip"` they are logged and left out), InvalidRequestError, MissingExtraError.
     """
     schema = read_schema(columns)
@@ -140,7 +141,7 @@ def _batches(reader: _Reader, schema: Any, batch_records: int) -> Iterator[Any]:
             try:
                 slices = reader.next_slices(batch_records - records)
             except RayqError:
-                if steps:  # What was read before is handed out first.
+                if steps:  # Records read before are returned first.
                     yield _joined(pa, steps)
                 raise
             if not slices:
@@ -167,7 +168,7 @@ def _joined(pa: Any, steps: list[Any]) -> Any:
 
 
 def _batch_of(slices: list[Slice], schema: Any) -> Any:
-    """One record batch of slices of one partition."""
+    """One record batch from slices of one partition."""
     pa = load_pyarrow()
     counts = [len(part.values) for part in slices]
     count = sum(counts)
@@ -250,9 +251,9 @@ class _Reader:
         self.made_progress()
 
     async def _open_transaction(self) -> str | None:
-        """Which transaction reading waits for; None: none."""
+        """A description of the transaction that reading waits for; None if there is none."""
         log = await self._partition.open_transactions()
-        first = min(log.open, key=lambda one: one[2], default=None)
+        first = min(log.open, key=lambda transaction: transaction[2], default=None)
         if first is None or first[2] >= self.split.end:
             return None
         family, epoch, offset = first
@@ -263,7 +264,8 @@ class _Reader:
         )
 
     async def _transactional_id(self, family: int) -> str:
-        """Whose producers these are, as far as their coordinator says it."""
+        """A text with the transactional id of a producer family, as far as the coordinator tells
+        it."""
         partition = coordinator_of(family)
         try:
             answer, _ = await self._client.exchange_with_leader(
@@ -276,9 +278,9 @@ class _Reader:
         except RayqError as error:
             logger.info("no transactional id of producer %d: %s", family, error)
         else:
-            for one in answer.transactions:
-                if one.family == family:
-                    return f"transactional id {one.transactional_id!r}"
+            for transaction in answer.transactions:
+                if transaction.family == family:
+                    return f"transactional id {transaction.transactional_id!r}"
         return "a transactional id"
 
     def close(self) -> None:
@@ -296,8 +298,8 @@ class _Reader:
         self._progress_at = self._client.environment.clock.monotonic()
 
     def next_slices(self, records_max: int) -> list[Slice]:
-        """The next records, at most `records_max`; waits for the first. [] once all were handed
-        out."""
+        """The next records, at most `records_max`; waits for the first. [] once all were
+        returned."""
         while not self._assigned.stream.is_finished:
             self._news.clear()
             if slices := self._take(min(records_max, STEP_RECORDS)):

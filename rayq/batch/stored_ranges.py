@@ -1,4 +1,4 @@
-"""What of a job's ranges is in an object store: where the objects begin."""
+"""Stored parts of a job's ranges: the offsets at which objects in an object store begin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rayq.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 OBJECTS_MAX = 1000
-"""How many objects one answer names."""
+"""Maximum number of objects that one answer names."""
 ASK_TIMEOUT_S = 10.0
-"""How long a question waits that a job can do without."""
+"""Timeout of a request that a job can do without."""
 
 
 async def uses_remote_storage(client: Client, topic: str, timeout_s: float) -> bool:
@@ -31,49 +31,49 @@ async def uses_remote_storage(client: Client, topic: str, timeout_s: float) -> b
 async def stored_ranges(
     client: Client, ranges: Iterable[Split], timeout_s: float
 ) -> list[Split]:
-    """Those that are not empty, of topics that may have records in an object store. Raises as
-    `uses_remote_storage`."""
-    filled = [one for one in ranges if not one.is_empty]
+    """The ranges that are not empty, of topics that may have records in an object store. Raises as
+    `uses_remote_storage` does."""
+    filled = [split for split in ranges if not split.is_empty]
     stored = {
         topic
-        for topic in sorted({one.topic for one in filled})
+        for topic in sorted({split.topic for split in filled})
         if await uses_remote_storage(client, topic, timeout_s)
     }
-    return [one for one in filled if one.topic in stored]
+    return [split for split in filled if split.topic in stored]
 
 
 def object_starts(
     cluster: Cluster, ranges: Sequence[Split], *, timeout_s: float
 ) -> dict[TopicPartition, list[int]]:
-    """Where objects begin inside the ranges: the best places to cut them. What a leader does not
-    tell within 10 s is left out: a range can be cut anywhere."""
+    """The offsets at which objects begin inside the ranges: the best points to cut them. Offsets
+    that a leader does not tell within 10 s are left out: a range can be cut anywhere."""
     client, background = cluster.shared_client()
 
-    async def starts_of(one: Split) -> list[int]:
-        partition = JobPartition(client, one.place, one.topic_id, min(ASK_TIMEOUT_S, timeout_s))
+    async def starts_of(split: Split) -> list[int]:
+        partition = JobPartition(client, split.place, split.topic_id, min(ASK_TIMEOUT_S, timeout_s))
         try:
-            return await _starts(partition, one)
+            return await _starts(partition, split)
         except RayqError as error:
             logger.info("where the objects of %s begin: %s", partition, error)
             return []
 
     async def starts() -> dict[TopicPartition, list[int]]:
         asked = await stored_ranges(client, ranges, timeout_s)
-        found = await together(starts_of(one) for one in asked)
-        return {one.place: some for one, some in zip(asked, found, strict=True)}
+        found = await together(starts_of(split) for split in asked)
+        return {split.place: offsets for split, offsets in zip(asked, found, strict=True)}
 
     return background.run(starts())
 
 
-async def _starts(partition: JobPartition, one: Split) -> list[int]:
+async def _starts(partition: JobPartition, split: Split) -> list[int]:
     starts: list[int] = []
-    offset = one.start
-    while offset < one.end:
-        found = await partition.objects(offset, one.end, objects_max=OBJECTS_MAX)
+    offset = split.start
+    while offset < split.end:
+        found = await partition.objects(offset, split.end, objects_max=OBJECTS_MAX)
         if not found:
             break
         starts += [each.start_offset for each in found]
         offset = found[-1].end_offset
-        if offset < one.end:
+        if offset < split.end:
             starts.append(offset)
-    return sorted({start for start in starts if start > one.start})
+    return sorted({start for start in starts if start > split.start})

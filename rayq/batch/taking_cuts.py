@@ -1,4 +1,5 @@
-"""Asks the leaders of partitions for a cut over all of them: see `rayq.batch.transaction_cut`."""
+"""Requests to the leaders of partitions for a cut over all of them: see
+`rayq.batch.transaction_cut`."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ async def take_cut(
     first: list[DescribeOpenTransactionsResponse],
     timeout_s: float,
 ) -> Cut:
-    """One moment over these partitions. `first` are the answers of the first pass. Raises
-    TimeoutError, TransactionLimitError, and as `JobPartition.exchange` does."""
+    """Takes a cut: one moment over these partitions. `first` are the answers of the first pass.
+    Raises TimeoutError, TransactionLimitError, and as `JobPartition.exchange` does."""
     deadline = client.now + timeout_s
     while client.now < deadline:
         if (cut := cut_of_one_pass(first)) is not None:
@@ -51,9 +52,9 @@ async def still_lead(
     leader_epochs: Sequence[int],
     deadline: float,
 ) -> bool:
-    """Whether those that answered in these leader epochs led for sure when they did. A leader that
-    is cut off from the other servers goes on answering for a session, and what it shows may be
-    older than what the next leader has committed meanwhile."""
+    """Whether the leaders that answered in these leader epochs certainly led when they did. A
+    leader that is cut off from the other servers continues to answer for a session, and its view
+    may be older than what the next leader has committed meanwhile."""
     await client.change(ConfirmMetadata(), timeout_s=max(deadline - client.now, 0.001))
     topics = sorted({partition.place.topic for partition in partitions})
     await client.refresh(topics, timeout_s=max(deadline - client.now, 0.001))
@@ -67,7 +68,7 @@ async def still_lead(
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

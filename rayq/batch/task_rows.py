@@ -1,4 +1,4 @@
-"""The rows that a task writes, as Arrow brings them. Needs the extra `arrow`."""
+"""Rows that a task writes, as they arrive from Arrow. Needs the extra `arrow`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rayq.errors import InvalidRequestError
 from rayq.records import Headers
 
 COLUMNS = ("key", "value", "partition", "timestamp", "headers")
-"""What may be written. Only `value` has to be there."""
+"""The columns that may be written. Only `value` is required."""
 ROWS_AT_A_TIME = 8192
-"""Rows that are turned from Arrow into Python objects at once."""
+"""Number of rows that are turned from Arrow into Python objects at once."""
 
 
 class TaskRows(NamedTuple):
-    """Some rows, column by column; None where a column is missing."""
+    """A number of rows, column by column; None for a missing column."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
@@ -26,8 +26,8 @@ class TaskRows(NamedTuple):
 
 
 def rows_of(batches: Iterable[Any]) -> Iterator[TaskRows]:
-    """The rows of RecordBatches or Tables, some at a time. Raises InvalidRequestError for other
-    columns or types."""
+    """The rows of RecordBatches or Tables, in parts. Raises InvalidRequestError for other columns
+    or types."""
     pa = load_pyarrow()
     for given in batches:
         if not isinstance(given, (pa.RecordBatch, pa.Table)):
@@ -42,8 +42,8 @@ def rows_of(batches: Iterable[Any]) -> Iterator[TaskRows]:
                 f"headers; not {', '.join(names) or 'none'}. Select or rename columns first."
             )
         for start in range(0, given.num_rows, ROWS_AT_A_TIME):
-            some = given.slice(start, ROWS_AT_A_TIME)
-            columns = {name: some.column(name) for name in names}
+            part = given.slice(start, ROWS_AT_A_TIME)
+            columns = {name: part.column(name) for name in names}
             partitions = columns.get("partition")
             timestamps = columns.get("timestamp")
             yield TaskRows(
@@ -60,7 +60,7 @@ def _wrong_type(name: str, kind: Any, wanted: str) -> InvalidRequestError:
 
 
 def bytes_of(name: str, column: Any) -> list[bytes | None]:
-    """A binary or string column; raises InvalidRequestError for another one."""
+    """The values of a binary or string column. Raises InvalidRequestError for other types."""
     pa = load_pyarrow()
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -102,7 +102,8 @@ def _times_ms(pa: Any, column: Any) -> list[int | None]:
 
 
 def headers_of(column: Any) -> list[Headers | None]:
-    """A column of headers as `write_task` takes it; raises InvalidRequestError for another one."""
+    """The headers of a column as `write_task` takes it. Raises InvalidRequestError for other
+    types."""
     pa = load_pyarrow()
     kind = column.type
     wanted = "a list of structs of key (or name) and value"
@@ -110,7 +111,7 @@ def headers_of(column: Any) -> list[Headers | None]:
         return [None] * len(column)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if is_list and pa.types.is_null(kind.value_type):
-        return [None] * len(column)  # what Arrow makes of lists that are all empty
+        return [None] * len(column)  # Arrow makes this of lists that are all empty
     if not is_list or not pa.types.is_struct(kind.value_type):
         raise _wrong_type("headers", kind, wanted)
     fields = [field.name for field in kind.value_type]
@@ -119,8 +120,8 @@ def headers_of(column: Any) -> list[Headers | None]:
         raise _wrong_type("headers", kind, wanted)
     (name,) = names
     found: list[Headers | None] = []
-    for some in column.to_pylist():
-        pairs = [(one[name], one["value"]) for one in some or ()]
+    for headers in column.to_pylist():
+        pairs = [(header[name], header["value"]) for header in headers or ()]
         for key, value in pairs:
             if not isinstance(key, str) or not isinstance(value, bytes):
                 raise InvalidRequestError(

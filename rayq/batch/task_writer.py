@@ -1,12 +1,12 @@
 """Batch writes that a retried or speculative task does not repeat. Needs the extra `arrow`.
 
-`begin_write` on the driver makes a `WriteJob`: which topic (by id), its ends now, one time stamp
+`begin_write` on the driver makes a `WriteJob`: the topic (by id), its current ends, one timestamp
 and a range of producer ids. Task `n` of the job writes as producer `first_producer_id + n`, and
 cuts its batches by its rows alone: not by time, and not by how the rows arrive. So every attempt at
-the task sends the same batches under the same numbers, and the leader appends each once, also when
+the task sends the same batches under the same numbers, and the leader appends each once, even when
 two attempts run at the same time.
 
-What this promises, without transactions:
+Guarantees without transactions:
 
 - A task writes its rows exactly once where the rows, and their order, are the same in every
   attempt. Where they are not, the attempt fails with `RewriteMismatchError` as soon as it meets a
@@ -65,19 +65,20 @@ from rayq.records import OffsetRange, TopicPartition
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 512 * 1024
-"""Bytes of keys, values and headers that close a batch, where `max_message_bytes` allows."""
+"""Number of bytes of keys, values and headers that close a batch, if `max_message_bytes` allows."""
 TASKS_MAX = 2**20
 CHOSEN_IDS_FIRST = 2**62
-"""Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
+"""First producer id of those that jobs choose, at random; lower ones are allocated in turn."""
 JOB_BITS = 41
 YOUNG_JOB_MS = HOUR_MS
-"""Leaders still know the producers of a job that is younger: they remember them for a day."""
+"""Maximum age of a job whose producers leaders certainly still know: they remember them for a
+day."""
 
 
 class TaskWritten(NamedTuple):
-    """What became of a task's records: `repeated` of them were there already, sent by an earlier
-    attempt or by a try whose answer was lost. `partitions` tells how many each partition got,
-    `ranges` are by partition, in order."""
+    """The result of a task's writes. `repeated` records were already there, sent by an earlier
+    attempt or by a try whose answer was lost. `partitions` has the number of records of each
+    partition, `ranges` are by partition, in order."""
 
     task: int
     records: int
@@ -97,9 +98,11 @@ def begin_write(
 ) -> WriteJob:
     """Begins a job: call it once, on the driver. `cluster`: None means the process's current one.
 
-    With a `transactional_id` the job is a transaction, and what an earlier job of this id has open
-    is aborted. With a `name`, too, it commits once: while it is the last name that committed under
-    this id, a job of that name raises AlreadyCommittedError.
+    With a `transactional_id` the job is a transaction, and an open one of an earlier job with this
+    id is aborted. With a `name`, too, it commits once: while it is the last name that committed
+    under this id, a job of that name raises AlreadyCommittedError. Raises UnknownTopicError,
+    PartitionOfflineError, TimeoutError, AlreadyCommittedError, TransactionLimitError,
+    InvalidRequestError (a bad id or name, or a name without an id).
 
     Raises UnknownTopicError, PartitionOfflineError, TimeoutError, AlreadyCommittedError,
     TransactionLimitError, InvalidRequestError (a bad id or name, or a name without an id)."""
@@ -121,7 +124,7 @@ def begin_write(
     job = WriteJob(
         topic=topic,
         topic_id=ranges[0].topic_id,
-        start_offsets=[one.end for one in ranges],
+        start_offsets=[split.end for split in ranges],
         first_producer_id=CHOSEN_IDS_FIRST + job_number * TASKS_MAX,
         timestamp_ms=client.environment.clock.wall_ms(),
         batch_bytes=min(BATCH_BYTES, room_bytes),
@@ -145,10 +148,10 @@ def begin_write(
 def job_for(
     cluster: Cluster, topic: str, kept: WriteJob | None, *, atomic: bool, timeout_s: float
 ) -> WriteJob:
-    """The job that the caller kept, else a new one. A job that is a transaction begins anew: the
-    cluster may have ended the one that was kept. Raises InvalidRequestError for a job of another
-    topic, and for one that is no transaction where it is to be `atomic`; and what `begin_write`
-    raises."""
+    """The job that the caller kept, else a new one. A job that is a transaction begins again,
+    because the cluster may have ended the kept one. Raises InvalidRequestError for a job of another
+    topic, and for one that is no transaction if it is to be `atomic`; and the errors of
+    `begin_write`."""
     if kept is None:
         client, _ = cluster.shared_client()
         new_id = f"rayq-write-{client.environment.new_id()}" if atomic else None
@@ -190,7 +193,7 @@ def writing(cluster: Cluster | None, job: WriteJob, *, timeout_s: float = 60.0) 
     try:
         yield
     except TransactionOutcomeUnknownError:
-        raise  # Whoever asked for a commit does not ask for an abort.
+        raise  # A commit was requested, so no abort is.
     except BaseException:
         try:
             background.run(transaction.abort())
@@ -216,7 +219,7 @@ def write_task(
 
     `task` numbers the task within the job, from 0, the same for each attempt at it. `batches` are
     `pyarrow.RecordBatch`es or tables with the columns value (binary or string; null is a tombstone)
-    and, where wanted, key (binary or string), partition (int; else by the key's crc32 as a producer
+    and, optionally, key (binary or string), partition (int; else by the key's crc32 as a producer
     does, without a key in runs over all partitions), timestamp (a timestamp, or milliseconds; else
     the job's time) and headers (a list of structs of key, or name, and value).
 
@@ -253,7 +256,7 @@ def write_task(
         task=task,
         records=records,
         repeated=sum(sender.repeated for sender in senders),
-        partitions={one: attempt.senders[one].count for one in sorted(attempt.senders)},
+        partitions={number: attempt.senders[number].count for number in sorted(attempt.senders)},
         ranges=[written for sender in senders for written in sender.ranges],
     )
 
@@ -267,11 +270,13 @@ def finish_write(
     timeout_s: float = 60.0,
 ) -> None:
     """Ends a job: call it once, on the driver, after the last task. `written` are the tasks, each
-    with what `TaskWritten.partitions` says.
+    with its `TaskWritten.partitions`.
 
-    A task compares what it writes with what an earlier attempt wrote, in the partitions it writes
-    to. This call finds the rest: the records of an attempt whose rows went to other partitions, and
-    of a job that was divided into more tasks. Leaders remember for a day which producers wrote.
+    A task compares its records with those of an earlier attempt, in the partitions it writes to.
+    This call finds the rest: the records of an attempt whose rows went to other partitions, and of
+    a job that was divided into more tasks. Leaders remember for a day which producers wrote. A job
+    that is a transaction is committed here, if exactly the records that its tasks reported are
+    there.
 
     A job that is a transaction is committed here, if all its tasks reported is there and nothing
     else is.
@@ -322,7 +327,9 @@ async def _commit(
         there, wanted = found.get(partition, {}), reported.get(partition, {})
         if there == wanted:
             continue
-        task = min(one for one in {*there, *wanted} if there.get(one) != wanted.get(one))
+        task = min(
+            number for number in {*there, *wanted} if there.get(number) != wanted.get(number)
+        )
         raise RewriteMismatchError(
             f"Task {task} of this job reported {wanted.get(task, 0)} records for "
             f"{topic}-{partition}, and {there.get(task, 0)} are there: the rows of a task changed "

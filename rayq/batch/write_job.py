@@ -1,4 +1,4 @@
-"""What the driver and the tasks of one batch write agree on."""
+"""Parameters of one batch write that its driver and its tasks share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rayq.client.client import Client
 
 
 class WriteJob(NamedTuple):
-    """One batch write, the same in every process that writes. It has plain values only: it pickles,
-    and `WriteJob(*list)` makes it of its JSON."""
+    """One batch write, the same in every process that writes. It has plain values only: it can be
+    pickled, and `WriteJob(*list)` makes it from its JSON."""
 
     topic: str
     topic_id: str
@@ -18,15 +18,16 @@ class WriteJob(NamedTuple):
     """The end of each partition when the job began."""
     first_producer_id: int
     timestamp_ms: int
-    """Of records without a time of their own: the job's, not the attempt's. The CRC by which
-    attempts are compared covers it."""
+    """The timestamp of records without their own time: the job's, not the attempt's, because the
+    CRC by which attempts are compared covers it."""
     batch_bytes: int
     append_time: bool
     """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""
     transactional_id: str | None = None
-    """Whose transaction the job is; None: it is none. Then the producer ids are its family."""
+    """The transactional id of the job; None if it is not a transaction. With one, the producer ids
+    are the transaction's family."""
     name: str | None = None
-    """Under which it commits once."""
+    """The name under which it commits once."""
     last_name: str | None = None
     """The last name that committed under the transactional id when the job began."""
     owner: str = ""

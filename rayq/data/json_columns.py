@@ -184,7 +184,7 @@ def _python_type(kind: pa.DataType, name: str) -> Any:
     if is_.is_list(kind) or is_.is_large_list(kind):
         return list[_python_type(kind.value_type, name) | None]  # type: ignore[misc]
     if is_.is_struct(kind):
-        fields = {one.name: _python_type(one.type, f"{name}.{one.name}") | None for one in kind}
+        fields = {f.name: _python_type(f.type, f"{name}.{f.name}") | None for f in kind}
         return TypedDict("JsonStruct", fields, total=False)  # type: ignore[operator]
     if is_.is_map(kind) and is_.is_string(kind.key_type):
         return dict[str, _python_type(kind.item_type, name) | None]  # type: ignore[misc]

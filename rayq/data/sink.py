@@ -61,17 +61,17 @@ def write_topic(
     `cluster`: None means the process's current cluster.
 
     A task that Ray retries sends the same batches under the same numbers, and no batch is appended
-    twice. Where it makes other rows than before, it fails with RewriteMismatchError. A write that
+    twice. If it makes other rows than before, it fails with RewriteMismatchError. A write that
     fails leaves the records that it has written so far. Another call writes all records again,
     unless it has the same `job` (of `begin_write`) and the Dataset consists of the same blocks.
-    `rayq.batch.task_writer` says how far that goes.
+    `rayq.batch.task_writer` describes the limits.
 
-    `atomic`: the write is one transaction. Readers see all of its records at once, when it has
-    ended well; of a write that fails they see none. Until then they wait, in all partitions that
-    it writes to, also for the records of others behind it; an hour is the most that it may take.
-    `job` may be a transaction as well: see `begin_write`.
+    With `atomic`, the write is one transaction. Readers see all of its records at once, once it has
+    succeeded; they see none of a failed write. Until then readers wait in all partitions that it
+    writes to, and also for later records of others; a write may take an hour at most. `job` may be
+    a transaction as well: see `begin_write`.
 
-    Raises what `write_task`, `finish_write` and `begin_write` raise.
+    Raises the errors of `write_task`, `finish_write` and `begin_write`.
     """
     found = cluster or Cluster.current()
     job = job_for(found, topic, job, atomic=atomic, timeout_s=timeout_s)
@@ -133,13 +133,13 @@ class TopicDatasink(Datasink[TaskWritten]):
         finish_write(
             self._cluster,
             self.job,
-            ((one.task, one.partitions) for one in tasks),
+            ((done.task, done.partitions) for done in tasks),
             timeout_s=self._timeout_s,
         )
         self.written = Written(
             sum(task.records for task in tasks),
             sum(task.repeated for task in tasks),
-            _merged(one for task in tasks for one in task.ranges),
+            _merged(written for task in tasks for written in task.ranges),
         )
 
     def _tables(self, blocks: Iterable[Block]) -> Iterator[pa.Table]:
@@ -164,8 +164,8 @@ class TopicDatasink(Datasink[TaskWritten]):
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         found: list[list[Any]] = [[] for _ in range(table.num_rows)]
         if given is not None:
-            for headers, some in zip(found, headers_of(given), strict=True):
-                headers += some or ()
+            for headers, given_headers in zip(found, headers_of(given), strict=True):
+                headers += given_headers or ()
         for name in self._header_columns:
             values = bytes_of(name, table.column(name))
             for headers, value in zip(found, values, strict=True):
@@ -179,10 +179,10 @@ class TopicDatasink(Datasink[TaskWritten]):
 def _merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The ranges, sorted. Ranges that touch become one."""
     merged: list[OffsetRange] = []
-    for one in sorted(ranges):
+    for span in sorted(ranges):
         last = merged[-1] if merged else None
-        if last is not None and last[:2] == one[:2] and one.start <= last.end:
-            merged[-1] = last._replace(end=max(last.end, one.end))
+        if last is not None and last[:2] == span[:2] and span.start <= last.end:
+            merged[-1] = last._replace(end=max(last.end, span.end))
         else:
-            merged.append(one)
+            merged.append(span)
     return merged

@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
 
     @property
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """The `starting_offsets` of the next job. Raises InvalidRequestError where this snapshot
+        """The `starting_offsets` of the next job. Raises InvalidRequestError if this snapshot
         leaves out transactions: take it with ending_offsets="last_stable"."""
         return offset_ranges.end_offsets(self.ranges)
 
@@ -61,7 +61,13 @@ class Snapshot(NamedTuple):
 def snapshot(
     topics: str | Iterable[str] = (), *, cluster: Cluster | None = None, **bounds: Any
 ) -> Snapshot:
-    """The present ranges of `topics`, or of the topics that `pattern` matches, for `read_topic`.
+    """Takes the present ranges of `topics`, or of the topics that `pattern` matches, for
+    `read_topic`. `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the
+    meanings that users of Spark's Kafka source know: pattern, starting_offsets ("earliest"),
+    ending_offsets ("latest", the current end, without undecided transactions; "last_stable", below
+    the first of these), starting_timestamp(s), ending_timestamp(s), new_partitions,
+    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current cluster.
+    Raises the errors of that function.
 
     `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the meanings that users
     of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
@@ -87,12 +93,13 @@ def read_topic(
     ray_remote_args: dict[str, Any] | None = None,
     **bounds: Any,
 ) -> Dataset:
-    """The records of topics, by name or by `pattern`, or of a `Snapshot` taken before, as a Dataset
-    of the columns key, value (binary), topic (string), partition (int32), offset (int64), timestamp
-    (microseconds, UTC) and headers (a list of structs of key and value: order and duplicates stay).
+    """Reads the records of topics, by name or by `pattern`, or of a `Snapshot` taken before, as a
+    Dataset with the columns key, value (binary), topic (string), partition (int32), offset (int64),
+    timestamp (microseconds, UTC) and headers (a list of structs of key and value, which keeps order
+    and duplicates).
 
     The ends are fixed here, once, so reading again gives the same records. Take the `Snapshot`
-    yourself to know where the next job goes on::
+    yourself to know where the next job continues::
 
         taken = rayq.data.snapshot("flights", ending_offsets="last_stable")
         dataset = rayq.data.read_topic(taken)
@@ -102,21 +109,20 @@ def read_topic(
     Partitions are read in parallel, and cut by offsets where that helps: there is a read task for
     about 32 MiB, or for each CPU, and there are at least `min_partitions`. Fewer `columns` are
     faster to read. `ray_remote_args` are options of the read tasks; other keywords are the bounds
-    of `snapshot`. `cluster`: None means the process's current cluster, else what `rayq.connect()`
-    finds. Ray is the one that this process is connected to, else that of RAY_ADDRESS, else the
-    cluster's, else a local one.
+    of `snapshot`. `cluster`: None means the process's current cluster, else the one that
+    `rayq.connect()` finds. Ray is the one that this process is connected to, else that of
+    RAY_ADDRESS, else the cluster's, else a local one.
 
     A read is exact, or it fails. While a leader cannot be reached, the task tries again; without
     any progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError.
     Records that expired since the snapshot raise OffsetOutOfRangeError; with
     `fail_on_data_loss=False` they are logged and left out. (Ray Data's own `max_errored_blocks`
-    leaves out tasks that fail: keep it at 0.) What a topic with `remote_storage` has in the object
-    store, the tasks read there; retention leaves it while this process has the dataset. A topic
-    that was deleted meanwhile raises UnknownTopicError. Records that cannot be read raise an
+    leaves out failed tasks: keep it at 0.) Tasks read records of a topic with `remote_storage` from
+    the object store if they are there; retention leaves them while this process has the dataset. A
+    topic that was deleted meanwhile raises UnknownTopicError. Records that cannot be read raise an
     UnreadableRecordError with their offsets; with `on_corrupt="skip"` they are logged and left out.
-    Large values come whole: those in chunks
-    always, those in objects where `large_values` is the URL that their producers have, with the
-    credentials of the nodes. Raises what `snapshot` raises.
+    Large values arrive whole: chunked ones always, and objects if `large_values` is the URL of
+    their producers, with the credentials of the nodes. Raises the errors of `snapshot`.
     """
     check_values_url(large_values)
     found = cluster or Cluster.current()
@@ -194,7 +200,7 @@ class TopicDatasource(Datasource):
         """The number of read tasks. An empty topic has one task, which gives the schema."""
         ranges = self._taken.ranges
         split_ranges(ranges, min_partitions)  # This checks min_partitions.
-        offsets = sum(one.offsets for one in ranges)
+        offsets = sum(split.offsets for split in ranges)
         cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
         by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
         wanted = max(by_size, min(cpus, offsets // TASK_OFFSETS_MIN), min_partitions or 1)
@@ -255,12 +261,12 @@ class TopicDatasource(Datasource):
         """The bytes of Arrow data for an offset of each topic, from a sample of its largest range.
         A topic without a sample is left out: the estimate only decides the number of tasks."""
         largest: dict[str, Split] = {}
-        for one in self._taken.ranges:
-            if not one.is_empty and one.offsets > largest.get(one.topic, one).offsets - 1:
-                largest[one.topic] = one
+        for split in self._taken.ranges:
+            if not split.is_empty and split.offsets > largest.get(split.topic, split).offsets - 1:
+                largest[split.topic] = split
         found: dict[str, float] = {}
-        for topic, one in largest.items():
-            sample = one._replace(end=min(one.end, one.start + SAMPLE_RECORDS))
+        for topic, split in largest.items():
+            sample = split._replace(end=min(split.end, split.start + SAMPLE_RECORDS))
             try:
                 batches = read_range(
                     self._cluster,

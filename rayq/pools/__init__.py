@@ -1,1 +1,1 @@
-"""Consumer pools: as many consumers of a group as the lag asks for."""
+"""Consumer pools: as many consumers of a group as the lag requires."""

@@ -1,4 +1,4 @@
-"""Dead letters: records that a pool's handler keeps refusing go to a topic of their own."""
+"""Dead letters of a pool: records that its handler keeps refusing go to their own topic."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rayq.records import Outgoing, Record
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MS = 10_000
-"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
-less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
+"""Timeout of one try to write a dead letter, or a part of `max_poll_interval_ms` if that is less:
+between tries the consumer polls in its group, and checks whether it is to be drained."""
 
 CLASS_HEADER = "rayq.error.class"
 MESSAGE_HEADER = "rayq.error.message"
 SOURCE_HEADER = "rayq.source"
-"""`topic/partition/offset`."""
+"""Header with `topic/partition/offset` of the original record."""
 
 
 def source_of(record: Record) -> str:
@@ -47,7 +47,7 @@ def not_written(topic: str, record: Record, refused: BaseException) -> str:
 
 
 class DeadLetters:
-    """Writes the dead letters of one consumer, and counts them."""
+    """A writer of the dead letters of one consumer, which counts them."""
 
     def __init__(self, cluster: Cluster, config: PoolConfig) -> None:
         self._cluster = cluster
@@ -56,7 +56,8 @@ class DeadLetters:
         self.written = 0
 
     async def write(self, record: Record, error: BaseException) -> str | None:
-        """Returns why it could not be written, or not for certain; None where it was."""
+        """Writes a dead letter. Returns the reason if it could not be written, or not for certain;
+        None if it was."""
         topic = self._config.dead_letter_topic
         assert topic is not None
         if self._producer is None:
@@ -80,7 +81,7 @@ class DeadLetters:
         return None
 
     def note(self, record: Record, error: BaseException) -> None:
-        """It is written."""
+        """Logs and counts a dead letter that is written."""
         topic = self._config.dead_letter_topic
         logger.warning("%s went to topic %r: %s", source_of(record), topic, described(error))
         self.written += 1

@@ -1,4 +1,4 @@
-"""Where a pool's group is in each partition of its topic, and where the partitions end."""
+"""Progress of a pool's group: its position and the end of each partition of its topic."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rayq.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 OFFSET_TIMEOUT_MS = 3_000
-"""A partition whose leader has not said by then where it ends is as it was before."""
+"""Timeout for a partition's end; without its leader's answer the partition keeps its last value."""
 RENEW_INTERVAL_S = 600.0
-"""A group without members forgets its positions after `offsets_retention_ms`, and with them what
-was handled: they are committed once more so often while no consumer runs."""
+"""Interval at which positions are committed again while no consumer runs. A group without members
+forgets its positions after `offsets_retention_ms`, and with them which records were handled."""
 
 
 class GroupProgress:
-    """Measures it anew at each call of `measure`."""
+    """The progress of a group, measured at each call of `measure`."""
 
     def __init__(
         self, clock: Clock, spec: PoolSpec, client: Client, watcher: AsyncConsumer
     ) -> None:
-        """`watcher` is of the group, without being a member; it is closed with this."""
+        """`watcher` is a consumer of the group that is not a member; it is closed with this."""
         self._clock = clock
         self._client = client
         self._watcher = watcher
@@ -43,27 +43,28 @@ class GroupProgress:
         await self._watcher.close()
 
     async def measure(self, *, has_consumers: bool) -> list[int]:
-        """Returns the partitions that are as they were before, because their leader has not
-        answered. Raises RayqError when nothing can be said."""
+        """Measures all partitions. Returns those that keep their last value, because their leader
+        has not answered. Raises RayqError if nothing can be measured."""
         watcher = self._watcher
         topic = await self._client.topic(
             self._topic, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=0.0
         )
         places = [TopicPartition(self._topic, number) for number in range(len(topic.partitions))]
         committed = await watcher.committed(places)
-        ends = await _known(watcher.end_offsets([place]) for place in places)
+        ends = await _known(watcher.end_offsets([partition]) for partition in places)
         if not self._is_pinned:
             await self._pin(watcher, committed, ends)
             committed = await watcher.committed(places)
         if not has_consumers:
             await self._renew(watcher, committed)
         behind = [
-            place
-            for place in places
-            if place in ends and (committed[place] is None or committed[place] != ends[place])
+            partition
+            for partition in places
+            if partition in ends
+            and (committed[partition] is None or committed[partition] != ends[partition])
         ]
         # Records that retention deleted need no handling, and no consumer commits them.
-        starts = await _known(watcher.beginning_offsets([place]) for place in behind)
+        starts = await _known(watcher.beginning_offsets([partition]) for partition in behind)
         unknown: list[int] = []
         for place in places:
             if place in ends and (committed[place] is not None or place in starts):
@@ -83,8 +84,9 @@ class GroupProgress:
         committed: dict[TopicPartition, int | None],
         ends: dict[TopicPartition, int],
     ) -> None:
-        """auto_offset_reset="latest": a group without any position begins where the partitions end
-        now. Consumers that start later would skip what came in between."""
+        """Commits the current ends for a group without any position, with
+        auto_offset_reset="latest". Otherwise consumers that start later would skip records that
+        came in between."""
         if all(offset is None for offset in committed.values()):
             if len(ends) < len(committed):
                 raise RayqError(
@@ -100,11 +102,11 @@ class GroupProgress:
     async def _renew(
         self, watcher: AsyncConsumer, committed: dict[TopicPartition, int | None]
     ) -> None:
-        """Commits the positions once more where `RENEW_INTERVAL_S` is over."""
+        """Commits the positions again once `RENEW_INTERVAL_S` has passed."""
         if self._clock.monotonic() - self._renewed_at_s < RENEW_INTERVAL_S:
             return
         self._renewed_at_s = self._clock.monotonic()
-        known = {place: offset for place, offset in committed.items() if offset is not None}
+        known = {partition: offset for partition, offset in committed.items() if offset is not None}
         if known:
             try:
                 await watcher.commit(known)
@@ -115,7 +117,7 @@ class GroupProgress:
 async def _known(
     asked: Iterable[Awaitable[dict[TopicPartition, int]]],
 ) -> dict[TopicPartition, int]:
-    """The answers of the leaders that gave one. Raises the first RayqError where none did."""
+    """The answers of the leaders that gave one. Raises the first RayqError if none did."""
     answers = await asyncio.gather(*asked, return_exceptions=True)
     found: dict[TopicPartition, int] = {}
     failed: list[RayqError] = []

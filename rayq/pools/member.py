@@ -1,4 +1,4 @@
-"""What the consumers of all pools have in common: what they tell their pool, and how they end."""
+"""Base of the consumers of all pools: their reports to the pool, and how they end."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 LEASE_S = 60.0
-"""A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
+"""Lease of a consumer: if its pool has not asked for it for this long, the pool is gone, and the
+consumer finishes and ends."""
 FAILED_POLL_PAUSE_S = 1.0
 FAILED_POLLS_MAX = 60
-"""After so many failed polls in a row the consumer ends, and its pool starts another: it may be the
-consumer's place in the group that failed for good."""
+"""Number of failed polls in a row after which the consumer ends, and its pool starts another: the
+consumer's membership may have failed for good."""
 ABORT_TIMEOUT_S = 1.0
 
 
 class MemberDiedError(Exception):
-    """A consumer is gone; the message says why, as far as that is known."""
+    """A consumer is gone; the message gives the reason, as far as it is known."""
 
 
 class MemberReport(msgspec.Struct, frozen=True):
-    """What a consumer tells its pool. The counts are since its start."""
+    """The report of a consumer to its pool. The counts are since its start."""
 
     node: str
     pid: int
     partitions: list[int]
-    """Empty in a queue's pool: its consumers share the partitions."""
+    """The assigned partitions. Empty in a queue's pool: its consumers share the partitions."""
     records: int
     busy_s: float
     retries: int
     dead_letters: int
     handling_s: float
-    """How long the handler has been at the call it is at."""
+    """The time that the current call of the handler has taken so far."""
     problem: str | None
     is_leaving: bool
-    """It finishes, or has ended, because its pool asked it to, or because its pool is gone."""
+    """Whether it finishes, or has ended, because its pool asked it to, or because its pool is
+    gone."""
     failure: str | None
-    """Why it has ended by itself; None while it has not."""
+    """The reason why it has ended by itself; None while it has not."""
 
 
 class Member:
-    """One consumer of a pool. All on one event loop; a plain handler runs in a thread."""
+    """One consumer of a pool. Runs on one event loop; a plain handler runs in a thread."""
 
     def __init__(self, environment: Environment, spec: PoolSpec, handler: PoolHandler) -> None:
         self._environment = environment
@@ -71,7 +73,7 @@ class Member:
     # --- what the pool asks ---------------------------------------------------------------------
 
     def report(self) -> MemberReport:
-        """Asking also keeps it alive: see LEASE_S."""
+        """The report of this consumer. Asking also keeps it alive: see LEASE_S."""
         now_s = self._now_s
         self._heard_at_s = now_s
         since_s = self._handling_since_s
@@ -90,14 +92,14 @@ class Member:
         )
 
     def drain(self) -> None:
-        """Finish what is in hand, and leave: then `run` returns."""
+        """Makes the consumer finish its current work and leave: then `run` returns."""
         self._draining.set()
 
     # --- its life -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is drained, or its pool is gone. Cancelling it is the end of a consumer that is
-        killed: what it is at is not settled."""
+        """Runs until it is drained, or its pool is gone. Cancelling it is the end of a killed
+        consumer: its current work is not settled."""
         self._handling_since_s = self._now_s
         try:
             await self._handler.make()
@@ -133,7 +135,7 @@ class Member:
             self._draining.set()
 
     async def _sleep(self, pause_s: float) -> None:
-        """Returns early when the consumer is drained."""
+        """Sleeps; returns early when the consumer is drained."""
         try:
             async with asyncio.timeout(pause_s):
                 await self._draining.wait()

@@ -1,4 +1,4 @@
-"""Which kind of consumer a pool has."""
+"""Choice of the kind of consumer that a pool has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_member(
     name: str,
     load_handler: Callable[[], Handler],
 ) -> Member:
-    """As `PoolMember` takes them."""
+    """Makes a consumer for a pool. The arguments are those of `PoolMember`."""
     if spec.queue is not None:
         return QueueMember(environment, cluster, spec, load_handler)
     return PoolMember(environment, cluster, spec, name, load_handler)

@@ -1,4 +1,4 @@
-"""Batches as a pool's handler gets them: lists of records, or Arrow tables, of one topic."""
+"""Batches for a pool's handler: lists of records, or Arrow tables, of one topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PoolBatch(Protocol):
 
     @property
     def given(self) -> Any:
-        """What the handler is called with."""
+        """The argument for the handler."""
         ...
 
     def __len__(self) -> int: ...
@@ -23,7 +23,7 @@ class PoolBatch(Protocol):
     def partitions(self) -> list[int]: ...
 
     def ends(self) -> dict[int, int]:
-        """By partition: the offset after the last record."""
+        """The offset after the last record, by partition."""
         ...
 
     def halves(self) -> tuple[PoolBatch, PoolBatch]:
@@ -33,7 +33,7 @@ class PoolBatch(Protocol):
     def without(self, partitions: Collection[int]) -> PoolBatch: ...
 
     def record(self) -> Record:
-        """The only one."""
+        """The only record."""
         ...
 
 
@@ -45,27 +45,29 @@ class RecordBatch:
 
     @property
     def given(self) -> list[Record]:
-        return list(self._records)  # The handler may do with it what it likes, and fail.
+        return list(self._records)  # The handler may modify it, and fail.
 
     def __len__(self) -> int:
         return len(self._records)
 
     def partitions(self) -> list[int]:
-        return sorted({one.partition for one in self._records})
+        return sorted({record.partition for record in self._records})
 
     def ends(self) -> dict[int, int]:
-        return {one.partition: one.offset + 1 for one in self._records}
+        return {record.partition: record.offset + 1 for record in self._records}
 
     def halves(self) -> tuple[RecordBatch, RecordBatch]:
         middle = len(self._records) // 2
         return RecordBatch(self._records[:middle]), RecordBatch(self._records[middle:])
 
     def without(self, partitions: Collection[int]) -> RecordBatch:
-        return RecordBatch([one for one in self._records if one.partition not in partitions])
+        return RecordBatch(
+            [record for record in self._records if record.partition not in partitions]
+        )
 
     def record(self) -> Record:
-        (one,) = self._records
-        return one
+        (record,) = self._records
+        return record
 
 
 class TableBatch:
@@ -112,14 +114,14 @@ class TableBatch:
             timestamp_ms=timestamp_ms,
             key=row["key"],
             value=row["value"],
-            headers=[(one["name"], one["value"]) for one in row["headers"] or ()],
+            headers=[(header["name"], header["value"]) for header in row["headers"] or ()],
         )
 
 
 async def poll_batch(
     consumer: AsyncConsumer, kind: str, timeout_s: float, records_max: int
 ) -> PoolBatch:
-    """The next batch, empty when there is none in time. Raises what `poll` raises."""
+    """The next batch, empty if there is none in time. Raises the errors of `poll`."""
     if kind == "arrow":
         return TableBatch(await consumer.poll_arrow(timeout_s, records_max))
     return RecordBatch(await consumer.poll(timeout_s, records_max))

@@ -23,32 +23,32 @@ from rayq.user_functions import call, check_ran, is_awaitable, is_coroutine_func
 logger = logging.getLogger(__name__)
 
 ERROR_MESSAGE_CHARACTERS_MAX = 1_000
-"""Of a handler's error, in the headers of a dead letter and in a status."""
+"""Maximum length of a handler's error, in the headers of a dead letter and in a status."""
 
 
 class PoolHandler:
-    """A coroutine function runs on the event loop, everything else in `threads`; what that returns
-    is awaited on the loop."""
+    """The handler of one consumer. A coroutine function runs on the event loop, everything else in
+    `threads`; an awaitable that it returns is awaited on the loop."""
 
     def __init__(
         self, threads: Threads, load: Callable[[], Handler], *, exactly_once: bool = False
     ) -> None:
-        """`load` may take its time, and may raise HandlerError. `threads` is one thread: what a
-        handler opens in its first call, the others find in the same thread."""
+        """`load` may take time, and may raise HandlerError. `threads` is one thread, so that
+        objects that a handler opens in its first call stay in the thread of the later calls."""
         self._threads = threads
         self._load = load
         self._outgoing_of = outgoing_of if exactly_once else refuse_outgoing
         self._handler: Handler | None = None
 
     async def make(self) -> None:
-        """Raises HandlerError."""
+        """Makes the handler. Raises HandlerError."""
         self._handler = await self._threads.run(_made, self._load)
 
     async def call(self, given: Any) -> list[Outgoing] | BaseException:
-        """Returns what is to be sent, or the error that the handler raised."""
+        """Calls the handler. Returns the records to send, or the error that it raised."""
         assert self._handler is not None
         if is_coroutine_function(self._handler):
-            result, error = call(self._handler, given)  # That only makes the coroutine.
+            result, error = call(self._handler, given)  # This only makes the coroutine.
         else:
             result, error = await self._threads.run(self._called, self._handler, given)
         if error is None and is_awaitable(result):
@@ -58,14 +58,14 @@ class PoolHandler:
         return result if error is None else error
 
     def _called(self, handler: Handler, given: Any) -> tuple[Any, BaseException | None]:
-        """In a thread, where an iterator that the handler returned runs as well."""
+        """Calls the handler in a thread, where an iterator that it returned runs as well."""
         result, error = call(handler, given)
         if error is not None or is_awaitable(result):
             return result, error
         return call(self._outgoing_of, result)
 
     async def close(self) -> None:
-        """Calls `close` of an instance that has it; an error of it is logged."""
+        """Calls `close` of an instance that has it; its error is logged."""
         close = getattr(self._handler, "close", None)
         if not callable(close) or inspect.isfunction(self._handler):
             return
@@ -79,7 +79,8 @@ class PoolHandler:
 
 
 def error_message(error: BaseException) -> str:
-    """At most `ERROR_MESSAGE_CHARACTERS_MAX` characters that can be encoded."""
+    """The message of an error: at most `ERROR_MESSAGE_CHARACTERS_MAX` characters that can be
+    encoded."""
     try:
         text = str(error)
     except BaseException as failed:  # noqa: BLE001 - a user's class may do anything
@@ -88,7 +89,7 @@ def error_message(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Class, message, and the place where it was raised."""
+    """The class and message of an error, and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__qualname__}: {error_message(error)}{where}"
@@ -100,8 +101,8 @@ OutgoingOf = Callable[[Any], list[Outgoing]]
 
 
 def outgoing_of(result: Any) -> list[Outgoing]:
-    """What a handler of a pool with exactly_once has returned. Raises TypeError, and what an
-    iterator raises; HandlerError."""
+    """The records that a handler of a pool with exactly_once has returned. Raises TypeError,
+    HandlerError, and the errors of an iterator."""
     if result is None:
         return []
     if isinstance(result, Outgoing):
@@ -109,17 +110,18 @@ def outgoing_of(result: Any) -> list[Outgoing]:
     if is_awaitable(result):
         check_ran("The handler", result)
     found = list(result) if isinstance(result, Iterable) else [result]
-    for one in found:
-        if not isinstance(one, Outgoing):
+    for item in found:
+        if not isinstance(item, Outgoing):
             raise TypeError(
                 "with exactly_once the handler returns an Outgoing, an iterable of them, or None, "
-                f"not {type(one).__qualname__}"
+                f"not {type(item).__qualname__}"
             )
     return found
 
 
 def refuse_outgoing(result: Any) -> list[Outgoing]:
-    """The same without exactly_once: nothing is sent. Raises TypeError, HandlerError."""
+    """Checks the result of a handler without exactly_once: nothing is sent. Raises TypeError,
+    HandlerError."""
     check_ran("The handler", result)
     first = result[0] if isinstance(result, list | tuple) and result else result
     if isinstance(first, Outgoing):
@@ -134,7 +136,7 @@ def refuse_outgoing(result: Any) -> list[Outgoing]:
 
 
 def _made(load: Callable[[], Handler]) -> Handler:
-    """Raises HandlerError."""
+    """Makes a handler. Raises HandlerError."""
     handler = load()
     if not inspect.isclass(handler):
         return handler

@@ -1,12 +1,13 @@
-"""One consumer of a pool: polls, calls the user's handler, commits; and what becomes of failures.
+"""Consumer of a group's pool: it polls, calls the user's handler, commits, and deals with failures.
 
-What was handled is committed a fifth of a second later at most, so a consumer that dies leaves that
-much, and the batch it was at, to be handled again. With exactly_once each batch is a transaction
-that commits its positions, and what the handler returned, before the next poll.
+Handled records are committed at most a fifth of a second later, so if a consumer dies, the records
+of that time, and its current batch, are handled again. With exactly_once each batch is a
+transaction that commits its positions, and the records that the handler returned, before the next
+poll.
 
-Partitions come and go only between batches or while a failed batch waits to be tried again: the
-consumer then polls with everything paused, which keeps it in its group, and drops from the batch
-what is no longer its own.
+Partitions are assigned and revoked only between batches or while a failed batch waits to be tried
+again. The consumer then polls with everything paused, which keeps it in its group, and drops
+records from the batch whose partitions are no longer its own.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 0.2
 KEEP_IN_GROUP = 3
-"""A consumer at a long piece of work shows up in its group every so many parts of
-`max_poll_interval_ms`."""
+"""Number of parts of `max_poll_interval_ms` after which a consumer at a long piece of work polls in
+its group."""
 
 
 class PoolMember(Member):
@@ -53,7 +54,7 @@ class PoolMember(Member):
         name: str,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """`name` tells it from the other consumers of the pool, those of the past too. For
+        """`name` identifies it among the consumers of the pool, including past ones. For
         `environment.threads` and `load_handler` see `PoolHandler`."""
         exactly_once = spec.config.exactly_once
         handler = PoolHandler(environment.threads, load_handler, exactly_once=exactly_once)
@@ -63,17 +64,17 @@ class PoolMember(Member):
         self._consumer: AsyncConsumer | None = None
         self._dead_letters = DeadLetters(cluster, spec.config)
         self._done: dict[int, int] = {}
-        """By partition: the offset after what is handled and not committed yet. Nothing with
-        exactly_once: a transaction has committed it."""
+        """The offset after the handled records that are not committed yet, by partition. Empty with
+        exactly_once: a transaction has committed them."""
         self._gone: set[int] = set()
-        """Partitions that were taken while a batch was in hand."""
+        """Partitions that were revoked while a batch was in hand."""
         self._is_holding = False
         self._committed_at_s = self._polled_at_s = self._now_s
 
     # --- its life -------------------------------------------------------------------------------
 
     def report(self) -> MemberReport:
-        """As of any consumer."""
+        """The report of this consumer, as `Member.report` returns it."""
         self._dead_letter_count = self._dead_letters.written
         return super().report()
 
@@ -115,8 +116,8 @@ class PoolMember(Member):
         return self._config.max_poll_interval_ms / 1000
 
     async def _turn(self, consumer: AsyncConsumer) -> None:
-        """Polls once and deals with what comes. Raises TransactionAbortedError where reading is to
-        go on at what is committed."""
+        """Polls once and handles the result. Raises TransactionAbortedError if reading has to
+        continue at the committed positions."""
         try:
             batch = await self._poll(consumer)
         except UnreadableRecordError as error:
@@ -137,8 +138,10 @@ class PoolMember(Member):
         }
         if not await self._deal_with(consumer, batch, ends):
             return
-        # Where the poll ended, which may be further than the last record.
-        self._finish({one: end for one, end in ends.items() if one not in self._gone})
+        # The position of the poll may be further than the last record.
+        self._finish(
+            {partition: end for partition, end in ends.items() if partition not in self._gone}
+        )
         if len(batch):
             self._problem = None
         if not len(batch) or self._now_s - self._committed_at_s >= COMMIT_INTERVAL_S:
@@ -152,7 +155,8 @@ class PoolMember(Member):
         batch = await poll_batch(
             consumer, self._config.batch, timeout_s, self._config.max_records
         )
-        # What came is its own, also of partitions that went and came back within this poll.
+        # The batch is its own, including partitions that were revoked and assigned again in this
+        # poll.
         self._gone = set()
         return batch
 
@@ -178,8 +182,8 @@ class PoolMember(Member):
         self._forget(numbers)
 
     def _forget(self, partitions: Collection[int]) -> None:
-        for one in partitions:
-            self._done.pop(one, None)
+        for partition in partitions:
+            self._done.pop(partition, None)
 
     # --- commits --------------------------------------------------------------------------------
 
@@ -188,30 +192,30 @@ class PoolMember(Member):
             self._done.update(ends)
 
     async def _commit(self, consumer: AsyncConsumer, partitions: Iterable[int]) -> None:
-        """Commits what is handled of these partitions. Offsets that cannot be committed are tried
-        again later, unless another consumer has the partition by now."""
+        """Commits the handled records of these partitions. Offsets that cannot be committed are
+        tried again later, unless another consumer has the partition by now."""
         self._committed_at_s = self._now_s
-        offsets = {one: self._done[one] for one in partitions if one in self._done}
-        places = {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
+        offsets = {number: self._done[number] for number in partitions if number in self._done}
+        places = {TopicPartition(self._spec.topic, number): end for number, end in offsets.items()}
         if not offsets or not await self._is_settled(consumer, places):
             return
-        for one, end in offsets.items():
-            if self._done.get(one) == end:
-                del self._done[one]
+        for partition, end in offsets.items():
+            if self._done.get(partition) == end:
+                del self._done[partition]
 
     async def _commit_all(self, consumer: AsyncConsumer) -> None:
-        """Commits the positions of all partitions; right while there is no batch in hand. They may
+        """Commits the positions of all partitions; only while there is no batch in hand. They may
         be further than the last record, where compaction removed the records that followed."""
         await self._commit(consumer, self._done)
         if self._transactions is not None:
-            await consumer.mark_positions()  # Those of the last transaction are committed.
+            await consumer.mark_positions()  # The positions of the last transaction are committed.
         if not self._done and await self._is_settled(consumer, None):
             self._problem = None
 
     async def _is_settled(
         self, consumer: AsyncConsumer, offsets: dict[TopicPartition, int] | None
     ) -> bool:
-        """Commits these, or all positions. False: to be tried again."""
+        """Commits these, or all positions. Returns False if it is to be tried again."""
         try:
             await consumer.commit(offsets)
         except CommitRefusedError as error:
@@ -226,14 +230,14 @@ class PoolMember(Member):
     async def _deal_with(
         self, consumer: AsyncConsumer, batch: PoolBatch, ends: dict[int, int]
     ) -> bool:
-        """Returns once each of its records is handled, or is a dead letter, or is another
-        consumer's. False: the batch was left because this consumer is drained. `ends` says by
-        partition where the poll ended. Raises TransactionAbortedError where it is to be read
-        again."""
+        """Handles a batch. Returns once each of its records is handled, or is a dead letter, or is
+        another consumer's; False if the batch was left because this consumer is drained. `ends` are
+        the positions after the poll, by partition. Raises TransactionAbortedError if it is to be
+        read again."""
         tries = 0
         while len(batch):
             error = await self._try(
-                consumer, batch, {one: ends[one] for one in batch.partitions()}
+                consumer, batch, {partition: ends[partition] for partition in batch.partitions()}
             )
             if error is None:
                 return True
@@ -253,8 +257,8 @@ class PoolMember(Member):
     async def _try(
         self, consumer: AsyncConsumer, batch: PoolBatch, ends: dict[int, int]
     ) -> BaseException | None:
-        """Calls the handler, and sends what it returned; returns the error that it raised, or that
-        sending raised because of what it returned."""
+        """Calls the handler, and sends the records that it returned. Returns the error that it
+        raised, or that sending raised because of these records."""
         began_s = self._handling_since_s = self._now_s
         try:
             result = await self._handler.call(batch.given)
@@ -272,14 +276,16 @@ class PoolMember(Member):
     async def _transact(
         self, consumer: AsyncConsumer, ends: dict[int, int], outgoing: list[Outgoing]
     ) -> BaseException | None:
-        """Commits the offsets that follow what was handled together with what is to be sent for it.
-        Returns the error of a record that cannot be sent. Nobody polls before it is known what
-        became of the transaction, so partitions are given up only afterwards. Raises
-        TransactionAbortedError where the batch is to be read again, and TransactionCommittedError
-        where somebody else committed a part of it."""
+        """Commits the offsets that follow the handled records together with the records to send for
+        them. Returns the error of a record that cannot be sent. Nobody polls before the outcome of
+        the transaction is known, so partitions are given up only afterwards. Raises
+        TransactionAbortedError if the batch is to be read again, and TransactionCommittedError if
+        somebody else committed a part of it."""
         if self._transactions is None:
             return None
-        places = {TopicPartition(self._spec.topic, one): end for one, end in ends.items()}
+        places = {
+            TopicPartition(self._spec.topic, partition): end for partition, end in ends.items()
+        }
         error = await self._transactions.write(consumer, places, outgoing)
         if error is None:
             return None
@@ -308,10 +314,11 @@ class PoolMember(Member):
     async def _take_apart(
         self, consumer: AsyncConsumer, batch: PoolBatch, error: BaseException
     ) -> bool:
-        """Tries the halves of a batch that keeps failing, and theirs, down to single records: those
-        that fail by themselves go to the dead letters. Order stays within each partition."""
+        """Tries the halves of a batch that keeps failing, and their halves, down to single records;
+        records that fail by themselves go to the dead letters. Order is kept within each
+        partition."""
         pieces: list[tuple[PoolBatch, BaseException | None]] = [(batch, error)]
-        """The next one last; with what it raised, when it was tried."""
+        """The pieces left, the next one last; with the error that it raised, if it was tried."""
         tries = 0
         while pieces:
             if self._draining.is_set():
@@ -341,8 +348,9 @@ class PoolMember(Member):
     async def _bury_batch(
         self, consumer: AsyncConsumer, error: UnreadableRecordError
     ) -> bool:
-        """A dead letter without key and value stands for records that nobody can read; reading goes
-        on after them. False: it was not written, or there is no topic for it."""
+        """Writes a dead letter without key and value in place of records that nobody can read;
+        reading continues after them. Returns False if it was not written, or there is no topic for
+        it."""
         place, offset, next_offset = error.topic_partition, error.offset, error.next_offset
         if error.never_skipped and place is not None and offset is not None:
             self._note(str(error))
@@ -371,7 +379,7 @@ class PoolMember(Member):
     async def _write_dead_letter(
         self, consumer: AsyncConsumer, record: Record, error: BaseException, ends: dict[int, int]
     ) -> bool:
-        """False: it could not be written, or not for certain."""
+        """Writes a dead letter. Returns False if it could not be written, or not for certain."""
         topic = self._config.dead_letter_topic
         assert topic is not None
         if self._transactions is None:

@@ -1,8 +1,9 @@
-"""The transactions of one consumer of a pool with exactly_once: positions, and what is sent for it.
+"""Transactions of one consumer of a pool with exactly_once: positions, and the records sent for
+them.
 
-The positions go first: from then on the coordinator of the group knows the transaction, and has it
-aborted at once when the consumer dies. The handler is called before, so that a transaction is open
-for no longer than the writing takes, and readers of the topics do not wait for handlers.
+The positions go first: from then on the coordinator of the group knows the transaction, and aborts
+it at once when the consumer dies. The handler is called before, so that a transaction is open only
+while records are written, and readers of the topics do not wait for handlers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from rayq.errors import (
 from rayq.records import Outgoing, TopicPartition
 
 TIMEOUT_MS = 30_000
-"""How long each step of a transaction may take, or a part of `max_poll_interval_ms` if that is
-less: the consumer does not show up in its group meanwhile."""
+"""Timeout of each step of a transaction, or a part of `max_poll_interval_ms` if that is less: the
+consumer does not poll in its group meanwhile."""
 POOL_NAME_CHARACTERS = 200
-"""Of a pool's name, in transactional ids, which are shorter than two names may be."""
+"""Maximum length of a pool's name in transactional ids, which are shorter than two names may be."""
 _FAULTS_OF_RECORDS = (
     InvalidRequestError,
     InvalidTimestampError,
@@ -42,13 +43,13 @@ _FAULTS_OF_RECORDS = (
 
 
 class RefusedOutgoing(NamedTuple):
-    """A record that cannot be sent, whoever tries it how often."""
+    """A record that cannot be sent, no matter how often it is tried."""
 
     cause: BaseException
 
 
 class PoolTransactions:
-    """One after the other."""
+    """The transactions of one consumer, one after the other."""
 
     def __init__(self, cluster: Cluster, spec: PoolSpec, member: str) -> None:
         self._cluster = cluster
@@ -62,22 +63,22 @@ class PoolTransactions:
         ends: dict[TopicPartition, int],
         outgoing: list[Outgoing],
     ) -> RefusedOutgoing | RayqError | None:
-        """Commits these offsets of the consumer's group, and these records. Returns None where it
-        is done; otherwise `settle` comes next. Raises ProducerFencedError."""
+        """Commits these offsets of the consumer's group, and these records. Returns None if it is
+        done; otherwise `settle` comes next. Raises ProducerFencedError."""
         await consumer.mark_positions()
         refused: BaseException | None = None
         try:
             async with self._producer().transaction() as tx:
                 await tx.send_offsets(_Offsets(consumer, ends))
                 try:
-                    for one in outgoing:
+                    for record in outgoing:
                         await tx.send(
-                            one.topic,
-                            one.value,
-                            key=one.key,
-                            headers=one.headers,
-                            partition=one.partition,
-                            timestamp_ms=one.timestamp_ms,
+                            record.topic,
+                            record.value,
+                            key=record.key,
+                            headers=record.headers,
+                            partition=record.partition,
+                            timestamp_ms=record.timestamp_ms,
                         )
                 except Exception as error:
                     if isinstance(error, _FAULTS_OF_RECORDS) or not isinstance(error, RayqError):
@@ -99,8 +100,8 @@ class PoolTransactions:
         return None
 
     async def settle(self) -> None:
-        """Returns once it is known what became of the last transaction. Raises
-        ProducerFencedError, and other RayqErrors where it is not known yet."""
+        """Waits until the outcome of the last transaction is known. Raises ProducerFencedError, and
+        other RayqErrors if it is not known yet."""
         await self._producer().begin_transaction()
         await self._producer().abort_transaction()
 
@@ -120,7 +121,7 @@ class PoolTransactions:
 
 
 class _Offsets(NamedTuple):
-    """Offsets of a consumer's partitions, as a transaction asks for them."""
+    """Offsets of a consumer's partitions, in the form that a transaction takes."""
 
     consumer: AsyncConsumer
     ends: dict[TopicPartition, int]

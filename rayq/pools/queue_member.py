@@ -1,8 +1,8 @@
-"""One consumer of a queue's pool: takes a record, calls the user's handler, settles it.
+"""Consumer of a queue's pool: it takes a record, calls the user's handler, and settles it.
 
-What returns is acknowledged. What raises is given back, and goes to the queue's dead letters with
-its error after the last delivery. The lock is extended while the handler runs; a consumer that dies
-loses it within a second or so, and another gets the record.
+If the handler returns, the record is acknowledged. If it raises, the record is given back, and goes
+to the queue's dead letters with its error after the last delivery. The lock is extended while the
+handler runs; a consumer that dies loses it within about a second, and another one gets the record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QueueMember(Member):
         spec: PoolSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """For `environment.threads` and `load_handler` see `PoolHandler`."""
+        """See `PoolHandler` for `environment.threads` and `load_handler`."""
         super().__init__(environment, spec, PoolHandler(environment.threads, load_handler))
         self._cluster = cluster
 

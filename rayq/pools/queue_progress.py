@@ -1,4 +1,4 @@
-"""How many records of a pool's queue wait, and how many are in hand, in each partition."""
+"""Progress of a pool's queue: the waiting and locked records in each partition."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rayq.client.consumer_pool import PoolSpec
 from rayq.core.pool_scaling import PartitionProgress
 
 DESCRIBE_TIMEOUT_S = 3.0
-"""A partition whose leader has not said by then how it stands is as it was before."""
+"""Timeout for a partition's leader; without its answer the partition keeps its last value."""
 
 
 class QueueProgress:
-    """Measures it anew at each call of `measure`."""
+    """The progress of a queue, measured at each call of `measure`."""
 
     def __init__(self, spec: PoolSpec, client: Client) -> None:
-        """On the loop of `client`, which is closed with this."""
+        """Made on the loop of `client`, which is closed with this."""
         assert spec.queue is not None
         self._queue = spec.queue
         self._client = client
@@ -25,18 +25,20 @@ class QueueProgress:
         self._client.close()
 
     async def measure(self, *, has_consumers: bool) -> list[int]:
-        """Returns the partitions that are as they were before, because their leader has not
-        answered. Raises RayqError when nothing can be said."""
+        """Measures all partitions. Returns those that keep their last value, because their leader
+        has not answered. Raises RayqError if nothing can be measured."""
         found = await QueueAdmin(self._client, DESCRIBE_TIMEOUT_S).describe(self._queue)
         unknown: list[int] = []
-        for one in found.partitions:
-            if one.ready is None or one.locked is None or one.end_offset is None:
-                unknown.append(one.partition)
+        for partition in found.partitions:
+            if partition.ready is None or partition.locked is None or partition.end_offset is None:
+                unknown.append(partition.partition)
                 continue
-            oldest_ms = one.oldest_ready_ms or 0
-            self.partitions[one.partition] = PartitionProgress(
-                one.end_offset - one.ready - one.locked, one.end_offset, oldest_ms / 1000
+            oldest_ms = partition.oldest_ready_ms or 0
+            self.partitions[partition.partition] = PartitionProgress(
+                partition.end_offset - partition.ready - partition.locked,
+                partition.end_offset,
+                oldest_ms / 1000,
             )
-        for gone in set(self.partitions) - {one.partition for one in found.partitions}:
+        for gone in set(self.partitions) - {partition.partition for partition in found.partitions}:
             del self.partitions[gone]
         return unknown

@@ -1,9 +1,9 @@
-"""A pool of consumers: looks at the lag of its group or queue once a second, starts and stops
-consumers.
+"""A running pool of consumers: it looks at the lag of its group or queue once a second, and starts
+and stops consumers.
 
-A pool keeps nothing on disk. The group's commits, or the queue, say what is handled; the consumers
-outlive the pool's process and are found again by name. A consumer that is not found is harmless:
-it shares the work with the others until it ends by itself (`member.LEASE_S`).
+A pool keeps nothing on disk. The group's commits, or the queue, tell which records are handled; the
+consumers outlive the pool's process and are found again by name. A consumer that is not found is
+harmless: it shares the work with the others until it ends by itself (`member.LEASE_S`).
 """
 
 from __future__ import annotations
@@ -32,41 +32,43 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 LOOK_PATIENCE_S = 10.0
-"""After so long an unknown lag is a warning; the first group of a cluster has to wait for the topic
-of its positions."""
+"""Time after which an unknown lag is a warning; the first group of a cluster has to wait for the
+topic of its positions."""
 NAME_CHARACTERS = 8
 """The length of a consumer's name, in hexadecimal digits."""
 REPORT_PATIENCE_S = 0.5
-"""How long a look waits for consumers that run; of a late one the last report counts on."""
+"""Maximum time a look waits for running consumers; for a late one the last report remains valid."""
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
-"""The pause before consumers are started again, where the last one ended without having handled
-anything; at first and at most."""
+"""The first and the maximum pause before consumers are started again, if the last one ended without
+having handled anything."""
 
 
 class MemberHandle(Protocol):
-    """A consumer as its pool reaches it."""
+    """A consumer, as its pool reaches it."""
 
     async def report(self) -> MemberReport:
-        """Waits while it has yet to start. Raises MemberDiedError."""
+        """The report of the consumer. Waits while it has yet to start. Raises MemberDiedError."""
         ...
 
     async def drain(self) -> MemberReport:
-        """Returns when it has finished and left, with its last words. Raises MemberDiedError."""
+        """Drains the consumer. Returns its last report when it has finished and left. Raises
+        MemberDiedError."""
         ...
 
     def kill(self) -> None: ...
 
 
 class PoolHosting(Protocol):
-    """Starts and finds consumers."""
+    """The runtime that starts and finds consumers."""
 
     async def start_member(self, name: str) -> MemberHandle:
-        """Returns at once; it may take long until there is room for it. Raises RayqError."""
+        """Starts a consumer. Returns at once, although it may take long until there is room for it.
+        Raises RayqError."""
         ...
 
     async def find_members(self) -> dict[str, MemberHandle]:
-        """By name: the consumers that an earlier process of this pool started."""
+        """The consumers that an earlier process of this pool started, by name."""
         ...
 
 
@@ -80,7 +82,8 @@ class _Member:
     draining: asyncio.Task[None] | None = None
     is_gone: bool = False
     counted: tuple[int, float, int, int] = field(default=(0, 0.0, 0, 0))
-    """What the pool's sums contain of its reports: records, busy seconds, retries, dead letters."""
+    """The part of its reports that the pool's sums contain: records, busy seconds, retries, dead
+    letters."""
 
     @property
     def is_draining(self) -> bool:
@@ -94,7 +97,7 @@ class _Member:
 
 
 class RunningPool:
-    """See the module. From `start` to `stop`."""
+    """See the module. Runs from `start` to `stop`."""
 
     def __init__(
         self, environment: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
@@ -127,7 +130,7 @@ class RunningPool:
         self._start_after_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
-        """The first look was tried."""
+        """Set when the first look was tried."""
 
     @property
     def _now_s(self) -> float:
@@ -136,13 +139,14 @@ class RunningPool:
     # --- its life -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """On the loop it will run on."""
+        """Starts the pool, on the loop it will run on."""
         self._environment.metrics.label(cluster=self._cluster.name)
         self._environment.metrics.add_source(self._figures)
         self._task = self._environment.tasks.spawn(self._run(), f"pool {self._spec.name}")
 
     async def wait_stopped(self) -> bool:
-        """After `start`, until it is stopped. False: it has failed, and is logged to have."""
+        """Waits after `start` until the pool is stopped. Returns False if it has failed, which is
+        logged."""
         assert self._task is not None
         await asyncio.wait([self._task])
         return self._task.cancelled()
@@ -185,7 +189,7 @@ class RunningPool:
         return GroupProgress(self._environment.clock, self._spec, client, watcher)
 
     async def stop(self, drain: bool, timeout_s: float) -> None:
-        """Returns when all consumers have left or were killed."""
+        """Stops the pool. Returns when all consumers have left or were killed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -196,7 +200,9 @@ class RunningPool:
                 self._kill(member)
             else:
                 self._begin_drain(member, timeout_s)
-        leaving = [one.draining for one in self._members.values() if one.draining is not None]
+        leaving = [
+            member.draining for member in self._members.values() if member.draining is not None
+        ]
         if leaving:
             await asyncio.wait(leaving, timeout=timeout_s)
         for member in list(self._members.values()):
@@ -205,21 +211,21 @@ class RunningPool:
     # --- looking --------------------------------------------------------------------------------
 
     async def _look(self, progress: GroupProgress | QueueProgress) -> None:
-        has_consumers = any(one.last is not None for one in self._members.values())
+        has_consumers = any(member.last is not None for member in self._members.values())
         unknown = await progress.measure(has_consumers=has_consumers)
         self._look_problem = None
         if unknown:
             self._look_problem = f"partitions whose leader has not said where they end: {unknown}"
         if not progress.partitions:
             return
-        members = [one for one in self._members.values() if not one.is_draining]
+        members = [member for member in self._members.values() if not member.is_draining]
         before = self._wanted
         self._decision = self._scaling.decide(
             Look(
                 at_s=self._now_s,
                 partitions=dict(progress.partitions),
                 consumers=self._wanted,
-                running=sum(one.state == "running" for one in members),
+                running=sum(member.state == "running" for member in members),
                 handled=self._records,
                 busy_s=self._busy_s,
             )
@@ -241,8 +247,8 @@ class RunningPool:
     # --- consumers ------------------------------------------------------------------------------
 
     async def _hear_members(self, *, those_on_their_way: bool = False) -> None:
-        """Asks all consumers, and waits for those that are known to run: it may be long until the
-        others do."""
+        """Asks all consumers, and waits for those that are known to run: the others may take long
+        to start."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
                 member.asked_at_s = self._now_s
@@ -250,9 +256,9 @@ class RunningPool:
                     self._ask(member), f"report of {member.name}"
                 )
         waited_for = [
-            one.asking
-            for one in self._members.values()
-            if one.asking is not None and (one.last is not None or those_on_their_way)
+            member.asking
+            for member in self._members.values()
+            if member.asking is not None and (member.last is not None or those_on_their_way)
         ]
         if waited_for:
             await asyncio.wait(waited_for, timeout=REPORT_PATIENCE_S)
@@ -317,8 +323,8 @@ class RunningPool:
         member.handle.kill()
 
     async def _start_and_stop(self) -> None:
-        """Starts and stops consumers until as many run as are wanted."""
-        there = [one for one in self._members.values() if not one.is_draining]
+        """Starts and stops consumers until the wanted number runs."""
+        there = [member for member in self._members.values() if not member.is_draining]
         if self._now_s >= self._start_after_s:
             for _ in range(self._wanted - len(there)):
                 await self._start_one()
@@ -327,9 +333,9 @@ class RunningPool:
             self._stop_some(there, excess)
 
     def _stop_some(self, there: list[_Member], count: int) -> None:
-        """First the consumers that have yet to start, then the youngest."""
-        pending = [one for one in reversed(there) if one.last is None]
-        running = [one for one in reversed(there) if one.last is not None]
+        """Stops consumers: first those that have yet to start, then the youngest."""
+        pending = [member for member in reversed(there) if member.last is None]
+        running = [member for member in reversed(there) if member.last is not None]
         for member in (pending + running)[:count]:
             if member.last is None:
                 self._kill(member)
@@ -389,14 +395,14 @@ class RunningPool:
     def status(self) -> PoolStatus:
         found = self._decision
         problems = [self._look_problem, self._member_problem]
-        problems += [one.last.problem for one in self._members.values() if one.last is not None]
+        problems += [m.last.problem for m in self._members.values() if m.last is not None]
         return PoolStatus(
             name=self._spec.name,
             topic=self._spec.topic,
             group=self._spec.group,
             wanted=self._wanted,
             reason="it has just started" if found is None else found.reason,
-            consumers=[_shown(one) for one in self._members.values()],
+            consumers=[_shown(member) for member in self._members.values()],
             partitions=0 if self._progress is None else len(self._progress.partitions),
             lag=None if found is None else found.lag,
             lag_s=0.0 if found is None else found.lag_s,
@@ -408,7 +414,7 @@ class RunningPool:
             records=self._records,
             retries=self._retries,
             dead_letters=self._dead_letters,
-            problem=next((one for one in problems if one is not None), None),
+            problem=next((problem for problem in problems if problem is not None), None),
             looks=self._looks,
         )
 

@@ -1,13 +1,13 @@
-"""Which offsets each micro-batch of a streaming query reads. The decision is pure: the checkpoint
-and the log come in as values.
+"""Offsets of micro-batches of a streaming query. The decision is pure: the checkpoint and the log
+come in as values.
 
 A batch is decided once, and written ahead under its id. From then on the written batch counts:
 after a crash the batch without a commit is run again as it was written, whatever the log holds by
 then. So a sink that keeps one result for each batch id has every record once.
 
 A batch has a range for each partition of the query, even for partitions of which it reads nothing.
-The next batch needs no more to go on: batches follow each other without a gap and without an
-overlap. There are two exceptions, for which `fail_on_data_loss=False` is needed. Where the log has
+The next batch needs nothing else to continue: batches follow each other without a gap and without
+an overlap. There are two exceptions, for which `fail_on_data_loss=False` is needed. If the log has
 lost records, the next batch begins where the log starts, or where it ends. And a start leaves
 deleted topics out of the batch that it runs again.
 """
@@ -36,7 +36,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     @property
     def offsets(self) -> int:
         """The number of offsets. In a compacted log some of them have no record."""
-        return sum(one.offsets for one in self.ranges)
+        return sum(split.offsets for split in self.ranges)
 
 
 class QueryProgress(msgspec.Struct, frozen=True):
@@ -47,19 +47,21 @@ class QueryProgress(msgspec.Struct, frozen=True):
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        return {one.place: one.start for one in self.positions}
+        return {split.place: split.start for split in self.positions}
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """What a start finds: the batch to run again, if one has no commit, and where to go on."""
+    """The state at a start: the batch to run again, if one has no commit, and the position at which
+    to continue."""
 
     replay: MicroBatch | None
     progress: QueryProgress
 
 
 def resume(start: Sequence[Split], written: MicroBatch | None, committed: int | None) -> Resumption:
-    """How a query goes on from its starting positions `start`, its last written batch, and the id
-    of its last committed batch. Raises CheckpointDamagedError where these contradict each other."""
+    """The resumption of a query from its starting positions `start`, its last written batch, and
+    the id of its last committed batch. Raises CheckpointDamagedError if these contradict each
+    other."""
     if written is None:
         if committed is not None:
             raise CheckpointDamagedError(
@@ -77,19 +79,19 @@ def resume(start: Sequence[Split], written: MicroBatch | None, committed: int | 
 
 
 def after(batch: MicroBatch) -> QueryProgress:
-    """The position behind a batch."""
+    """The position after a batch."""
     return QueryProgress(batch.batch_id + 1, _ends(batch.ranges))
 
 
 def _ends(ranges: Iterable[Split]) -> list[Split]:
-    return [one._replace(start=one.end) for one in ranges]
+    return [split._replace(start=split.end) for split in ranges]
 
 
 def with_topics(found: Resumption, topics: Collection[str]) -> Resumption:
     """The resumption without the topics that are not in `topics`."""
 
     def left(ranges: Iterable[Split]) -> list[Split]:
-        return [one for one in ranges if one.topic in topics]
+        return [split for split in ranges if split.topic in topics]
 
     replay, progress = found.replay, found.progress
     return Resumption(
@@ -120,38 +122,38 @@ def next_batch(
     check_same_topics(progress.positions, available)
     ranges = sorted(available)
     if until is not None:
-        ranges = [_until(one, until.get(one.place)) for one in ranges]
+        ranges = [_until(split, until.get(split.place)) for split in ranges]
     if offsets_max is not None:
         ranges = _share(ranges, offsets_max, progress.next_id)
     positions = progress.offsets
-    moved_back = any(one.start < positions.get(one.place, one.start) for one in ranges)
-    if all(one.is_empty for one in ranges) and not moved_back:
+    moved_back = any(split.start < positions.get(split.place, split.start) for split in ranges)
+    if all(split.is_empty for split in ranges) and not moved_back:
         return None
     return MicroBatch(progress.next_id, now_ms, ranges)
 
 
-def _until(one: Split, end: int | None) -> Split:
-    return one._replace(end=one.start if end is None else max(one.start, min(one.end, end)))
+def _until(split: Split, end: int | None) -> Split:
+    return split._replace(end=split.start if end is None else max(split.start, min(split.end, end)))
 
 
 def _share(ranges: list[Split], offsets_max: int, batch_id: int) -> list[Split]:
     """The ranges, cut to `offsets_max` in all. The same arguments give the same ranges."""
-    filled = [one for one in ranges if not one.is_empty]
+    filled = [split for split in ranges if not split.is_empty]
     if len(filled) <= offsets_max:
         return limit_ranges(ranges, offsets_max)
     first = batch_id * offsets_max
     turn = {filled[(first + number) % len(filled)].place for number in range(offsets_max)}
-    return [one._replace(end=one.start + (one.place in turn)) for one in ranges]
+    return [split._replace(end=split.start + (split.place in turn)) for split in ranges]
 
 
 def check_same_topics(known: Iterable[Split], found: Iterable[Split]) -> None:
-    """Raises CheckpointMismatchError where a topic of the query was deleted and created anew."""
+    """Raises CheckpointMismatchError if a topic of the query was deleted and created again."""
     ids = {one.topic: one.topic_id for one in known}
-    for one in found:
-        expected = ids.get(one.topic, one.topic_id)
-        if expected != one.topic_id:
+    for split in found:
+        expected = ids.get(split.topic, split.topic_id)
+        if expected != split.topic_id:
             raise CheckpointMismatchError(
-                f"Topic {one.topic!r} was deleted and created again: the checkpoint is of the "
-                f"topic with id {expected}, now there is {one.topic_id}. Read the new one with a "
+                f"Topic {split.topic!r} was deleted and created again: the checkpoint is of the "
+                f"topic with id {expected}, now there is {split.topic_id}. Read the new one with a "
                 "new checkpoint."
             )

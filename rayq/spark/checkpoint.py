@@ -1,4 +1,4 @@
-"""The checkpoint of a streaming query: which offsets each batch reads, and which are done.
+"""Checkpoint of a streaming query: which offsets each batch reads, and which batches are done.
 
 Laid out as Spark's own::
 
@@ -12,7 +12,7 @@ replaced as a whole. `metadata` is written first, with the starting positions: s
 started at "latest" starts there again, even when it died before its first batch. A crash leaves at
 most one batch without a commit, the last. It is run again, with the same offsets.
 
-Only the last batch says where to go on. `BATCHES_KEPT` batches are kept for people to look at.
+Only the last batch says where to continue. `BATCHES_KEPT` batches are kept for people to look at.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rayq.wording import sentence
 FORMAT_VERSION = 1
 METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"
 BATCHES_KEPT = 100
-"""As Spark's minBatchesToRetain."""
+"""The same number as Spark's minBatchesToRetain."""
 
 
 class QueryMetadata(msgspec.Struct, frozen=True):
@@ -73,7 +73,8 @@ Content = TypeVar("Content", QueryMetadata, WrittenBatch, BatchCommit)
 
 
 class Checkpoint:
-    """One query holds it from `open` to `close`. Every method raises CheckpointError."""
+    """A checkpoint, which one query holds from `open` to `close`. Every method raises
+    CheckpointError."""
 
     def __init__(self, store: Store) -> None:
         """Use `Checkpoint.open`."""
@@ -103,7 +104,8 @@ class Checkpoint:
     # --- the start ------------------------------------------------------------------------------
 
     def metadata(self) -> QueryMetadata | None:
-        """None in a new checkpoint. Raises CheckpointDamagedError, UnsupportedFormatError."""
+        """The metadata, or None in a new checkpoint. Raises CheckpointDamagedError,
+        UnsupportedFormatError."""
         found = self._read(METADATA, METADATA, QueryMetadata)
         if found is None:
             left = [*self._numbers(OFFSETS), *self._numbers(COMMITS)]
@@ -123,7 +125,7 @@ class Checkpoint:
         self._query_id = metadata.id
 
     def resume(self, metadata: QueryMetadata) -> Resumption:
-        """The batch to run again, and the position behind it. Raises CheckpointDamagedError,
+        """The batch to run again, and the position after it. Raises CheckpointDamagedError,
         UnsupportedFormatError."""
         # Both may be missing after a power loss at the first start.
         self._store.make_directories(OFFSETS, COMMITS)
@@ -149,8 +151,10 @@ class Checkpoint:
             raise self._damaged(f"{name} is missing")
         self._check_owner(name, found.query_id, found.batch.batch_id, number)
         ranges = found.batch.ranges
-        places = [one.place for one in ranges]
-        if places != sorted(set(places)) or any(not 0 <= one.start <= one.end for one in ranges):
+        places = [split.place for split in ranges]
+        if places != sorted(set(places)) or any(
+            not 0 <= split.start <= split.end for split in ranges
+        ):
             raise self._damaged(f"the ranges in {name} contradict each other")
         return found.batch
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, in a local directory or in any file system that fsspec knows.
+"""Files of a checkpoint, in a local directory or in any file system that fsspec knows.
 
 Both replace a file as a whole. A local file is durable when `write` returns (temporary file,
 fdatasync, rename, fsync of the directory), and the lock there is the kernel's, which ends with the
@@ -42,8 +42,8 @@ SETTLE_S = 1.0
 
 class CheckpointHolder(msgspec.Struct, frozen=True):
     """The process that uses a checkpoint. `started` is the start of the process (clock ticks since
-    boot). With the pid, the boot and the pid namespace it names one process for ever. The host's
-    name is only for people, since machines and containers may share a name."""
+    boot). With the pid, the boot and the pid namespace it identifies one process forever. The
+    host's name is only for people, because machines and containers may share a name."""
 
     host: str
     pid: int
@@ -66,7 +66,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """The files of one checkpoint, by paths relative to it. All methods raise CheckpointError where
+    """The files of one checkpoint, by paths relative to it. All methods raise CheckpointError if
     the disk or the file system fails."""
 
     path: str
@@ -84,15 +84,15 @@ class Store(Protocol):
     def names(self, directory: str) -> list[str]: ...
 
     def remove(self, name: str) -> None:
-        """Does nothing where there is no such file."""
+        """Removes a file; does nothing if it does not exist."""
         ...
 
     def lock(self) -> None:
-        """Raises CheckpointInUseError."""
+        """Takes the lock. Raises CheckpointInUseError."""
         ...
 
     def check_lock(self) -> None:
-        """Raises CheckpointInUseError where the lock was lost."""
+        """Raises CheckpointInUseError if the lock was lost."""
         ...
 
     def unlock(self) -> None: ...
@@ -304,8 +304,8 @@ class LeaseLock:
 
     Without a compare-and-swap this is no proof. When two processes take a dead holder's lease at
     the same moment, the later writer wins, and the other finds that out after `SETTLE_S`, or before
-    its next batch (`check`). So two processes can decide one batch only when one of them stood
-    still for longer than that between its check and its write.
+    its next batch (`check`). So two processes can decide one batch only if one of them was
+    suspended for longer than that between its check and its write.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class LeaseLock:
         self._renewer: threading.Thread | None = None
 
     def take(self) -> None:
-        """Raises CheckpointInUseError."""
+        """Takes the lease. Raises CheckpointInUseError."""
         current = self._read()
         if current is not None and not _is_gone(current.holder):
             self._wait_until_over(current)
@@ -338,7 +338,7 @@ class LeaseLock:
         self._renewer.start()
 
     def check(self) -> None:
-        """Raises CheckpointInUseError where another process holds the lease by now."""
+        """Raises CheckpointInUseError if another process holds the lease by now."""
         current = self._read()
         if current is None or current.holder != self._holder:
             raise _in_use(self._store.path, None if current is None else current.holder)
@@ -390,7 +390,8 @@ class LeaseLock:
 
 
 def _is_gone(holder: CheckpointHolder) -> bool:
-    """Whether the holder surely ended. Only processes of this boot and namespace are known."""
+    """Whether the holder has certainly ended. Only processes of this boot and namespace are
+    known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False
     if (holder.boot_id, holder.pid_namespace) != (boot_id(), _pid_namespace()):

@@ -1,8 +1,8 @@
-"""Removes useless lines from what the driver's JVM prints.
+"""Filter for useless lines that the driver's JVM prints.
 
-Ray's client in that JVM logs at level INFO, before it has read any setting: to stderr how it
-connects, to stdout what Spark logs meanwhile. So no setting keeps these lines off the console,
-where they would stand amid the results of every program.
+Ray's client in that JVM logs at level INFO, before it has read any setting: its connection to
+stderr, and Spark's log of that time to stdout. So no setting keeps these lines off the console,
+where they would mix with the results of every program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOISE = re.compile(
     rb"\[[^]]* I [^]]*\] gcs_client\.cc:\d+: GcsClient has no Cluster ID set"
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO) \S+ \[[^]]*\]: "
 )
-"""The second is the pattern of the log4j2.xml in Ray's jar."""
+"""The second alternative is the pattern of the log4j2.xml in Ray's jar."""
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ from rayq.config import ConsumerConfig, OnCorrupt, check_values_url
 from rayq.spark.schema import read_schema
 
 PINNED_MAX_S = DAY_S
-"""How long the driver keeps what a DataFrame reads from retention, in topics with remote storage.
-Nothing tells when a DataFrame is evaluated for the last time."""
+"""Maximum time the driver keeps the records of a DataFrame from retention, in topics with remote
+storage. Nothing tells when a DataFrame is evaluated for the last time."""
 
 
 def read(
@@ -47,7 +47,10 @@ def read(
     on_corrupt: OnCorrupt = "raise",
     timeout_s: float = 60.0,
 ) -> DataFrame:
-    """The records of `topics` (or of the topics whose whole name `pattern` matches) as a DataFrame.
+    """Reads the records of `topics` (or of the topics whose whole name `pattern` matches) as a
+    DataFrame. The columns are key and value (binary), topic (string), partition (int), offset
+    (long) and timestamp. With `include_headers` there is also headers, an array of (key string,
+    value binary) that is empty for a record without headers.
 
     The columns are key and value (binary), topic (string), partition (int), offset (long) and
     timestamp. With `include_headers` there is also headers, an array of (key string, value binary)
@@ -57,27 +60,26 @@ def read(
     `{TopicPartition("t", 0): 23}` or `{"t": {0: 23}}`; or a time (Unix milliseconds, or a datetime
     with a time zone), one for all or one for each partition. Ends are exclusive. "latest" is the
     high watermark at this call: records that are appended later are not part of the DataFrame,
-    however often and late it is evaluated. Of each transaction it has all records or none: one that
-    is not decided at this call is left out. Nothing is fetched before it is evaluated. Where a
-    later read goes on at the ends of this one, end all of them at "last_stable", below the first
-    transaction that is not decided. Below an end by offset or time, tasks wait for transactions
-    that are not decided. A mapping names every partition; with `new_partitions="earliest"` the
-    partitions that `starting_offsets` leaves out, such as new ones, begin at their log start. A
-    time after the last record stands for the partition's end, as a start too (where Spark's Kafka
-    source raises).
+    however often and late it is evaluated. Of each transaction it has all records or none: a
+    transaction that is not decided at this call is left out. Nothing is fetched before it is
+    evaluated. If a later read continues at the ends of this one, end all of them at "last_stable",
+    below the first undecided transaction. Below an end by offset or time, tasks wait for undecided
+    transactions. A mapping names every partition; with `new_partitions="earliest"` the partitions
+    that `starting_offsets` leaves out, such as new ones, begin at their log start. A time after the
+    last record stands for the partition's end, even as a start (where Spark's Kafka source raises).
 
     Each topic partition becomes one Spark partition. `min_partitions` cuts large ranges by offset
-    until there are at least as many. `fail_on_data_loss`: whether expired records are an error, or
-    are left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and
-    in a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4)
-    attempts before the job fails. A read never returns fewer records instead. What a topic with
-    `remote_storage` has in the object store, the tasks read there; while the driver runs, for a day
-    at most, retention leaves it.
+    until there are at least as many. `fail_on_data_loss` decides whether expired records are an
+    error, or are left out with a warning. `timeout_s` is the time, in seconds, that a leader may be
+    away, here and in a task, before that attempt at the task fails; Spark makes
+    `spark.task.maxFailures` (4) attempts before the job fails. A read never returns fewer records
+    instead. Tasks read records of a topic with `remote_storage` from the object store if they are
+    there; while the driver runs, for a day at most, retention leaves them.
 
-    Large values come whole: those in chunks always, those in objects where `large_values` is the
-    URL that their producers have, read with the credentials of the executors. Records that cannot
-    be read fail their task with an UnreadableRecordError that has their offsets; with
-    `on_corrupt="skip"` they are left out, with a warning in the executor's log.
+    Large values arrive whole: chunked ones always, and objects if `large_values` is the URL of
+    their producers, read with the credentials of the executors. Records that cannot be read fail
+    their task with an UnreadableRecordError that has their offsets; with `on_corrupt="skip"` they
+    are left out, with a warning in the executor's log.
 
     Raises the errors of `rayq.batch.offset_ranges.snapshot`: UnknownTopicError,
     OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.

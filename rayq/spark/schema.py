@@ -55,10 +55,10 @@ _PARSED = "_rayq_parsed"
 _CORRUPT = "_rayq_corrupt"
 _PAIR = "_rayq_pair"
 _END = "_rayq_end"
-"""Spark's parser stops behind the first JSON value, whatever follows. So it gets an array of two
-items: the text, and an item with the field `_rayq_end`. The text was one value and nothing else
-only where exactly these two come out. A text that contains these names could get past the check,
-but no text does so by accident."""
+"""Marker at the end of the parsed text. Spark's parser stops after the first JSON value, whatever
+follows. So it gets an array of two items: the text, and an item with the field `_rayq_end`. The
+text was exactly one value only if exactly these two come out. A text that contains these names
+could get past the check, but no text does so by accident."""
 
 
 def from_json(
@@ -92,8 +92,8 @@ def from_json(
             "withColumnRenamed, or leave it out of one of the two."
         )
     text = fn.col(_quoted(column)).cast("string")
-    # An array of one, filtered and exploded: a plain `where` would be pushed below the columns,
-    # and each record parsed again for every use of what was parsed.
+    # An array of one, filtered and exploded: a plain `where` would be pushed below the columns, and
+    # each record would be parsed again for every use of the parsed columns.
     parsed = fn.array(fn.when(_is_utf8(text), _parsed(text, fields)))
     record = fn.col(_PARSED)[_PAIR][0]
     rows = df.select("*", fn.explode(fn.filter(parsed, _is_good)).alias(_PARSED)).select(
@@ -101,7 +101,9 @@ def from_json(
         *(record.getField(name).alias(name) for name in fields.names),
     )
     kept = [_quoted(name) for name in df.columns if name.lower() != ERROR]
-    dead = df.select("*", fn.explode(fn.filter(parsed, lambda one: ~_is_good(one))).alias(_PARSED))
+    dead = df.select(
+        "*", fn.explode(fn.filter(parsed, lambda pair: ~_is_good(pair))).alias(_PARSED)
+    )
     return Parsed(rows, dead.select(*kept, _why(text).alias(ERROR)))
 
 

@@ -1,6 +1,6 @@
 """A Spark session on the Ray that rayq runs on, through RayDP.
 
-RayDP waits forever where Ray has no room or a node has no Java. So both are checked first: the
+RayDP waits forever if Ray has no room or a node has no Java. So both are checked first: the
 executors' CPUs and memory are reserved as a placement group, which is either there within
 `PATIENCE_S`, or is an error that says what is missing.
 """
@@ -36,14 +36,17 @@ from rayq.spark.driver_output import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
 JAVA_MIN = 17
-"""RayDP gives its JVMs options that Java needs from this version on, and may refuse before it."""
+"""Minimum version of Java: RayDP gives its JVMs options that Java needs from this version on, and
+may refuse before it."""
 JAVA_END = 24
-"""From this version on Java lacks the security manager, which Spark 3.5 still uses."""
+"""First version of Java without the security manager, which Spark 3.5 still uses."""
 JAVA_INSTALL = "apt-get install -y openjdk-17-jre-headless"
 MEMORY_MIN_BYTES = 450 * MIB
-"""Spark refuses an executor with less: this is one and a half times what it reserves for itself."""
+"""Minimum memory of an executor: Spark refuses less. This is one and a half times the memory that
+it reserves for itself."""
 PATIENCE_S = 20.0
-"""How long Ray may take to find room. It frees the room of an earlier session after a moment."""
+"""Maximum time Ray may take to find room. It frees the room of an earlier session after a
+moment."""
 NODE_CHECK_TIMEOUT_S = 60.0
 
 _OPENED = (
@@ -90,14 +93,14 @@ def session(
     **conf: Any,
 ) -> Iterator[SparkSession]:
     """A `SparkSession` whose executors are Ray actors, for the length of a `with` block. Its end
-    stops the streaming queries that are active.
+    stops the active streaming queries.
 
     There are `executors` processes, each with `cores` tasks at once and a JVM with `memory` (such
     as "512m" or "2g"; Spark takes no less than 450 MiB). They are spread over the nodes of the Ray
-    that this process is connected to, else of RAY_ADDRESS, else of that of the cluster that
+    that this process is connected to, else of RAY_ADDRESS, else of the cluster that
     `rayq.connect()` finds, else of a local Ray, and reserve that many of its CPUs. `conf` are
-    further Spark settings, with `_` for each `.` (`spark_sql_shuffle_partitions=8`) or, as they
-    are, `**{"spark.memory.fraction": 0.5}`.
+    further Spark settings, with `_` for each `.` (`spark_sql_shuffle_partitions=8`) or, unchanged,
+    `**{"spark.memory.fraction": 0.5}`.
 
     Every node needs Java 17 and the same Python environment at the same path. A process may have
     one session at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of
@@ -119,7 +122,8 @@ def session(
         finally:
             try:
                 stop_active_queries()
-            finally:  # Even after Ctrl+C: a Spark that stays up would bar the next session.
+            # Even after Ctrl+C, because a Spark that stays up would block the next session.
+            finally:
                 raydp.stop_spark()
     finally:
         ray.util.remove_placement_group(group)

@@ -8,10 +8,10 @@
     query.awaitTermination()
 
 The offsets of each batch are written to the checkpoint before the batch runs, and its commit
-afterwards. So after a crash at any point the one batch that may have been under way is run again
+afterwards. So after a crash at any point the one batch that may have been in progress is run again
 with the same id and the same offsets, and no batch is left out. That is at-least-once. It is
-exactly once where the function does nothing twice for one batch id, for example where it replaces
-the earlier result of that id, and where `to_topic` takes the place of the function.
+exactly once if the function does nothing twice for one batch id, for example because it replaces
+the earlier result of that id, or if `to_topic` takes the place of the function.
 """
 
 from __future__ import annotations
@@ -71,29 +71,29 @@ def stream(
     timeout_s: float = 60.0,
     retry_timeout_s: float = 120.0,
 ) -> TopicStream:
-    """A stream of `topics` (or of the topics whose whole name `pattern` matches). Give it a
+    """Makes a stream of `topics` (or of the topics whose whole name `pattern` matches). Give it a
     function by `foreach_batch`, then start it. The columns are those of `rayq.spark.read`.
 
-    `checkpoint`: a directory, or a URL that fsspec knows, for this query alone. It says where the
-    query goes on. A later start may have other options (the trigger, the limits), but not other
+    `checkpoint` is a directory, or a URL that fsspec knows, for this query alone. It says where the
+    query continues. A later start may have other options (the trigger, the limits), but not other
     topics. `starting_...` (see `read`) count only for a new checkpoint; the default is the log
     start. Partitions that are added later are read from their start, and so are topics that begin
     to match the pattern.
 
-    `trigger`: "5 seconds" (the query looks for new records at this or another interval),
+    `trigger` is "5 seconds" (the query looks for new records at this or another interval),
     "available_now" (it reads the records that are there at the start, in one or more batches, then
-    ends), None (one batch follows the other). The partitions share `max_offsets_per_trigger` in
+    ends), or None (one batch follows the other). The partitions share `max_offsets_per_trigger` in
     proportion to their new records. `min_partitions` cuts large ranges for more Spark tasks.
 
-    `fail_on_data_loss`: whether records that expired before they were read end the query, or are
-    left out with a warning. `timeout_s`: how long, in seconds, a leader may be away while a task
-    reads. `retry_timeout_s`: how long while the query looks for new records.
+    `fail_on_data_loss` decides whether records that expired before they were read end the query, or
+    are left out with a warning. `timeout_s` is the time, in seconds, that a leader may be away
+    while a task reads; `retry_timeout_s` the time while the query looks for new records.
 
-    `large_values`, `on_corrupt`: as for `rayq.spark.read`. A query that ended at records that
-    cannot be read goes on behind them when it is started again with `on_corrupt="skip"`.
+    `large_values` and `on_corrupt` are those of `rayq.spark.read`. A query that ended at records
+    that cannot be read continues after them when it is started again with `on_corrupt="skip"`.
 
-    `group`: after each batch the query commits its positions to this consumer group, so that people
-    can see its lag. The group must have no members.
+    With `group`, the query commits its positions to this consumer group after each batch, so that
+    people can see its lag. The group must have no members.
 
     Raises InvalidRequestError; NoClusterError.
     """
@@ -153,11 +153,11 @@ class TopicStream:
     retry_timeout_s: float
 
     def foreach_batch(self, function: Callable[[DataFrame, int], object]) -> StreamStarter:
-        """`function(df, batch_id)` is called for each batch, in the query's own thread of the
-        driver. Each evaluation of `df` reads the same records from the log again: persist it where
-        you evaluate it more than once. The batch is done when the function returns. An exception
-        ends the query. Raises HandlerError (a coroutine function, or one with `yield`, say: of
-        those nothing would run)."""
+        """Sets the function of the stream: `function(df, batch_id)` is called for each batch, in
+        the query's own thread of the driver. Each evaluation of `df` reads the same records from
+        the log again: persist it if you evaluate it more than once. The batch is done when the
+        function returns. An exception ends the query. Raises HandlerError (for example, for a
+        coroutine function, or one with `yield`, of which nothing would run)."""
         check_function("The function of foreach_batch", function)
         return StreamStarter(self, lambda query_id: function)
 
@@ -173,14 +173,14 @@ class TopicStream:
         timestamp: str | Column | None = None,
         timeout_s: float = 120.0,
     ) -> StreamStarter:
-        """Each batch is written to `topic` exactly once, whatever is restarted: it is a
-        transaction, whose records become visible all at once.
+        """Writes each batch to `topic` exactly once, whatever is restarted: it is a transaction,
+        whose records become visible all at once.
 
-        `function(df)` makes of a batch the rows to write, the same in each run of the batch; None:
-        they are the batch's records. The columns and `timeout_s` are those of `rayq.spark.write`,
-        which says what a task's attempts have to have in common. A batch may take an hour at most.
-        The query ends with a CheckpointMismatchError where a later batch of it is committed.
-        Raises HandlerError, as `foreach_batch` does."""
+        `function(df)` turns a batch into the rows to write, the same in each run of the batch; None
+        writes the batch's records. The columns and `timeout_s` are those of `rayq.spark.write`,
+        which says what a task's attempts must have in common. A batch may take an hour at most. The
+        query ends with a CheckpointMismatchError if a later batch of it is committed. Raises
+        HandlerError, as `foreach_batch` does."""
         if function is not None:
             check_function("The function of to_topic", function)
         columns = {
@@ -215,8 +215,8 @@ class StreamStarter:
         self._function_of = function_of
 
     def start(self) -> StreamingQuery:
-        """Starts the query, in a thread of its own. Returns once the checkpoint is read, or made,
-        and the topics are found.
+        """Starts the query, in its own thread. Returns once the checkpoint is read, or created, and
+        the topics are found.
 
         Raises CheckpointInUseError (another query uses it), CheckpointMismatchError (it is of
         another cluster, or of other topics, or a topic was deleted and created again),
@@ -252,7 +252,8 @@ class StreamStarter:
         return query
 
     def _metadata(self, checkpoint: Checkpoint) -> QueryMetadata:
-        """The metadata of the checkpoint, which must be of this query. A new checkpoint gets it."""
+        """The metadata of the checkpoint, which must belong to this query. A new checkpoint gets
+        it."""
         source = self._stream.source
         found = checkpoint.metadata()
         cluster_id = self._ask(source.cluster_id)
@@ -277,7 +278,7 @@ class StreamStarter:
         positions = found.progress.positions
         topics = self._ask(lambda timeout_s: source.check_topics(positions, timeout_s))
         if found.replay is not None:
-            gone = sorted({one.topic for one in found.replay.ranges} - topics)
+            gone = sorted({split.topic for split in found.replay.ranges} - topics)
             if gone:
                 logger.warning(
                     "batch %d is run again without %s, which was deleted (fail_on_data_loss=False)",
@@ -287,7 +288,7 @@ class StreamStarter:
         return with_topics(found, topics)
 
     def _commit_to_group(self, resumption: Resumption) -> None:
-        """Commits the present position: so an unusable group is an error at the start."""
+        """Commits the present position, so that an unusable group is an error at the start."""
         group = self._stream.group
         if group is None:
             return
@@ -295,7 +296,7 @@ class StreamStarter:
         positions = (
             resumption.progress.offsets
             if replay is None
-            else {one.place: one.start for one in replay.ranges}
+            else {split.place: split.start for split in replay.ranges}
         )
         source = self._stream.source
         self._ask(lambda timeout_s: source.commit(group, positions, timeout_s))
@@ -365,8 +366,8 @@ class SparkEngine:
 
 
 class _QueryThread(InheritableThread):
-    """A thread of Spark's own class, with a thread of the JVM for itself, where its job group is.
-    It asks the JVM before it begins to work, and fails there if the JVM has died."""
+    """A thread of Spark's own class, with its own thread of the JVM, which holds its job group. It
+    asks the JVM before it begins to work, and fails there if the JVM has died."""
 
     def __init__(
         self,

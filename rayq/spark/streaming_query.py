@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPT_TIMEOUT_S = 5.0
-"""One request to the cluster may take this long before the query checks whether it was stopped."""
+"""Timeout of one request to the cluster, before the query checks whether it was stopped."""
 RETRY_PAUSE_S = 0.5
 CANCEL_AGAIN_S = 1.0
-"""A batch that is being stopped may start further Spark jobs, so jobs are cancelled this often."""
+"""Interval at which jobs are cancelled again: a batch that is being stopped may start further Spark
+jobs."""
 PROGRESS_KEPT = 100
 """The default of Spark's numRecentProgressUpdates."""
 
@@ -57,7 +58,8 @@ class Engine(Protocol):
         ...
 
     def begin(self, group: str, description: str) -> None:
-        """In that thread: the jobs that it starts from now on belong to this group."""
+        """Makes the jobs that this thread starts from now on belong to this group. Called in the
+        engine's thread."""
         ...
 
     def frame(self, ranges: Sequence[Split]) -> Any:
@@ -70,8 +72,8 @@ class Engine(Protocol):
 
 
 class StreamingQuery:
-    """A streaming query that was started. Its methods are named as those of PySpark's class, and
-    mean the same. Use it from any thread."""
+    """A streaming query that was started. Its methods have the names and meanings of PySpark's
+    class. May be used from any thread."""
 
     def __init__(
         self,
@@ -179,7 +181,7 @@ class StreamingQuery:
         Raises the StreamingQueryError that ended the query."""
         self._check_not_inside("processAllAvailable")
         with self._changed:
-            # A look that has begun already may have missed the newest records.
+            # A look that has already begun may have missed the newest records.
             wanted = self._looks_begun + 1
             self._changed.wait_for(lambda: self._idle_look >= wanted or self._ended.is_set())
         if self._error is not None:
@@ -187,8 +189,8 @@ class StreamingQuery:
 
     def stop(self) -> None:
         """Ends the query and waits until it has ended. The Spark jobs of the running batch are
-        cancelled, and the next start runs that batch again, unless its function returns all the
-        same. When the function itself calls it, the query ends after this batch. Idempotent."""
+        cancelled, and the next start runs that batch again, unless its function still returns. If
+        the function itself calls it, the query ends after this batch. Idempotent."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
@@ -226,7 +228,7 @@ class StreamingQuery:
             self._end()
 
     def _never_ran(self, error: BaseException) -> None:
-        """Called instead of `_run` when the thread failed before it."""
+        """Handles a thread that failed before `_run`; called instead of it."""
         try:
             self._failed(error)
         finally:
@@ -264,7 +266,7 @@ class StreamingQuery:
             self._replay = None
         until: Mapping[TopicPartition, int] | None = None
         if self._trigger.drains:
-            until = {one.place: one.end for one in self._available()}
+            until = {split.place: split.end for split in self._available()}
         while not self._stopping.is_set():
             watch = self._begin_trigger()
             found_any = self._look(watch, until)
@@ -283,7 +285,7 @@ class StreamingQuery:
         return watch
 
     def _look(self, watch: _Stopwatch, until: Mapping[TopicPartition, int] | None) -> bool:
-        """One trigger. Returns whether there was a batch."""
+        """Runs one trigger. Returns whether there was a batch."""
         with self._changed:
             self._looks_begun += 1
             look = self._looks_begun
@@ -304,7 +306,7 @@ class StreamingQuery:
             return False
         with watch.measure("walCommit"):
             self._checkpoint.write_batch(batch)
-        self._execute(batch, watch, {one.place: one.end for one in available})
+        self._execute(batch, watch, {split.place: split.end for split in available})
         return True
 
     def _execute(
@@ -369,8 +371,9 @@ class StreamingQuery:
         latest: Mapping[TopicPartition, int] | None,
         group_error: str | None,
     ) -> dict[str, Any]:
-        """`latest` is None for a batch that is run again, since its start does not ask for ends."""
-        ends = {one.place: one.end for one in batch.ranges}
+        """The progress of a batch. `latest` is None for a batch that is run again, because its
+        start does not ask for ends."""
+        ends = {split.place: split.end for split in batch.ranges}
         latest = ends if latest is None else latest
         behind = [latest[place] - end for place, end in ends.items()] or [0]
         watch.total("triggerExecution")
@@ -379,7 +382,7 @@ class StreamingQuery:
         input_per_s = 0.0 if since_s is None else batch.offsets / max(since_s, 0.001)
         source = {
             "description": f"rayq[{self._source}]",
-            "startOffset": _nested({one.place: one.start for one in batch.ranges}),
+            "startOffset": _nested({split.place: split.start for split in batch.ranges}),
             "endOffset": _nested(ends),
             "latestOffset": _nested(latest),
             "numInputRows": batch.offsets,
@@ -416,7 +419,7 @@ def stop_active_queries() -> None:
 
 
 class _StoppedError(Exception):
-    """The batch that ran when the query was stopped."""
+    """Raised for the batch that ran when the query was stopped."""
 
 
 def patiently(

@@ -1,8 +1,8 @@
 """A topic as the sink of a streaming query: each batch is a transaction, committed once.
 
 The transactional id is that of the query, the name of a transaction is the number of its batch. The
-cluster keeps the last name that committed. So a batch that is run again, after whatever crash,
-writes nothing where an earlier run of it has committed.
+cluster keeps the last name that committed. So a batch that is run again, after any crash, writes
+nothing if an earlier run of it has committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class TopicSink:
-    """The function of a query that calls it for each batch, in order."""
+    """The function of a query, called for each batch, in order."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class TopicSink:
         *,
         timeout_s: float,
     ) -> None:
-        """`write(df, job)` writes the rows that the batch makes as the job, and finishes it."""
+        """`write(df, job)` writes the rows of the batch as the job, and finishes it."""
         self._cluster = cluster
         self._topic = topic
         self._transactional_id = f"rayq-stream-{query_id}"

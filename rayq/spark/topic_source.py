@@ -1,5 +1,5 @@
-"""The requests of a streaming query to the cluster: for topics, for the starts and ends of their
-logs, and, where a group shows the lag, to commit the query's position."""
+"""Requests of a streaming query to the cluster: for topics, for the starts and ends of their logs,
+and, if a group shows the lag, to commit the query's position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicSource:
         *,
         fail_on_data_loss: bool,
     ) -> None:
-        """Raises InvalidRequestError."""
+        """Takes the topics of the query, by name or by pattern. Raises InvalidRequestError."""
         names = [topics] if isinstance(topics, str) else list(topics)
         if bool(names) == (pattern is not None):
             raise InvalidRequestError(
@@ -60,31 +60,31 @@ class TopicSource:
             timeout_s=timeout_s,
             **where,
         )
-        return [one._replace(end=one.start) for one in found]
+        return [split._replace(end=split.start) for split in found]
 
     def available(self, positions: Iterable[Split], timeout_s: float) -> list[Split]:
-        """For each partition the range from the query's position to the present end, which is below
-        the first transaction that is not decided: a later batch reads it. The range of a new
-        partition begins at its log start.
+        """The range of each partition from the query's position to the present end, which is below
+        the first undecided transaction: a later batch reads it. The range of a new partition begins
+        at its log start.
 
-        Raises OffsetOutOfRangeError where records at a position are gone (with
+        Raises OffsetOutOfRangeError if records at a position are gone (with
         `fail_on_data_loss=False` the loss is logged, and the range begins at the log start),
-        UnknownTopicError for a topic that was deleted, CheckpointMismatchError where it was created
-        anew.
+        UnknownTopicError for a topic that was deleted, CheckpointMismatchError if it was created
+        again.
         """
         names, kept = self._names(positions, timeout_s)
         try:
             found = snapshot(
                 self.cluster,
                 names,
-                starting_offsets={one.place: one.start for one in kept},
+                starting_offsets={split.place: split.start for split in kept},
                 ending_offsets="last_stable",
                 new_partitions="earliest",
                 fail_on_data_loss=self._fail_on_data_loss,
                 timeout_s=timeout_s,
             )
         except (OffsetOutOfRangeError, InvalidRequestError):
-            # The cause may be a topic that was created anew: it is shorter, or has fewer
+            # The cause may be a topic that was created again: it is shorter, or has fewer
             # partitions. Then this is the error to raise.
             ranges = snapshot(
                 self.cluster, names, ending_offsets="last_stable", timeout_s=timeout_s
@@ -100,7 +100,7 @@ class TopicSource:
             return self.topics, list(positions)
         there = self.cluster.admin.list_topics(timeout_s=timeout_s)
         names = sorted(topic_pattern.matches(self.pattern, there))
-        gone = sorted({one.topic for one in positions} - set(names))
+        gone = sorted({split.topic for split in positions} - set(names))
         if gone:
             message = f"Topics that this query reads were deleted: {', '.join(gone)}."
             if self._fail_on_data_loss:
@@ -110,11 +110,11 @@ class TopicSource:
             logger.warning("%s Going on with the others (fail_on_data_loss=False).", message)
         if not names:
             raise UnknownTopicError(f"No topic's name matches the pattern {self.pattern!r} now.")
-        return names, [one for one in positions if one.topic in set(names)]
+        return names, [split for split in positions if split.topic in set(names)]
 
     def check_topics(self, known: Iterable[Split], timeout_s: float) -> set[str]:
-        """The present topics. Raises UnknownTopicError, or CheckpointMismatchError where a topic of
-        the checkpoint was created anew."""
+        """The present topics. Raises UnknownTopicError, or CheckpointMismatchError if a topic of
+        the checkpoint was created again."""
         names, kept = self._names(known, timeout_s)
         client, background = self.cluster.shared_client()
         for name in names:
@@ -123,10 +123,10 @@ class TopicSource:
         return set(names)
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int], timeout_s: float) -> None:
-        """Sets the group's offsets. Raises GroupNotEmptyError where the group has members."""
+        """Sets the group's offsets. Raises GroupNotEmptyError if the group has members."""
         self.cluster.admin.set_group_offsets(group, to=positions, timeout_s=timeout_s)
 
 
 def advice(error: RayqError, what: str, after_s: float) -> RayqError:
-    """The same error with the advice that it lasted for the whole `retry_timeout_s`."""
+    """The same error, with the advice that it lasted for the whole `retry_timeout_s`."""
     return type(error)(f"{error} ({what} was retried for {after_s:g} s: retry_timeout_s.)")

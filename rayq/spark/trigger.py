@@ -9,7 +9,7 @@ from rayq.errors import InvalidRequestError
 
 AVAILABLE_NOW = "available_now"
 IDLE_S = 0.25
-"""A query without an interval that found nothing looks again after this time."""
+"""Time after which a query without an interval that found nothing looks again."""
 
 _UNITS_S = {
     "millisecond": 0.001,
@@ -25,15 +25,15 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)(s?)\s*(?=\d|$)")
 
 
 class Trigger(NamedTuple):
-    """With `interval_s` 0 a batch follows the batch before at once. With `drains` the query ends
-    when it has read the records that were there at its start."""
+    """The trigger of a query. With `interval_s` 0 a batch follows the previous one at once. With
+    `drains` the query ends when it has read the records that were there at its start."""
 
     interval_s: float
     drains: bool = False
 
     def next_s(self, started_s: float, now_s: float, *, found_any: bool) -> float:
         """The time of the next look, after a look that began at `started_s`: one interval later, or
-        at once where the batch took longer than that."""
+        at once if the batch took longer than that."""
         if self.interval_s:
             return max(started_s + self.interval_s, now_s)
         return now_s if found_any or self.drains else now_s + IDLE_S

@@ -1,9 +1,9 @@
 """Batch writes: the rows of a DataFrame as records of a topic.
 
 Each Spark task appends its own rows. Spark may run a task again, or twice at once. Then
-`rayq.batch.task_writer` prevents duplicates: any attempt at a task sends the same batches under the
-same numbers, and the leaders append each batch once. For that, all attempts have to make the same
-rows in the same order. `_ordered` ensures that for the rows of one aggregation.
+`rayq.batch.task_writer` prevents duplicates: every attempt at a task sends the same batches under
+the same numbers, and the leaders append each batch once. For that, all attempts have to make the
+same rows in the same order. `_ordered` ensures that for the rows of one aggregation.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
 
 
 class Written(NamedTuple):
-    """The result of a write: the number of records, and how many of them the log had already, from
-    an earlier attempt at a task."""
+    """The result of a write: the number of records, and the number of those that the log already
+    had, from an earlier attempt at a task."""
 
     records: int
     repeated: int
@@ -80,29 +80,28 @@ def write(
     Columns are given by name or as expressions: `value` (binary, or string as UTF-8; null writes a
     tombstone), `key` (the same; None: no keys), `partition` (a whole number; None: by the key's
     hash), `headers` (array of (key string, value binary)), `timestamp` (None: the time of the
-    call). `timeout_s`: how long, in seconds, a leader may be away before an attempt at a task
-    fails; Spark makes `spark.task.maxFailures` (4) attempts before the job fails.
+    call). `timeout_s` is the time, in seconds, that a leader may be away before an attempt at a
+    task fails; Spark makes `spark.task.maxFailures` (4) attempts before the job fails.
 
     A task that is run again, and a speculative copy of a task, write nothing twice if they make the
-    same rows in the same order. Read, map and filter do, and so does one aggregation with nothing
-    but maps and filters behind it, because `write` sorts such rows by all of their columns. Behind
-    anything else that shuffles (repartition, join, a union of aggregations, an explode of one)
-    Spark promises no order: use `sortWithinPartitions` there. An attempt that makes other rows than
-    the attempt before raises RewriteMismatchError, rather than write a row twice or not at all.
-    This ends with the job: a job that fails leaves the records that its tasks have written, and
-    another write appends all records again. `job`: the result of
-    `rayq.spark.begin_write`, which you keep to repeat a job that may have run.
+    same rows in the same order. Read, map and filter do, and so does one aggregation followed only
+    by maps and filters, because `write` sorts such rows by all of their columns. After anything
+    else that shuffles (repartition, join, a union of aggregations, an explode of one) Spark
+    promises no order: use `sortWithinPartitions` there. An attempt that makes other rows than the
+    attempt before raises RewriteMismatchError, rather than write a row twice or not at all. This
+    ends with the job: a failed job leaves the records that its tasks have written, and another
+    write appends all records again. `job` is the result of `rayq.spark.begin_write`, which you keep
+    to repeat a job that may have run.
 
     Readers may see a part of the records, unless the write is `atomic`: then it is a transaction.
-    Readers see all of its records at once, when it has ended well; of a job that fails they see
-    none. Until then they wait, in all partitions that the job writes to, also for the records of
-    others behind it; an hour is the most that it may take. `job` may be a transaction as well: see
-    `begin_write`.
+    Readers see all of its records at once, once it has succeeded; they see none of a failed job.
+    Until then readers wait in all partitions that the job writes to, and also for later records of
+    others; a write may take an hour at most. `job` may be a transaction as well: see `begin_write`.
 
-    Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError; of a
-    transaction TransactionAbortedError, TransactionCommittedError, TransactionOutcomeUnknownError,
-    AlreadyCommittedError. A task's errors reach the driver as PySpark's PythonException, whose text
-    has rayq's error.
+    Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError; for
+    a transaction TransactionAbortedError, TransactionCommittedError,
+    TransactionOutcomeUnknownError, AlreadyCommittedError. A task's errors reach the driver as
+    PySpark's PythonException, whose text has rayq's error.
     """
     cluster = cluster or Cluster.current()
     columns = {
@@ -170,9 +169,9 @@ def _with_long_partition(records: DataFrame) -> DataFrame:
 
 def _ordered(records: DataFrame) -> DataFrame:
     """The rows in an order that is the same in every attempt at a task. The rows of an aggregation
-    come in the order in which the blocks of its shuffle arrive. That order means nothing, so they
-    are sorted. The order of other rows may mean something, even where Spark does not promise it. So
-    the search for an aggregation passes only projections and filters."""
+    arrive in the order of the blocks of its shuffle. That order means nothing, so they are sorted.
+    The order of other rows may mean something, even if Spark does not promise it. So the search for
+    an aggregation passes only projections and filters."""
     plan = records._jdf.queryExecution().optimizedPlan()
     while plan.nodeName() in ("Project", "Filter"):
         plan = plan.child()

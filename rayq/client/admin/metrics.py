@@ -1,5 +1,5 @@
-"""The figures of a whole cluster: every server process is asked, and how far groups are behind is
-worked out. What `Cluster.metrics` answers, and what the controller's process hands to Ray."""
+"""Metrics of a whole cluster: every server process is asked, and the lag of groups is computed.
+`Cluster.metrics` returns them, and the controller's process hands them to Ray."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rayq.metrics import CATALOGUE, Sample, merged
 from rayq.records import TopicPartition
 
 PROCESS_TIMEOUT_S = 3.0
-"""How long one process may take to tell its figures."""
+"""Timeout for the metrics of one process."""
 ATTEMPT_TIMEOUT_S = 3.0
 AT_ONCE_MAX = 64
-"""Questions under way at a time."""
+"""Maximum number of requests in flight."""
 
 T = TypeVar("T")
 Position = tuple[str, TopicPartition]
@@ -46,16 +46,16 @@ Position = tuple[str, TopicPartition]
 
 
 async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
-    """The figures of every process of the cluster and of every group, sorted by name. A process
-    that does not answer has `rayq_process_up` 0; a lag that cannot be found out now is missing.
-    Raises TimeoutError when no broker answers."""
+    """The metrics of every process of the cluster and of every group, sorted by name. A process
+    that does not answer has `rayq_process_up` 0; a lag that cannot be determined now is missing.
+    Raises TimeoutError if no broker answers."""
     deadline = client.now + timeout_s
     response = await client.fetch_all(timeout_s=timeout_s)
     limit = min(PROCESS_TIMEOUT_S, timeout_s)
     addresses = [*_processes(response), *await _object_servers(client, response, limit)]
     answers = await _all(_asking(client, address, limit) for address in addresses)
-    samples = [one for answer in answers for one in answer or ()]
-    name = next((one.labels["cluster"] for one in samples if one.labels.get("cluster")), "")
+    samples = [sample for answer in answers for sample in answer or ()]
+    name = next((s.labels["cluster"] for s in samples if s.labels.get("cluster")), "")
     for (host, port), answer in zip(addresses, answers, strict=True):
         labels = {"cluster": name, "process": f"{host}:{port}"}
         samples.append(Sample("rayq_process_up", labels, float(answer is not None)))
@@ -66,8 +66,8 @@ async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
 
 
 def _processes(response: MetadataResponse) -> list[Address]:
-    """Where the cluster's processes listen: brokers, replicas, the controller."""
-    found = [(one.host, one.port) for one in response.brokers if one.live]
+    """The addresses of the cluster's processes: brokers, replicas, the controller."""
+    found = [(broker.host, broker.port) for broker in response.brokers if broker.live]
     if response.controller is not None:
         host, _, port = response.controller.rpartition(":")
         found.append((host, int(port)))
@@ -84,7 +84,7 @@ def _processes(response: MetadataResponse) -> list[Address]:
 async def _object_servers(
     client: Client, response: MetadataResponse, timeout_s: float
 ) -> list[Address]:
-    """Where the brokers' object servers listen: only each broker itself knows."""
+    """The addresses of the brokers' object servers: only each broker itself knows its own."""
 
     def asking(address: Address) -> Callable[[], Awaitable[Address | None]]:
         async def ask() -> Address | None:
@@ -96,9 +96,9 @@ async def _object_servers(
 
         return ask
 
-    brokers = ((one.host, one.port) for one in response.brokers if one.live)
+    brokers = ((broker.host, broker.port) for broker in response.brokers if broker.live)
     found = await _all(map(asking, brokers))
-    return [one for one in found if one is not None]
+    return [address for address in found if address is not None]
 
 
 def _asking(
@@ -115,7 +115,7 @@ def _asking(
 
 
 async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The answers, in the order of the questions. At most AT_ONCE_MAX are under way at a time."""
+    """The answers, in the order of the requests. At most AT_ONCE_MAX are in flight at a time."""
     free = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def one(ask: Callable[[], Awaitable[T]]) -> T:
@@ -126,11 +126,10 @@ async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 class GroupLag:
-    """How far the groups of a cluster are behind, in records and in seconds.
+    """The lag of the groups of a cluster, in records and in seconds.
 
-    Seconds are the age of the record at the committed offset: the leader says when it appended
-    that. It is exact, needs no history of offsets, and does not depend on the timestamps that
-    producers give.
+    Seconds are the age of the record at the committed offset, as the leader appended it. This is
+    exact, needs no history of offsets, and does not depend on the timestamps of producers.
     """
 
     def __init__(self, client: Client, cluster_name: str) -> None:
@@ -140,8 +139,8 @@ class GroupLag:
 
     async def collect(self, *, timeout_s: float) -> list[Sample]:
         """The lag of every group that has committed. A partition whose leader does not answer in
-        time is left out, and so are the groups of a coordinator that does not. Raises RayqError
-        where no broker answers."""
+        time is left out, and so are the groups of a coordinator that does not. Raises RayqError if
+        no broker answers."""
         client = self._client
         self._deadline = client.now + timeout_s
         count = await offsets_partitions(client, create=False, timeout_s=timeout_s)
@@ -149,20 +148,20 @@ class GroupLag:
             self._to_leader(TopicPartition(OFFSETS_TOPIC, number), _list_groups(number))
             for number in range(count)
         )
-        groups = [one.group for answer in listed if answer is not None for one in answer.groups]
+        groups = [group.group for answer in listed if answer is not None for group in answer.groups]
         described = await _all(self._describing(group) for group in groups)
         names = {
             topic.topic_id: topic.name for topic in (await self._topics() if groups else ())
         }
         committed: dict[Position, CommittedOffset] = {
-            (answer.group, TopicPartition(names[one.topic_id], one.partition)): one
+            (answer.group, TopicPartition(names[commit.topic_id], commit.partition)): commit
             for answer in described
             if answer is not None
-            for one in answer.offsets
-            if one.topic_id in names
+            for commit in answer.offsets
+            if commit.topic_id in names
         }
-        places = sorted({place for _, place in committed})
-        found = await _all(self._to_leader(place, _latest(place)) for place in places)
+        places = sorted({partition for _, partition in committed})
+        found = await _all(self._to_leader(partition, _latest(partition)) for partition in places)
         ends = dict(zip(places, found, strict=True))
         return await self._samples(committed, ends)
 
@@ -172,10 +171,10 @@ class GroupLag:
         ends: dict[TopicPartition, ListOffsetsResponse | None],
     ) -> list[Sample]:
         lags: dict[Position, int] = {}
-        for (group, place), one in committed.items():
+        for (group, place), commit in committed.items():
             answer = ends[place]
             if answer is not None and answer.offset is not None:
-                lags[group, place] = max(answer.offset - one.offset, 0)
+                lags[group, place] = max(answer.offset - commit.offset, 0)
         behind = [at for at, lag in lags.items() if lag]
         found: Sequence[DescribeOffsetResponse | None] = await _all(
             self._to_leader(at[1], _age(at[1], committed[at].offset)) for at in behind
@@ -185,7 +184,7 @@ class GroupLag:
             if age is not None:
                 seconds[at] = (age.age_ms or 0) / 1000
         samples = [
-            *(self._sample("offset", at, one.offset) for at, one in committed.items()),
+            *(self._sample("offset", at, commit.offset) for at, commit in committed.items()),
             *(self._sample("lag", at, lag) for at, lag in lags.items()),
             *(self._sample("lag_seconds", at, age_s) for at, age_s in seconds.items()),
         ]
@@ -222,8 +221,8 @@ class GroupLag:
     def _to_leader(
         self, place: TopicPartition, build: Callable[[str, int], AnyRequest]
     ) -> Callable[[], Awaitable[Any]]:
-        """A question to the leader of a partition. Its answer is None where the leader does not
-        answer, or the topic is gone."""
+        """A request to the leader of a partition. Its answer is None if the leader does not answer,
+        or the topic is gone."""
 
         async def ask() -> Any:
             timeout_s = min(ATTEMPT_TIMEOUT_S, self._left_s)

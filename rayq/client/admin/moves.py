@@ -1,6 +1,6 @@
-"""Moving partitions between brokers: plan, begin, watch, cancel; empty a broker, spread the load.
+"""Moves of partitions between brokers: plan, begin, watch, cancel; empty a broker, spread the load.
 
-The controller decides and completes moves (`rayq.core.reassignment`); what is here asks it, makes
+The controller decides and completes moves (`rayq.core.reassignment`); this module asks it, makes
 plans from the metadata, and waits.
 """
 
@@ -41,22 +41,23 @@ from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wording import counted
 
 WATCH_MS = 500
-"""How long a broker holds a question for newer metadata while moves are under way."""
+"""Maximum time a broker holds a request for newer metadata while moves are in progress."""
 PAUSE_S = 0.05
 STUCK_PATIENCE_S = 30.0
-"""How long a drain waits for brokers to come back where too few are left to take what remains."""
+"""Maximum time a drain waits for brokers to come back if too few are left to take the remaining
+replicas."""
 VOTE_PATIENCE_S = 10.0
-"""How long a drain waits for another broker to take the vote over."""
+"""Maximum time a drain waits for another broker to take over the vote."""
 OnProgress = Callable[[DrainProgress], Awaitable[None] | None]
-"""A user's function. An async admin awaits what it returns."""
+"""A user's function. An async admin awaits its result."""
 Move = tuple[str, int, list[int] | None]
 
 
 class MoveAdmin:
-    """Serves one call of the admin; `AsyncAdmin` documents the methods."""
+    """One call of the admin on moves; `AsyncAdmin` documents the methods."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
-        """`timeout_s` bounds every single question."""
+        """`timeout_s` bounds every single request."""
         self._client = client
         self._timeout_s = timeout_s
 
@@ -71,7 +72,7 @@ class MoveAdmin:
         timeout_s: float,
     ) -> None:
         targets = by_partition(moves, "the brokers that are to have it")
-        wanted = {place: _brokers(place, to) for place, to in targets.items()}
+        wanted = {partition: _brokers(partition, to) for partition, to in targets.items()}
         _check_throttle(throttle_bytes_per_s)
         if not wanted:
             return
@@ -98,9 +99,9 @@ class MoveAdmin:
         left_s = max(deadline - self._client.now, 0.0)
         known = await self._client.topic(topic, timeout_s=left_s, age_max_s=0.0)
         wanted = {
-            TopicPartition(topic, one.partition): list(one.target)
-            or [replica.broker for replica in one.replicas]
-            for one in known.partitions
+            TopicPartition(topic, partition.partition): list(partition.target)
+            or [replica.broker for replica in partition.replicas]
+            for partition in known.partitions
         }
         other = [place for place, brokers in wanted.items() if len(brokers) != factor]
         if other:
@@ -115,7 +116,8 @@ class MoveAdmin:
         if partitions is not None:
             places = as_partitions(partitions)
             if not moving.keys() >= set(places):
-                await self._take_back(places)  # Refused with the reason, or it began just now.
+                # Refused with the reason, or the move began just now.
+                await self._take_back(places)
                 return places
             asked = moving = {place: moving[place] for place in places}
         while moving:
@@ -123,7 +125,7 @@ class MoveAdmin:
                 await self._take_back(moving)
                 break
             except NoReassignmentError:
-                # One of them is over since, or all are, and the answer was lost: look again.
+                # One of them has ended since, or all have, and the answer was lost: look again.
                 await asyncio.sleep(PAUSE_S)
                 moving = {
                     place: target
@@ -136,31 +138,31 @@ class MoveAdmin:
         return [
             place
             for place, target in asked.items()
-            if place in known and [one.broker for one in known[place].replicas] != target
+            if place in known and [replica.broker for replica in known[place].replicas] != target
         ]
 
     async def reassignments(self) -> list[Reassignment]:
         response = await self._all()
         live = _live(response)
         moving = [
-            (place, topic_id, one)
-            for place, topic_id, one in _partitions_with_ids(response)
-            if one.target
+            (place, topic_id, partition)
+            for place, topic_id, partition in _partitions_with_ids(response)
+            if partition.target
         ]
         waits = await asyncio.gather(
-            *(self._waits_for(topic_id, one, live) for _, topic_id, one in moving)
+            *(self._waits_for(topic_id, partition, live) for _, topic_id, partition in moving)
         )
         return [
             Reassignment(
                 place,
-                replicas=[replica.broker for replica in one.replicas],
-                adding=[broker for broker in one.target if broker not in one.origin],
-                removing=[broker for broker in one.origin if broker not in one.target],
-                target=list(one.target),
-                throttle_bytes_per_s=one.throttle_bytes_per_s,
+                replicas=[replica.broker for replica in partition.replicas],
+                adding=[broker for broker in partition.target if broker not in partition.origin],
+                removing=[broker for broker in partition.origin if broker not in partition.target],
+                target=list(partition.target),
+                throttle_bytes_per_s=partition.throttle_bytes_per_s,
                 waits_for=lacks,
             )
-            for (place, _, one), lacks in zip(moving, waits, strict=True)
+            for (place, _, partition), lacks in zip(moving, waits, strict=True)
         ]
 
     # --- brokers ----------------------------------------------------------------------------------
@@ -171,9 +173,10 @@ class MoveAdmin:
     async def plan_spread(self) -> dict[TopicPartition, list[int]]:
         response = await self._all()
         live = _live(response)
-        moving = {place for place, one in _partitions(response) if one.target}
+        moving = {place for place, partition in _partitions(response) if partition.target}
         plan = move_plans.spread(_takers(response), _placements(response))
-        # What moves already, or waits for a broker that is down, is left for a later plan.
+        # Partitions that are already moving, or wait for a broker that is down, are left for a
+        # later plan.
         return {
             place: target
             for place, target in plan.items()
@@ -205,18 +208,18 @@ class MoveAdmin:
             response = await self._all(version_min=version + 1, wait_ms=WATCH_MS if version else 0)
             is_first, is_newer = version == 0, response.version > version
             version = response.version
-            if any(one.broker == broker and not one.cordoned for one in response.brokers):
+            if any(b.broker == broker and not b.cordoned for b in response.brokers):
                 raise NoReassignmentError(
                     f"Broker {broker} was undrained by somebody else meanwhile: what is on it "
                     "stays, and what moves goes on moving. Drain it again to go on."
                 )
             left = {
-                place: one
-                for place, one in _partitions(response)
-                if any(replica.broker == broker for replica in one.replicas)
+                place: partition
+                for place, partition in _partitions(response)
+                if any(replica.broker == broker for replica in partition.replicas)
             }
             seen |= left.keys()
-            moving = [place for place, one in left.items() if one.target]
+            moving = [place for place, partition in left.items() if partition.target]
             if is_first:
                 await self._throttle_anew(left, broker, share)
             begun, refusal = await self._begin_some(response, broker, moving, concurrency, share)
@@ -227,7 +230,9 @@ class MoveAdmin:
                 if refusal is not None:
                     raise refusal
             if tell is not None:
-                waits = {one.topic_partition: one.waits_for for one in await self.reassignments()}
+                waits = {
+                    move.topic_partition: move.waits_for for move in await self.reassignments()
+                }
                 progress = DrainProgress(
                     done=len(seen) - len(left),
                     moving=len(moving) + begun,
@@ -287,9 +292,9 @@ class MoveAdmin:
         concurrency: int,
         throttle_bytes_per_s: int | None,
     ) -> tuple[int, RayqError | None]:
-        """Begins moves away from a broker, until `concurrency` are under way. Returns how many it
-        began, and why the controller refused the last one that it refused. It asks for one move at
-        a time: a partition that cannot move now must not hold up the others."""
+        """Begins moves away from a broker, until `concurrency` are in progress. Returns the number
+        that it began, and the controller's reason for the last refusal. It asks for one move at a
+        time: a partition that cannot move now must not hold up the others."""
         room = concurrency - len(moving)
         if room <= 0:
             return 0, None
@@ -304,7 +309,7 @@ class MoveAdmin:
                 await self._begin({place: target}, throttle_bytes_per_s, self._timeout_s)
                 begun += 1
             except (InvalidReassignmentError, ReplicaLimitError) as error:
-                refusal = error  # Perhaps it is possible once another broker is back.
+                refusal = error  # It may be possible once another broker is back.
             except (ReassignmentInProgressError, UnknownTopicError):
                 continue  # The cluster has changed meanwhile: the next look makes another plan.
         return begun, refusal
@@ -315,13 +320,13 @@ class MoveAdmin:
         broker: int,
         throttle_bytes_per_s: int | None,
     ) -> None:
-        """Gives the moves that an earlier drain began the throttle of this one."""
+        """Sets the throttle of this drain on the moves that an earlier drain began."""
         begun = {
-            place: list(one.target)
-            for place, one in left.items()
-            if one.target
-            and broker not in one.target
-            and one.throttle_bytes_per_s != throttle_bytes_per_s
+            place: list(partition.target)
+            for place, partition in left.items()
+            if partition.target
+            and broker not in partition.target
+            and partition.throttle_bytes_per_s != throttle_bytes_per_s
         }
         for place, target in begun.items():
             with contextlib.suppress(
@@ -347,7 +352,7 @@ class MoveAdmin:
                     f"After {timeout_s:g} s {len(moving)} of {len(wanted)} moves are still under "
                     f"way: {await self._told(moving)}. They go on; cancel_reassignments ends them."
                 )
-            with contextlib.suppress(TimeoutError):  # Then the time is over: see above.
+            with contextlib.suppress(TimeoutError):  # The time has passed then: see above.
                 await client.refresh(
                     topics,
                     timeout_s=left_s,
@@ -359,8 +364,8 @@ class MoveAdmin:
             version = client.metadata.version
 
     def _is_moving(self, place: TopicPartition, target: Sequence[int]) -> bool:
-        """Whether the move is still under way. Raises NoReassignmentError where somebody else ended
-        it, and UnknownTopicError where the topic was deleted."""
+        """Whether the move is still in progress. Raises NoReassignmentError if somebody else ended
+        it, and UnknownTopicError if the topic was deleted."""
         topic = self._client.metadata.topics.get(place.topic)
         if topic is None or place.partition >= len(topic.partitions):
             raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")
@@ -384,24 +389,24 @@ class MoveAdmin:
         deadline = self._client.now + VOTE_PATIENCE_S
         while self._client.now < deadline:
             response = await self._all()
-            others = set(_takers(response)) - set(response.voters)
-            if broker not in response.voters or not others:
+            candidates = set(_takers(response)) - set(response.voters)
+            if broker not in response.voters or not candidates:
                 return
             await asyncio.sleep(PAUSE_S)
 
     async def _told(self, places: Iterable[TopicPartition]) -> str:
-        """What the first few moves of these partitions wait for, in words."""
+        """A text of what the first few moves of these partitions wait for."""
         wanted = set(places)
         told = [
-            f"{one.topic_partition.topic}-{one.topic_partition.partition}: {one.waits_for}"
-            for one in await self.reassignments()
-            if one.topic_partition in wanted and one.waits_for is not None
+            f"{move.topic_partition.topic}-{move.topic_partition.partition}: {move.waits_for}"
+            for move in await self.reassignments()
+            if move.topic_partition in wanted and move.waits_for is not None
         ]
         return "; ".join(told[:3]) or "they wait for their turn"
 
     async def _all(self, *, version_min: int = 0, wait_ms: int = 0) -> MetadataResponse:
-        """All metadata, from a broker that knows a controller: one that has just started may know
-        none."""
+        """All metadata, from a broker that knows a controller: a broker that has just started may
+        know none."""
         deadline = self._client.now + self._timeout_s
         while True:
             response = await self._client.fetch_all(
@@ -427,7 +432,7 @@ class MoveAdmin:
         if not absent:
             return None
         leader = next(
-            (one for one in partition.replicas if one.broker == partition.leader), None
+            (r for r in partition.replicas if r.broker == partition.leader), None
         )
         if leader is None:
             return partition.offline_reason or "it has no leader"
@@ -453,7 +458,7 @@ class MoveAdmin:
     async def _describe(
         self, topic_id: str, partition: int, replica: ReplicaEndpoint
     ) -> DescribeReplicaResponse | str:
-        """How a replica describes itself, or why it does not answer."""
+        """A replica's description of itself, or the reason why it does not answer."""
         if replica.host is None or replica.port is None:
             return "its replica is starting"
         request = DescribeReplica(topic_id=topic_id, partition=partition)
@@ -503,34 +508,34 @@ def _partitions_with_ids(
     response: MetadataResponse,
 ) -> Iterable[tuple[TopicPartition, str, PartitionMetadata]]:
     topic: TopicMetadata
-    for topic in sorted(response.topics, key=lambda one: one.name):
-        for one in topic.partitions:
-            yield TopicPartition(topic.name, one.partition), topic.topic_id, one
+    for topic in sorted(response.topics, key=lambda topic: topic.name):
+        for partition in topic.partitions:
+            yield TopicPartition(topic.name, partition.partition), topic.topic_id, partition
 
 
 def _partitions(response: MetadataResponse) -> list[tuple[TopicPartition, PartitionMetadata]]:
-    return [(place, one) for place, _, one in _partitions_with_ids(response)]
+    return [(place, partition) for place, _, partition in _partitions_with_ids(response)]
 
 
 def _targets(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
-    """The targets of the moves that are under way."""
-    return {place: list(one.target) for place, one in _partitions(response) if one.target}
+    """The targets of the moves in progress."""
+    return {place: list(p.target) for place, p in _partitions(response) if p.target}
 
 
 def _placements(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
-    """Where the replicas of each partition are, or will be once its move is done."""
+    """The brokers of each partition's replicas, now or once its move is done."""
     return {
-        place: list(one.target) or [replica.broker for replica in one.replicas]
-        for place, one in _partitions(response)
+        place: list(partition.target) or [replica.broker for replica in partition.replicas]
+        for place, partition in _partitions(response)
     }
 
 
 def _plan_drain(response: MetadataResponse, broker: int) -> dict[TopicPartition, list[int]]:
-    """Raises UnknownBrokerError, InvalidReassignmentError."""
-    known = sorted(one.broker for one in response.brokers)
+    """The moves that drain a broker. Raises UnknownBrokerError, InvalidReassignmentError."""
+    known = sorted(b.broker for b in response.brokers)
     if broker not in known:
         raise UnknownBrokerError(f"There is no broker {broker}; the cluster has {known}.")
-    takers = {one: node for one, node in _takers(response).items() if one != broker}
+    takers = {taker: node for taker, node in _takers(response).items() if taker != broker}
     if not takers:
         raise InvalidReassignmentError(
             f"Broker {broker} cannot be drained: no other broker runs and takes replicas. Add "

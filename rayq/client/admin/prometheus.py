@@ -1,7 +1,7 @@
-"""The figures of a cluster as Prometheus reads them: names, labels, and the text of a scrape.
+"""Metrics of a cluster as Prometheus reads them: names, labels, and the text of a scrape.
 
 Names are the same wherever they are scraped, by Ray's agents or from `rayq cluster metrics
---serve`, so that one dashboard and one set of alerts do for both: `ray_rayq_bytes_in_total`.
+--serve`, so that one dashboard and one set of alerts work for both: `ray_rayq_bytes_in_total`.
 Everything is declared as a gauge; `runtime/ray_metrics.py` says why.
 """
 
@@ -19,8 +19,8 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def exported_labels(metric: Metric) -> dict[str, tuple[str, ...]]:
-    """The names under which an endpoint shows a metric, and the labels of each. (Ray's adds labels
-    of its own: the node's address, the process, the session.)"""
+    """The names under which an endpoint shows a metric, and the labels of each. (Ray's adds its own
+    labels: the node's address, the process, the session.)"""
     name = RAY_PREFIX + metric.name
     if metric.kind != "histogram":
         return {name: metric.labels}
@@ -46,7 +46,7 @@ def series(metric: Metric, sample: Sample) -> Iterator[tuple[str, dict[str, str]
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """The samples in Prometheus's text format, those of one name together."""
+    """The samples in Prometheus's text format, grouped by name."""
     lines: dict[str, list[str]] = {}
     for sample in samples:
         metric = CATALOGUE[sample.name]

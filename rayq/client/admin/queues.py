@@ -1,5 +1,5 @@
-"""What the admin does with queues: create, alter, delete, list, describe, look at their records,
-and move or settle these."""
+"""Administration of queues: create, alter, delete, list, describe, look at their records, and move
+or settle them."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from rayq.records import (
 from rayq.wire.paging import check_goes_on
 
 DESCRIBE_TIMEOUT_S = 5.0
-"""A partition whose leader has not answered by then is shown without figures."""
+"""Timeout for a partition's leader; without its answer the partition is shown without figures."""
 ATTEMPT_TIMEOUT_S = 10.0
 MOVE_ATTEMPT_TIMEOUT_S = 30.0
-"""How long a leader may take to move what one request names."""
+"""Timeout of one request that moves records."""
 MOVED_AT_ONCE = 500
-"""How many records one request moves."""
+"""Maximum number of records that one request moves."""
 LISTED_AT_ONCE = 1000
 UNKNOWN_QUEUE_PATIENCE_S = 1.0
-"""How long a broker may not have heard of a queue that another client has just created."""
+"""Time for which a broker may not have heard of a queue that another client has just created."""
 RETRY_S = 0.1
 STATES = ("ready", "locked", "delayed", "moving")
 NAMES_AT_ONCE = 1000
@@ -71,7 +71,7 @@ def queue_name(given: object) -> str:
 async def create_queue(
     client: Client, request: CreateQueue, *, exist_ok: bool, timeout_s: float
 ) -> None:
-    """See `AsyncAdmin.create_queue`."""
+    """Creates a queue: see `AsyncAdmin.create_queue`."""
     deadline = client.now + timeout_s
     if not await QueueAdmin(client, timeout_s).create(request, exist_ok=exist_ok):
         return
@@ -82,7 +82,7 @@ async def create_queue(
 
 
 class QueueAdmin:
-    """Serves one call of the admin, which may take `timeout_s`."""
+    """One call of the admin on queues, which may take `timeout_s`."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -95,8 +95,8 @@ class QueueAdmin:
     # --- metadata -------------------------------------------------------------------------------
 
     async def create(self, request: CreateQueue, *, exist_ok: bool) -> bool:
-        """Whether it is new. One that is there counts where that is `exist_ok`, and as asked for.
-        """
+        """Creates a queue, and returns whether it is new. With `exist_ok` an existing queue is
+        accepted if it is as requested."""
         while True:
             try:
                 await self._client.change(request, timeout_s=self._left_s)
@@ -115,8 +115,8 @@ class QueueAdmin:
             return False
 
     async def until_open(self, name: str) -> None:
-        """Returns once the leader of each partition has begun with the queue: where `start` is
-        "latest", that is where it begins."""
+        """Waits until the leader of each partition has started the queue: if `start` is "latest",
+        that is where it begins."""
         queue = await self.find(name)
         topic = await self._client.topic(queue.topic, timeout_s=self._left_s)
         numbers = range(len(topic.partitions))
@@ -141,16 +141,16 @@ class QueueAdmin:
         await self._client.change(DeleteQueue(name=name), timeout_s=self._left_s)
 
     async def listed(self, names: Sequence[str] | None = None) -> list[QueueMetadata]:
-        """The queues there are, sorted by name; of `names`, those that exist."""
+        """All queues, sorted by name; or those of `names` that exist."""
         if names is not None and len(names) > NAMES_AT_ONCE:
             found = await self.listed()
-            return [one for one in found if one.name in set(names)]
+            return [queue for queue in found if queue.name in set(names)]
         queues: list[QueueMetadata] = []
         after: str | None = ""
         metadata = self._client.metadata
         while after is not None:
             # As with topics it never goes back: a broker that has just started knows old metadata,
-            # and would deny a queue that this client has seen already.
+            # and would deny a queue that this client has already seen.
             answer: DescribeQueuesResponse = await self._client.ask_any(
                 DescribeQueues(
                     names=None if names is None else list(names),
@@ -167,7 +167,7 @@ class QueueAdmin:
         return queues
 
     async def find(self, name: str) -> QueueMetadata:
-        """Raises UnknownQueueError, once brokers have denied it for a second."""
+        """Finds a queue. Raises UnknownQueueError, once brokers have denied it for a second."""
         patience = min(self._deadline, self._client.now + UNKNOWN_QUEUE_PATIENCE_S)
         while True:
             if found := await self.listed([name]):
@@ -271,8 +271,8 @@ class QueueAdmin:
         states: Sequence[str] = (),
         records_max: int = LISTED_AT_ONCE,
     ) -> tuple[list[QueueRecordInfo], int | None]:
-        """Unsettled records of one partition from `offset` on, and where to go on (None: there are
-        no more)."""
+        """Unsettled records of one partition from `offset` on, and the offset at which to continue
+        (None: there are no more)."""
         place = TopicPartition(queue.topic, partition)
         answer: ListQueueRecordsResponse = await self._client.ask_leader(
             *place,
@@ -289,8 +289,8 @@ class QueueAdmin:
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
         records = [
-            QueueRecordInfo(place, one.offset, one.state, one.count, one.holder, one.due_ms)
-            for one in answer.records
+            QueueRecordInfo(place, r.offset, r.state, r.count, r.holder, r.due_ms)
+            for r in answer.records
         ]
         what = f"the unsettled records of queue {queue.name!r} in {place}"
         check_goes_on(offset, answer.next_offset, what)
@@ -322,12 +322,12 @@ class QueueAdmin:
         *,
         to_topic: str | None,
     ) -> dict[TopicPartition, MovedRecords]:
-        """`to_topic` as in `MoveQueueRecords`."""
+        """Moves or settles records; `to_topic` as in `MoveQueueRecords`."""
         queue = await self.find(name)
-        for place in records:
-            if place.topic != queue.topic:
+        for partition in records:
+            if partition.topic != queue.topic:
                 raise InvalidRequestError(
-                    f"Queue {name!r} reads topic {queue.topic!r}, not {place.topic!r}."
+                    f"Queue {name!r} reads topic {queue.topic!r}, not {partition.topic!r}."
                 )
         outcomes = await asyncio.gather(
             *(
@@ -344,8 +344,8 @@ class QueueAdmin:
         offsets: Sequence[int],
         to_topic: str | None,
     ) -> MovedRecords:
-        """Moves records of one partition. A request whose answer was lost is asked again: what the
-        first one moved counts as moved."""
+        """Moves records of one partition. After a lost answer the request is repeated: records that
+        the first one moved count as moved."""
         moved: list[int] = []
         refused: dict[int, str] = {}
         for start in range(0, len(offsets), MOVED_AT_ONCE):
@@ -372,24 +372,24 @@ class QueueAdmin:
 def by_place(records: Iterable[QueueRecordInfo]) -> dict[TopicPartition, list[int]]:
     """The offsets of records by their partitions."""
     found: defaultdict[TopicPartition, list[int]] = defaultdict(list)
-    for one in records:
-        found[one.topic_partition].append(one.offset)
+    for record in records:
+        found[record.topic_partition].append(record.offset)
     return dict(found)
 
 
 def check_states(states: Iterable[str]) -> list[str]:
-    """Raises InvalidRequestError for what is no state of an unsettled record."""
+    """Checks states of unsettled records. Raises InvalidRequestError for an unknown one."""
     given = [states] if isinstance(states, str) else list(states)
-    for one in given:
-        if one not in STATES:
+    for state in given:
+        if state not in STATES:
             raise InvalidRequestError(
-                f"{shown(one)} is no state of a queue's records: {', '.join(STATES)}."
+                f"{shown(state)} is no state of a queue's records: {', '.join(STATES)}."
             )
     return given
 
 
 def _check_as_asked(found: QueueMetadata, asked: CreateQueue) -> None:
-    """Raises QueueExistsError where a queue differs from what a `create_queue` asked for."""
+    """Raises QueueExistsError if a queue differs from what a `create_queue` asked for."""
     differences = [
         f"{key} {found.config[key]!r}, not {value!r}"
         for key, value in asked.config.items()

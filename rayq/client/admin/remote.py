@@ -1,4 +1,4 @@
-"""What the admin asks of remote storage: how far partitions are in the object store, whether their
+"""Administration of remote storage: how much of partitions is in the object store, whether their
 objects are there and sound, and what retention keeps for whom."""
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from rayq.wire.paging import check_goes_on
 
 BROKER_TIMEOUT_S = 2.0
 DESCRIBE_TIMEOUT_S = 5.0
-"""A partition whose leader has not answered by then is shown without figures."""
+"""Timeout for a partition's leader; without its answer the partition is shown without figures."""
 VERIFY_TIMEOUT_S = 300.0
-"""How long a leader may take for one page."""
+"""Timeout of a leader for one page."""
 VERIFIED_AT_ONCE, VERIFIED_DEEP_AT_ONCE = 1000, 4
-"""How many objects a page has. Deep, each of them is read, 64 MiB at most."""
+"""Maximum number of objects of a page. With `deep`, each of them is read, at most 64 MiB."""
 
 
 class RemoteAdmin:
-    """Serves one call of the admin, which may take `timeout_s`."""
+    """One call of the admin on remote storage, which may take `timeout_s`."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -51,14 +51,14 @@ class RemoteAdmin:
         return max(self._deadline - self._client.now, 0.001)
 
     async def describe_object_store(self) -> ObjectStoreInfo:
-        """All live brokers are asked at once; one that does not answer has its trouble elsewhere.
-        """
+        """Describes the object store. All live brokers are asked at once; the trouble of one that
+        does not answer is reported elsewhere."""
         response = await self._client.fetch_all(timeout_s=self._left_s)
-        live = [one for one in response.brokers if one.live]
+        live = [broker for broker in response.brokers if broker.live]
         answers = dict(
             zip(
-                (one.broker for one in live),
-                await asyncio.gather(*(self._ask((one.host, one.port)) for one in live)),
+                (broker.broker for broker in live),
+                await asyncio.gather(*(self._ask((broker.host, broker.port)) for broker in live)),
                 strict=True,
             )
         )
@@ -75,11 +75,11 @@ class RemoteAdmin:
                 if answer is not None and answer.trouble is not None
             },
             pins=[
-                SnapshotPin(one.pin_id, one.topic, one.starts, one.ttl_ms) for one in found.pins
+                SnapshotPin(pin.pin_id, pin.topic, pin.starts, pin.ttl_ms) for pin in found.pins
             ],
             garbage=[
-                DeletedRemoteTopic(one.name, one.topic_id, one.deleted_ms)
-                for one in found.garbage
+                DeletedRemoteTopic(topic.name, topic.topic_id, topic.deleted_ms)
+                for topic in found.garbage
             ],
         )
 
@@ -103,7 +103,7 @@ class RemoteAdmin:
     # --- leaders --------------------------------------------------------------------------------
 
     async def describe(self, topics: Iterable[str] | None) -> list[RemotePartitionInfo]:
-        """Each partition of these topics; None: of all that have remote storage."""
+        """Describes each partition of these topics; None: of all that have remote storage."""
         if topics is None:
             response = await self._client.fetch_all(timeout_s=self._left_s)
             found = [topic for topic in response.topics if topic.config.get("remote_storage")]
@@ -112,7 +112,9 @@ class RemoteAdmin:
                 await self._client.topic(name, timeout_s=self._left_s, age_max_s=0.0)
                 for name in topics
             ]
-        return list(await asyncio.gather(*(self._describe(place) for place in _places(found))))
+        return list(
+            await asyncio.gather(*(self._describe(partition) for partition in _places(found)))
+        )
 
     async def _describe(self, place: TopicPartition) -> RemotePartitionInfo:
         try:
@@ -147,7 +149,7 @@ class RemoteAdmin:
     async def verify(
         self, topic: str, partitions: Iterable[int] | None, *, deep: bool, repair: bool
     ) -> list[RemoteVerification]:
-        """One partition after the other: the leaders go on with their work meanwhile."""
+        """Verifies one partition after the other: the leaders continue their work meanwhile."""
         found = await self._client.topic(topic, timeout_s=self._left_s, age_max_s=0.0)
         numbers = range(len(found.partitions)) if partitions is None else sorted(set(partitions))
         for number in numbers:
@@ -182,7 +184,7 @@ class RemoteAdmin:
                 patience_s=VERIFY_TIMEOUT_S,
             )
             checked += answer.checked_objects
-            problems += [RemoteProblem(*one) for one in answer.problems]
+            problems += [RemoteProblem(*problem) for problem in answer.problems]
             repaired += answer.repaired
             next_offset = answer.next_offset
             check_goes_on(start, next_offset, f"the objects of {place}")

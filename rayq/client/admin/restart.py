@@ -1,7 +1,7 @@
-"""Restarting one broker of a cluster that goes on serving.
+"""Restart of one broker of a cluster that continues to serve.
 
-It waits until everything the broker holds can be spared, has the broker stopped in a controlled way
-and started again, and waits until its replicas are in sync: then the next one may be restarted.
+It waits until everything the broker holds can be spared, stops the broker in a controlled way and
+starts it again, and waits until its replicas are in sync: then the next one may be restarted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ POLL_S = 0.1
 def restart_broker(
     admin: Admin, broker: int, restart: Callable[[int], None], *, timeout_s: float
 ) -> None:
-    """`restart` stops the broker's processes and returns when the new one has a session. Raises
-    UnknownBrokerError; NotEnoughReplicasError where writes would stop meanwhile (nothing was done
-    then), or where replicas are not in sync in time afterwards; what `restart` raises."""
+    """Restarts a broker. `restart` stops the broker's processes and returns when the new one has a
+    session. Raises UnknownBrokerError; NotEnoughReplicasError if writes would stop meanwhile
+    (nothing was done then), or if replicas are not in sync in time afterwards; and the errors of
+    `restart`."""
     deadline_s = time.monotonic() + timeout_s
     _known(admin, broker)
     _wait(
@@ -40,8 +41,8 @@ def restart_broker(
 
 
 def check_may_stop(admin: Admin, broker: int) -> None:
-    """Raises UnknownBrokerError, or BrokerInUseError where the broker cannot be stopped for good:
-    it holds replicas, or the cluster would lose the majority of its voters with it."""
+    """Raises UnknownBrokerError, or BrokerInUseError if the broker cannot be stopped for good: it
+    holds replicas, or the cluster would lose the majority of its voters with it."""
     cluster = _known(admin, broker)
     held = next((partition for _, partition in _partitions_on(admin, broker)), None)
     if held is not None:
@@ -57,7 +58,7 @@ def check_may_stop(admin: Admin, broker: int) -> None:
 def _known(admin: Admin, broker: int) -> ClusterInfo:
     whole_number("broker", broker)
     cluster = admin.describe_cluster()
-    known = sorted(one.broker for one in cluster.brokers)
+    known = sorted(b.broker for b in cluster.brokers)
     if broker not in known:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {known}.")
     return cluster
@@ -65,18 +66,18 @@ def _known(admin: Admin, broker: int) -> ClusterInfo:
 
 def _voters_without(cluster: ClusterInfo, broker: int) -> list[int]:
     live = _live(cluster)
-    return [one for one in cluster.voters if one != broker and one in live]
+    return [voter for voter in cluster.voters if voter != broker and voter in live]
 
 
 def _live(cluster: ClusterInfo) -> set[int]:
-    return {one.broker for one in cluster.brokers if one.live}
+    return {broker.broker for broker in cluster.brokers if broker.live}
 
 
 def _needing(admin: Admin, broker: int) -> list[str]:
     """The partitions that could not be written while the broker is away although they have enough
-    replicas, since some of those have yet to catch up or to start; and the metadata, without which
-    no leader is elected in the broker's place. (Where a write always needs every replica, producers
-    wait until the broker is back, and waiting here would not change that.)"""
+    replicas, because some of those have yet to catch up or to start; and the metadata, without
+    which no leader is elected in the broker's place. (If a write always needs every replica,
+    producers wait until the broker is back, and waiting here would not change that.)"""
     cluster = admin.describe_cluster()
     if broker not in _live(cluster):
         return []  # The broker is away already: starting it can only help.

@@ -1,4 +1,4 @@
-"""What the admin does with topics: create one and wait until it is ready, describe one, delete its
+"""Administration of topics: create one and wait until it is ready, describe one, delete its
 records."""
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rayq.records import (
 from rayq.wording import counted
 
 DESCRIBE_TIMEOUT_S = 2.0
-"""A replica that has not described itself by then is shown without offsets."""
+"""Timeout for a replica's description; without it the replica is shown without offsets."""
 READY_POLL_MS = 500
-"""How long a broker holds a question for newer metadata while a topic gets ready."""
+"""Maximum time a broker holds a request for newer metadata while a topic gets ready."""
 NOT_READY_PAUSE_S = 0.02
 
 
 async def create_topic(
     client: Client, request: CreateTopic, *, exist_ok: bool, timeout_s: float
 ) -> None:
-    """See `AsyncAdmin.create_topic`."""
+    """Creates a topic: see `AsyncAdmin.create_topic`."""
     deadline = client.now + timeout_s
     while True:
         try:
@@ -60,8 +60,8 @@ async def create_topic(
 async def delete_records(
     client: Client, place: TopicPartition, before: int | None, *, timeout_s: float
 ) -> int:
-    """Deletes the records of one partition below an offset (None: all that are committed). Answers
-    where its log starts now."""
+    """Deletes the records of one partition below an offset (None: all that are committed). Returns
+    the new log start."""
     response = await client.ask_leader(
         *place,
         lambda topic_id, leader: DeleteRecords(
@@ -81,14 +81,14 @@ async def delete_records(
 def cluster_info(metadata: MetadataResponse) -> ClusterInfo:
     brokers = [
         BrokerInfo(
-            broker=one.broker,
-            host=one.host,
-            port=one.port,
-            node_id=one.node_id,
-            live=one.live,
-            cordoned=one.cordoned,
+            broker=broker.broker,
+            host=broker.host,
+            port=broker.port,
+            node_id=broker.node_id,
+            live=broker.live,
+            cordoned=broker.cordoned,
         )
-        for one in sorted(metadata.brokers, key=lambda one: one.broker)
+        for broker in sorted(metadata.brokers, key=lambda broker: broker.broker)
     ]
     return ClusterInfo(
         cluster_id=metadata.cluster_id,
@@ -102,7 +102,7 @@ def cluster_info(metadata: MetadataResponse) -> ClusterInfo:
 async def describe_topic(client: Client, name: str, *, timeout_s: float) -> TopicInfo:
     topic = await client.topic(name, timeout_s=timeout_s, age_max_s=0.0)
     partitions = await asyncio.gather(
-        *(_describe_partition(client, topic, one) for one in topic.partitions)
+        *(_describe_partition(client, topic, partition) for partition in topic.partitions)
     )
     return TopicInfo(
         name=topic.name,
@@ -165,8 +165,8 @@ async def _describe_replica(
 async def until_ready(
     client: Client, name: str, partitions: int, *, timeout_s: float
 ) -> None:
-    """Waits until every partition has a leader that runs and a full in-sync set, for as long as
-    there is progress at least every `timeout_s`."""
+    """Waits until every partition has a running leader and a full in-sync set, as long as there is
+    progress at least every `timeout_s`."""
     deadline = client.now + timeout_s
     version_min = progress = 0
     missing = ["no broker has told of it"]
@@ -189,7 +189,7 @@ async def until_ready(
                 version_min=version_min,
                 wait_ms=min(READY_POLL_MS, int(left_s * 500)),
             )
-        except TimeoutError as error:  # Then the time is over: see above.
+        except TimeoutError as error:  # The time has passed then: see above.
             silence = error
             continue
         topic = client.metadata.topics.get(name)
@@ -205,7 +205,7 @@ async def until_ready(
 
 
 def _missing(topic: TopicMetadata | None, partitions: int) -> list[str]:
-    """What a topic still lacks, in words."""
+    """A list of what a topic still lacks."""
     if topic is None:
         return ["no broker knows it yet"]
     missing = []
@@ -224,7 +224,8 @@ def _missing(topic: TopicMetadata | None, partitions: int) -> list[str]:
 
 
 def _progress(topic: TopicMetadata | None) -> int:
-    """Grows while a topic gets ready: processes that run, replicas in sync, leaders."""
+    """A number that grows while a topic gets ready: processes that run, replicas in sync,
+    leaders."""
     return sum(
         sum(replica.host is not None for replica in partition.replicas)
         + len(partition.isr)
@@ -234,7 +235,7 @@ def _progress(topic: TopicMetadata | None) -> int:
 
 
 def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
-    """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
+    """Raises TopicExistsError if a topic differs from what a `create_topic` asked for."""
     differences = []
     if len(found.partitions) != asked.partitions:
         differences.append(f"{counted(len(found.partitions), 'partition')}, not {asked.partitions}")

@@ -1,4 +1,4 @@
-"""What the admin does with transactions: list, describe, abort, and find those that nobody ends."""
+"""Administration of transactions: list, describe, abort, and find those that nobody ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ID_CHARACTERS_MAX = 256
 
 
 class TransactionAdmin:
-    """Serves one call of the admin, which may take `timeout_s`."""
+    """One call of the admin on transactions, which may take `timeout_s`."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class TransactionAdmin:
         return max(self._deadline - self._client.now, 0.001)
 
     async def _coordinators(self) -> int:
-        """How many partitions `__transaction_state` has; 0 before the first transaction."""
+        """The number of partitions of `__transaction_state`; 0 before the first transaction."""
         return await coordinator_partitions(
             self._client, TRANSACTIONS_TOPIC, create=False, timeout_s=self._left_s
         )
@@ -58,11 +58,13 @@ class TransactionAdmin:
         pages = await asyncio.gather(
             *(self._list(partition, idle=idle) for partition in range(await self._coordinators()))
         )
-        listed = [_listing(one) for page in pages for one in page]
-        return sorted(listed, key=lambda one: (-(one.age_ms or 0), one.transactional_id))
+        listed = [_listing(summary) for page in pages for summary in page]
+        return sorted(
+            listed, key=lambda listing: (-(listing.age_ms or 0), listing.transactional_id)
+        )
 
     async def _list(self, partition: int, *, idle: bool) -> list[TransactionSummary]:
-        """What one coordinator lists, page by page."""
+        """The transactions that one coordinator lists, page by page."""
         found: list[TransactionSummary] = []
         after: str | None = ""
         while after is not None:
@@ -100,7 +102,7 @@ class TransactionAdmin:
             owner=answer.owner,
             transaction_timeout_ms=answer.transaction_timeout_ms,
             last_name=answer.last_name,
-            transactions=[_listing(one) for one in answer.transactions],
+            transactions=[_listing(summary) for summary in answer.transactions],
             participants=[
                 TransactionParticipant(
                     family, epoch, TopicPartition(names[topic_id], number), is_written
@@ -113,10 +115,10 @@ class TransactionAdmin:
     async def abort_transaction(self, transactional_id: str) -> None:
         info = await self.describe_transaction(transactional_id)
         found = next(
-            (one for one in info.transactions if one.state in ("open", "sealed")), None
+            (listing for listing in info.transactions if listing.state in ("open", "sealed")), None
         )
         if found is None:
-            states = ", ".join(one.state for one in info.transactions)
+            states = ", ".join(listing.state for listing in info.transactions)
             raise InvalidRequestError(
                 f"{transactional_id!r} has no open transaction to abort (it is {states}). What is "
                 "decided ends as it was decided."
@@ -134,12 +136,12 @@ class TransactionAdmin:
     # --- that no coordinator knows --------------------------------------------------------------
 
     async def find_hanging(self, topics: Iterable[str] | None) -> list[HangingTransaction]:
-        """A coordinator hears of a transaction before a partition does, and forgets it after all
-        partitions have its marker. So what is open in a partition before and after coordinators
-        were asked, and unknown to them, hangs."""
+        """Finds transactions that hang. A coordinator hears of a transaction before a partition
+        does, and forgets it after all partitions have its marker. So a transaction hangs if it is
+        open in a partition before and after the coordinators were asked, and unknown to them."""
         if topics is None:
             response = await self._client.fetch_all(timeout_s=self._left_s)
-            topics = [one.name for one in response.topics if one.name != TRANSACTIONS_TOPIC]
+            topics = [topic.name for topic in response.topics if topic.name != TRANSACTIONS_TOPIC]
         places = [
             TopicPartition(name, number)
             for name in topics
@@ -150,13 +152,13 @@ class TransactionAdmin:
         found = await self._open_in(places)
         if found:
             listed = await self.list_transactions(idle=False)
-            known = {(one.producer_id, one.epoch) for one in listed}
-            found = {one for one in found if (one.producer_id, one.epoch) not in known}
-            found &= await self._open_in({one.topic_partition for one in found})
-        return sorted(found, key=lambda one: (one.topic_partition, one.first_offset))
+            known = {(listing.producer_id, listing.epoch) for listing in listed}
+            found = {t for t in found if (t.producer_id, t.epoch) not in known}
+            found &= await self._open_in({t.topic_partition for t in found})
+        return sorted(found, key=lambda t: (t.topic_partition, t.first_offset))
 
     async def _open_in(self, places: Iterable[TopicPartition]) -> set[HangingTransaction]:
-        """What is open in these partitions, whether it hangs or not."""
+        """The transactions that are open in these partitions, whether they hang or not."""
         places = list(places)
         answers: list[DescribeOpenTransactionsResponse] = await asyncio.gather(
             *(
@@ -173,9 +175,9 @@ class TransactionAdmin:
             )
         )
         return {
-            HangingTransaction(place, *one)
+            HangingTransaction(place, *fields)
             for place, answer in zip(places, answers, strict=True)
-            for one in answer.open
+            for fields in answer.open
         }
 
     async def abort_hanging(self, hanging: HangingTransaction) -> None:
@@ -192,7 +194,7 @@ class TransactionAdmin:
 
 
 def check_transactional_id(given: object) -> None:
-    """Raises TypeError, InvalidRequestError."""
+    """Checks a transactional id. Raises TypeError, InvalidRequestError."""
     if not isinstance(given, str):
         raise TypeError(f"A transactional id is a str, not {type(given).__name__}.")
     if not 1 <= len(given) <= ID_CHARACTERS_MAX or not is_unicode(given):
@@ -202,13 +204,13 @@ def check_transactional_id(given: object) -> None:
         )
 
 
-def _listing(one: TransactionSummary) -> TransactionListing:
+def _listing(summary: TransactionSummary) -> TransactionListing:
     return TransactionListing(
-        transactional_id=one.transactional_id,
-        state=one.state,
-        producer_id=one.family,
-        epoch=one.epoch,
-        age_ms=one.age_ms,
-        transaction_timeout_ms=one.transaction_timeout_ms,
-        partitions=one.partitions,
+        transactional_id=summary.transactional_id,
+        state=summary.state,
+        producer_id=summary.family,
+        epoch=summary.epoch,
+        age_ms=summary.age_ms,
+        transaction_timeout_ms=summary.transaction_timeout_ms,
+        partitions=summary.partitions,
     )

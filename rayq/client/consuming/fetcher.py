@@ -1,4 +1,5 @@
-"""Fetches ahead of the consumer: each partition has one task, and one fetch under way at a time.
+"""Fetcher of a consumer: each partition has one task, with one fetch in flight at a time, ahead of
+the consumer.
 
 Memory is bounded by shares: with `n` partitions each asks for at most `fetch_buffer_bytes / 2n`
 bytes, and only while it holds less than that.
@@ -46,22 +47,27 @@ from rayq.storage.batch import BatchHeader, split_batches
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN = 1024
-"""Each partition asks for at least so much, however many there are."""
+"""Minimum size that each partition asks for, however many there are."""
 FIRST_FETCH_BYTES = 128 * 1024
-"""What a stream with an end asks for at first: it may be short, and tells how long records are."""
+"""Size of the first fetch of a stream with an end: the stream may be short, and the fetch tells how
+long records are."""
 BACKOFF_MAX_S = 1.0
 TOPIC_WAIT_S = 0.2
-"""Between two looks for a partition that a group's coordinator granted and the metadata lacks."""
+"""Interval between two checks for a partition that a group's coordinator granted and the metadata
+lacks."""
 Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
-"""Where a group is in a partition of the topic of that id."""
+"""Looks up the group's position in a partition of the topic with that id."""
 Elsewhere = Callable[[int, int], Awaitable[Fetched | None]]
-"""`elsewhere(offset, bytes_max)` gets committed batches without the leader. None: ask it."""
+"""`elsewhere(offset, bytes_max)` gets committed batches without the leader. None: ask the
+leader."""
 CORRUPT_TRIES_MAX = 5
-"""How often in a row one batch may arrive with a wrong CRC before the consumer is told."""
+"""Maximum number of times in a row that one batch may arrive with a wrong CRC before the consumer
+is told."""
 
 
 class Fetcher:
-    """Belongs to the loop. The consumer's thread may call the methods under "any thread"."""
+    """The fetcher of a consumer. Belongs to the loop; the consumer's thread may call the methods
+    under "any thread"."""
 
     def __init__(self, client: Client, config: ConsumerConfig, subscription: Subscription) -> None:
         self._client = client
@@ -71,25 +77,26 @@ class Fetcher:
         self._loop_thread = threading.get_ident()
         self._listeners: dict[Callable[[], None], None] = {}
         self._waiting: dict[Stream, asyncio.Future[None]] = {}
-        """Streams that wait for room, or are paused."""
+        """The streams that wait for room, or are paused."""
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
         """`(offset, tries)` of the last batch with a wrong CRC."""
         self._streams: dict[Stream, None] = {}
-        """A set with an order."""
+        """The streams, as an ordered set."""
         self._closed = False
         is_committed = config.isolation_level == "read_committed"
         self.isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         self.committed: Lookup | None = None
-        """In a group: looks up where a stream without a start begins."""
+        """Looks up the start of a stream without one; only in a group."""
         self.is_member: Callable[[], bool] = lambda: False
-        """Whether a group's coordinator says what is read."""
+        """Whether a group's coordinator decides which partitions are read."""
         self.elsewhere: Elsewhere | None = None
         self.large = LargeValues(client, config)
 
     # --- any thread -----------------------------------------------------------------------------
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Called on the loop whenever records, an error or a start have arrived."""
+        """Adds a function that is called on the loop whenever records, an error or a start have
+        arrived."""
         self._listeners[listener] = None
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
@@ -100,19 +107,20 @@ class Fetcher:
         self._on_loop(lambda: self._start(streams))
 
     def has_room(self) -> None:
-        """Called when the consumer took records, or resumed a partition."""
+        """Wakes streams that wait for room. Called when the consumer took records, or resumed a
+        partition."""
         if self._waiting:
             self._on_loop(self._wake)
 
     def stop_stale(self) -> None:
-        """Streams that were replaced or are no longer assigned stop."""
+        """Stops streams that were replaced or are no longer assigned."""
         self._on_loop(self._stop_stale)
 
     def replace_corrupt(
         self, stream: Stream, fresh: Stream, offset: int, error: CorruptBatchError
     ) -> None:
-        """Called when the consumer found a wrong CRC in `stream`, and put `fresh` in its place. The
-        leader is asked to check its disk, then `fresh` starts."""
+        """Replaces a stream after a wrong CRC. Called when the consumer found one in `stream`, and
+        put `fresh` in its place. The leader is asked to check its disk, then `fresh` starts."""
         self._on_loop(lambda: self._replace_corrupt(stream, fresh, offset, error))
 
     def _on_loop(self, action: Callable[[], None]) -> None:
@@ -156,7 +164,7 @@ class Fetcher:
                 waiting.set_result(None)
 
     def tell(self) -> None:
-        """Wakes all that wait: there is something new to look at."""
+        """Wakes all waiting listeners: there is something new to look at."""
         for listener in list(self._listeners):
             listener()
 
@@ -166,7 +174,8 @@ class Fetcher:
         return min(self._config.fetch_max_bytes, max(share_bytes, FETCH_BYTES_MIN))
 
     def _bytes_wanted(self, stream: Stream) -> int:
-        """How many bytes one fetch asks for: not many beyond the end of a stream that has one."""
+        """The number of bytes one fetch asks for: not many beyond the end of a stream that has
+        one."""
         if stream.end is None or stream.fetch_offset is None or stream.start is None:
             return self._bytes_max
         wanted = FIRST_FETCH_BYTES
@@ -180,7 +189,7 @@ class Fetcher:
         return not is_paused and stream.buffered_bytes < self._bytes_max
 
     async def _run(self, stream: Stream) -> None:
-        """Reads one partition until the stream is replaced or cannot go on."""
+        """Reads one partition until the stream is replaced or cannot continue."""
         while stream.error is None and not stream.is_fetched:
             try:
                 await self._fetch_for_ever(stream)
@@ -197,9 +206,9 @@ class Fetcher:
         self.tell()
 
     async def _wait_for_topic(self, stream: Stream, error: UnknownTopicError) -> None:
-        """The coordinator granted a partition that the metadata here does not have. Either the
-        metadata is older than what the coordinator saw, or the topic is gone, and the coordinator
-        will take the partition back."""
+        """Waits, after the coordinator granted a partition that the metadata here does not have.
+        Either the metadata is older than the coordinator's, or the topic is gone, and the
+        coordinator will take the partition back."""
         logger.info("%s is granted, but not known: %s", stream.partition, error)
         await asyncio.sleep(TOPIC_WAIT_S)
         try:
@@ -238,9 +247,9 @@ class Fetcher:
         self._waiting.pop(stream, None)
 
     async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
-        """Goes on where `auto_offset_reset` says."""
+        """Continues where `auto_offset_reset` says."""
         if self._config.auto_offset_reset == "none":
-            if stream.end is not None:  # The batch job that reads it knows what to do.
+            if stream.end is not None:  # The batch job that reads it handles this.
                 raise error
             raise error.with_message(
                 f'{error} auto_offset_reset is "none": seek to an offset that is in the log.'
@@ -249,12 +258,12 @@ class Fetcher:
         offset = await self._resolve(stream, None)
         assert stream.fetch_offset is not None
         if stream.end is not None and offset < stream.fetch_offset:
-            # The ranges of batch jobs are made of offsets that were in the log.
+            # The ranges of batch jobs consist of offsets that were in the log.
             raise LogTruncatedError(f"{error} Yet it was there: an unclean election cut it off.")
         stream.jump(offset)
 
     async def _begin(self, stream: Stream, topic_id: str) -> None:
-        """Finds out where reading begins."""
+        """Finds the offset at which reading begins."""
         if stream.start is not None and stream.start >= 0:
             stream.offset_known(stream.start)
             return
@@ -281,7 +290,7 @@ class Fetcher:
                 logger.warning("no metadata of %s yet: %s", stream.partition.topic, error)
 
     async def _resolve(self, stream: Stream, start: Start) -> int:
-        """The offset where reading begins. Retries until a leader answers."""
+        """The offset at which reading begins. Retries until a leader answers."""
         if start is None:
             start = self._reset_to(stream.partition)
         while True:
@@ -294,7 +303,7 @@ class Fetcher:
                 logger.warning("no offset of %s yet: %s", stream.partition, error)
 
     def _reset_to(self, partition: TopicPartition) -> int:
-        """What `auto_offset_reset` says, as a timestamp to list offsets by."""
+        """The meaning of `auto_offset_reset`, as a timestamp to list offsets by."""
         reset = self._config.auto_offset_reset
         if isinstance(reset, timedelta):
             ago_ms = reset // timedelta(milliseconds=1)
@@ -309,8 +318,8 @@ class Fetcher:
     async def list_offset(
         self, partition: TopicPartition, timestamp_ms: int, *, timeout_s: float | None = None
     ) -> int | None:
-        """The first offset at or after a time, or where EARLIEST or LATEST is. None: no record is
-        so late."""
+        """The first offset at or after a time, or the offset of EARLIEST or LATEST. None: no record
+        is that late."""
         if timeout_s is None:
             timeout_s = self._config.default_api_timeout_ms / 1000
         response = await self._client.ask_leader(
@@ -354,7 +363,7 @@ class Fetcher:
         except UnsupportedFormatError:
             if not batches:
                 raise
-            next_offset = batches[-1][1].next_offset  # What is before it is handed out first.
+            next_offset = batches[-1][1].next_offset  # The batches before it are returned first.
         log_end = response.high_watermark
         if isolation == READ_COMMITTED and response.last_stable_offset is not None:
             log_end = response.last_stable_offset
@@ -367,7 +376,7 @@ class Fetcher:
         elif next_offset < log_end and (
             isolation != READ_COMMITTED or response.last_stable_offset is not None
         ):
-            # It would be asked for again at once, and forever.
+            # Without this error it would be asked for again at once, and forever.
             raise OffsetNotAvailableError(
                 f"The leader of {stream.partition} gives nothing from offset {next_offset} on, and "
                 f"says that the log goes on to {log_end}."
@@ -382,13 +391,14 @@ class Fetcher:
     async def _deliver(
         self, stream: Stream, topic_id: str, fetched: Fetched, log_end: int
     ) -> None:
-        """Hands an answer to the stream, with the large values in it. Those are more than was asked
-        for, so one that has several may be handed over in parts, as the consumer takes them."""
+        """Hands an answer to the stream, with the large values in it. Those are larger than the
+        size that was asked for, so an answer with several may be handed over in parts, as the
+        consumer takes them."""
         if not any(header.is_large or header.is_chunk for _, header in fetched.batches):
             stream.received(fetched, log_end)
             self.tell()
             return
-        # Batch jobs read what is there, all of it, or say so.
+        # Batch jobs read everything that is there, or report a loss.
         refuses_loss = stream.end is not None and self._config.auto_offset_reset == "none"
         parts = LargeParts(
             self.large, stream, topic_id, fetched, refuses_loss=refuses_loss
@@ -400,12 +410,13 @@ class Fetcher:
                 await self._wait_for_room(stream)
 
     async def _fetch_elsewhere(self, stream: Stream, topic_id: str) -> bool:
-        """False: the leader has to be asked."""
+        """Fetches without the leader, if possible. Returns False if the leader has to be asked."""
         elsewhere = self.elsewhere
         if elsewhere is None:
             return False
         assert stream.fetch_offset is not None
-        # By halves: the next one comes while the user's thread takes records of this one.
+        # Half the size, so that the next one arrives while the user's thread takes records of this
+        # one.
         found = await elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
         if found is None:
             return False
@@ -422,7 +433,7 @@ class Fetcher:
         error: RayqError,
         wait_s: float,
     ) -> None:
-        """Waits before the next fetch, or raises an error that a retry would not mend."""
+        """Waits before the next fetch, or raises an error that a retry would not fix."""
         if not may_retry(error):
             raise error
         metadata = self._client.metadata
@@ -466,7 +477,7 @@ class Fetcher:
         await self._run(fresh)
 
     async def _check_leader(self, stream: Stream, offset: int, error: CorruptBatchError) -> None:
-        """Asks the leader to compare its disk with the CRC. The leader acts on what it finds."""
+        """Asks the leader to compare its disk with the CRC, and to act on the result."""
         topic, partition = stream.partition
         logger.warning("%s-%d at offset %d: %s", topic, partition, offset, error)
         try:

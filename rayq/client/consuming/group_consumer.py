@@ -1,8 +1,8 @@
-"""What a consumer does for its group inside `poll`, `commit` and `close`.
+"""Group duties of a consumer inside `poll`, `commit` and `close`.
 
-Runs in the consumer's thread. Both consumers share it, though one waits by blocking and the other
-by awaiting: what takes time or calls the user is a *step*, which a generator yields and the
-consumer carries out in its own way.
+They run in the consumer's thread. Both consumers share them, though one waits by blocking and the
+other by awaiting: anything that takes time or calls the user is a *step*, which a generator yields
+and the consumer carries out in its own way.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
 """A user's function that is called with partitions, inside `poll` or `close`. The async consumer
-awaits what it returns."""
+awaits its result."""
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class Call(NamedTuple):
     """A step: call the user's callback of that name (see `Callbacks`), if there is one. Only the
-    consumer refers to the callbacks. The loop, which holds what is here, must not: a callback may
-    refer to the consumer, which then would never be collected."""
+    consumer refers to the callbacks. The loop, which holds the objects here, must not: a callback
+    may refer to the consumer, which then would never be collected."""
 
     callback: Literal["on_assigned", "on_revoked", "on_lost"]
     partitions: set[TopicPartition]
@@ -59,8 +59,8 @@ class WaitForNews(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Up to where the transactions of a consumer had committed a partition, or where it began to
-    read. An offset of None: it had not begun."""
+    """The offset up to which the transactions of a consumer had committed a partition, or at which
+    it began to read. None: it had not begun."""
 
     offset: int | None
     tenure: int
@@ -85,7 +85,7 @@ class Callbacks(NamedTuple):
         return [callback for callback in self if callback is not None]
 
     def check(self, *, is_awaited: bool) -> None:
-        """`is_awaited`: those of an async consumer. Raises HandlerError."""
+        """Checks the callbacks. `is_awaited`: those of an async consumer. Raises HandlerError."""
         instead = (
             "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "
             "coroutine functions, too."
@@ -96,7 +96,7 @@ class Callbacks(NamedTuple):
 
 
 class Reader(Protocol):
-    """What reads the partitions that the group assigns."""
+    """The reader of the partitions that the group assigns."""
 
     @property
     def fetcher(self) -> Fetcher: ...
@@ -134,14 +134,15 @@ class GroupConsumer:
         self._is_busy = False
         self._is_in_poll = False
         self._sent: dict[TopicPartition, tuple[Stream, int]] = {}
-        """The positions that transactions were given last. A seek begins another stream."""
+        """The positions last given to transactions. A seek begins another stream."""
         self._unsent: dict[TopicPartition, str] = {}
-        """Partitions that were given up, and why no transaction can take their positions."""
+        """The partitions that were given up, and the reason why no transaction can take their
+        positions."""
 
     # --- who it is ------------------------------------------------------------------------------
 
     def subscribe(self, interest: Interest) -> None:
-        """Subscribes to something else, or joins. Called on the loop."""
+        """Changes the subscription, or joins. Called on the loop."""
         if self.member is not None:
             self.member.subscribe(interest)
             return
@@ -158,12 +159,12 @@ class GroupConsumer:
 
     @property
     def _generation(self) -> int:
-        """Of the member, when what is read now was assigned."""
+        """The member's generation when the current partitions were assigned."""
         return 0 if self.member is None else self.member.owned.generation
 
     async def is_settled(self, *, timeout_s: float) -> bool:
-        """Called on the loop. Whether what is read now is this member's share: the group is not
-        being rebalanced, and the consumer has taken all that the member was given."""
+        """Whether the partitions read now are this member's share: the group is not rebalancing,
+        and the consumer has taken everything that the member was given. Called on the loop."""
         member = self.member
         if member is None:  # assigned by hand
             return True
@@ -175,18 +176,18 @@ class GroupConsumer:
         )
         who = shown_part(member.member_id), member.state.epoch
         given = next(
-            (one.assigned for one in response.members if (one.member, one.member_epoch) == who),
+            (m.assigned for m in response.members if (m.member, m.member_epoch) == who),
             None,
         )
         return (
             response.state == "stable"
             and given is not None
-            and {TopicPartition(one.topic, one.partition) for one in given}
+            and {TopicPartition(each.topic, each.partition) for each in given}
             == member.owned.held.keys()
         )
 
     async def leave(self, timeout_s: float | None = None) -> None:
-        """The member leaves its group. Called on the loop, after `give_up_steps`."""
+        """Leaves the group. Called on the loop, after `give_up_steps`."""
         member = self.member
         if member is not None:
             try:
@@ -197,8 +198,8 @@ class GroupConsumer:
                 member.stop()
 
     def close(self) -> None:
-        """Called on the loop, at the very end. Without `leave` before it, the coordinator learns it
-        by the end of the session."""
+        """Ends the group duties, at the very end. Called on the loop. Without `leave` before it,
+        the coordinator learns of it at the end of the session."""
         if self.member is not None:
             self.member.stop()
         self._offsets.close()
@@ -223,25 +224,25 @@ class GroupConsumer:
 
     @property
     def is_due(self) -> bool:
-        """There are steps to take before records are handed out."""
+        """Whether there are steps to take before records are returned."""
         member = self.member
         return (member is not None and member.has_news) or self._commit_is_due()
 
     def may_go_on(self) -> bool:
-        """Asked between two records of an iteration, which counts as a poll: whether there are no
-        steps to take."""
+        """Whether there are no steps to take. Asked between two records of an iteration, which
+        counts as a poll."""
         if self._is_busy or self._commit_is_due():
             return False
         return self.member is None or self.member.touch()
 
     def patience_s(self, left_s: float) -> float:
-        """How long a poll may wait until there may be steps again."""
+        """Maximum time a poll may wait until there may be steps again."""
         if not self._config.enable_auto_commit:
             return left_s
         return min(left_s, max(self._commit_due - self._client.now, 0.001))
 
     def poll_steps(self) -> Steps:
-        """Gives up and takes partitions, commits what earlier polls returned."""
+        """Gives up and takes partitions, and commits positions of earlier polls."""
         self._is_busy = True
         try:
             while self.member is not None and self.member.has_news:
@@ -255,8 +256,7 @@ class GroupConsumer:
             self._is_busy = False
 
     def _follow(self, member: GroupMember) -> Steps:
-        """Follows what the member has learned: losses, failures, partitions to give up and to
-        take."""
+        """Follows the member's news: losses, failures, partitions to give up and to take."""
         state, owned = member.state, member.owned
         if member.missed is not None:
             yield member.check_time(member.missed)
@@ -297,7 +297,7 @@ class GroupConsumer:
         callback: Literal["on_assigned", "on_revoked", "on_lost"],
         places: Iterable[TopicPartition],
     ) -> Steps:
-        """Tells the user, whose time counts towards `max_poll_interval_ms`."""
+        """Calls the user's callback, whose time counts towards `max_poll_interval_ms`."""
         partitions = set(places)
         if not partitions:
             return
@@ -309,8 +309,8 @@ class GroupConsumer:
 
     def _take(self, added: Partitions) -> None:
         assigned = self._reader.subscription.assigned
-        for place in added:
-            self._offsets.known.pop(place, None)
+        for partition in added:
+            self._offsets.known.pop(partition, None)
         self._reader.assign([*assigned, *added], topic_ids=added)
 
     def _forget(self, partitions: Partitions) -> None:
@@ -318,15 +318,15 @@ class GroupConsumer:
         self._note_unsent(partitions)
         if any(place in assigned for place in partitions):
             self._reader.assign([place for place in assigned if place not in partitions])
-        for place in partitions:
-            self._offsets.forget(place)
+        for partition in partitions:
+            self._offsets.forget(partition)
 
     def give_up_steps(
         self, *, may_commit: bool = True, timeout_s: float | None = None
     ) -> Steps:
         """The steps before a consumer closes or assigns by hand; `leave` comes after them.
         `may_commit` allows an automatic commit, which gets `timeout_s`. Inside a callback there
-        are no steps: the user is being told already."""
+        are no steps: the user is already being called."""
         if self._is_busy:
             return
         self._is_busy = True
@@ -354,20 +354,20 @@ class GroupConsumer:
         assigned = self._reader.subscription.assigned
         places = assigned if among is None else set(among)
         wanted: Positions = {}
-        for place, (offset, epoch) in self._reader.positions().items():
-            if place in places and known.get(place) != offset:
-                wanted[place] = Position(
-                    topic_id=assigned[place].stream.topic_id or "",
+        for partition, (offset, epoch) in self._reader.positions().items():
+            if partition in places and known.get(partition) != offset:
+                wanted[partition] = Position(
+                    topic_id=assigned[partition].stream.topic_id or "",
                     offset=offset,
                     last_epoch=epoch,
                     metadata="",
-                    tenure=self._offsets.tenure(place),
+                    tenure=self._offsets.tenure(partition),
                 )
         return wanted
 
     def wanted(self, offsets: Offsets | None) -> tuple[Positions, int]:
-        """What a commit is about, and the generation that it belongs to. Raises CommitRefusedError
-        for partitions that this member does not own."""
+        """The positions of a commit, and the generation that they belong to. Raises
+        CommitRefusedError for partitions that this member does not own."""
         if offsets is None:
             return self._new_positions(), self._generation
         if not isinstance(offsets, Mapping):
@@ -406,11 +406,11 @@ class GroupConsumer:
             return
         timeout_s = self._config.default_api_timeout_ms / 1000
         positions = dict(wanted)
-        for place, one in wanted.items():
-            if not one.topic_id:
+        for place, position in wanted.items():
+            if not position.topic_id:
                 topic = await self._client.topic(place.topic, timeout_s=timeout_s)
                 check_partition(topic, place.partition)
-                positions[place] = one._replace(topic_id=topic.topic_id)
+                positions[place] = position._replace(topic_id=topic.topic_id)
         await self._offsets.submit(positions, generation)
 
     async def _commit_if_possible(
@@ -434,9 +434,10 @@ class GroupConsumer:
     # --- transactions ---------------------------------------------------------------------------
 
     def mark(self) -> dict[TopicPartition, Mark]:
-        """Where the consumer goes back to if the transaction that begins now has no effect: behind
-        all that transactions of before have committed, so also before what was polled since then.
-        The one before has committed what it was given, or `go_back` was called."""
+        """Marks the positions to which the consumer goes back if the transaction that begins now
+        has no effect: after everything that earlier transactions have committed, and so also before
+        records polled since then. The previous transaction has committed its positions, or
+        `go_back` was called."""
         self._check_commits_nothing()
         self._unsent.clear()
         marks = {}
@@ -449,9 +450,9 @@ class GroupConsumer:
         return marks
 
     def go_back(self, mark: Mapping[TopicPartition, Mark], *, is_aborted: bool) -> None:
-        """The transaction that began at `mark` has no effect: what it dealt with is read again. Not
-        `is_aborted`: it is not known whether it has, so reading goes on at what is committed once
-        that is known."""
+        """Makes the consumer read again the records of the transaction that began at `mark`, which
+        has no effect. If not `is_aborted`, it is unknown whether it has, so reading continues at
+        the committed offset once that is known."""
         self._unsent.clear()
         for place, assigned in list(self._reader.subscription.assigned.items()):
             found = mark.get(place)
@@ -461,9 +462,10 @@ class GroupConsumer:
             self._reader.restart(place, offset if is_aborted else None, offset)
 
     def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
-        """What a transaction has to commit for all that this consumer has returned, or these
-        offsets, as the member that it is now. Raises CommitRefusedError where another member goes
-        on with some of it already, InvalidRequestError with enable_auto_commit."""
+        """The positions that a transaction has to commit for all records that this consumer has
+        returned, or for these offsets, under its current membership. Raises CommitRefusedError if
+        another member already continues with some of them, InvalidRequestError with
+        enable_auto_commit."""
         self._check_commits_nothing()
         member = self.member
         epoch = 0 if member is None else member.state.epoch
@@ -474,17 +476,17 @@ class GroupConsumer:
             raise refusal(unsent)
         assigned = self._reader.subscription.assigned
         positions, _ = self.wanted(offsets)
-        wanted = {at: one for at, one in positions.items() if one.topic_id}
-        for place, one in wanted.items():
-            self._sent[place] = (assigned[place].stream, one.offset)
+        wanted = {at: position for at, position in positions.items() if position.topic_id}
+        for place, position in wanted.items():
+            self._sent[place] = (assigned[place].stream, position.offset)
         return GroupPositions(
             self.group,
             "" if member is None else member.member_id,
             epoch,
             next(self._offsets.sequences),
             [
-                (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
-                for place, one in wanted.items()
+                (at.topic_id, place.partition, at.offset, at.last_epoch, at.metadata)
+                for place, at in wanted.items()
             ],
         )
 
@@ -499,23 +501,23 @@ class GroupConsumer:
         return self._offsets.tenure(place)
 
     def _note_unsent(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions are about to be given up. A transaction that dealt with records of them
-        must not commit without their positions."""
+        """Notes partitions that are about to be given up. A transaction that dealt with their
+        records must not commit without their positions."""
         assigned = self._reader.subscription.assigned
         positions = self._reader.positions()
-        for place in partitions:
-            sent = self._sent.pop(place, None)
-            if place not in positions:
+        for partition in partitions:
+            sent = self._sent.pop(partition, None)
+            if partition not in positions:
                 continue
-            stream, (offset, _) = assigned[place].stream, positions[place]
-            is_known = offset == self._offsets.known.get(place) or sent == (stream, offset)
+            stream, (offset, _) = assigned[partition].stream, positions[partition]
+            is_known = offset == self._offsets.known.get(partition) or sent == (stream, offset)
             if stream.consumed_bytes and not is_known:
-                self._unsent[place] = "this member gave it up before its position was sent"
+                self._unsent[partition] = "this member gave it up before its position was sent"
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed, whichever member did it. Called on the loop."""
+        """The offsets that the group has committed, whichever member did it. Called on the loop."""
         timeout_s = self._config.default_api_timeout_ms / 1000
         keys: dict[TopicPartition, tuple[str, int]] = {}
         for place in partitions:

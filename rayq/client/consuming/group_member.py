@@ -1,7 +1,7 @@
-"""A member's life in its group: it joins, sends heartbeats, and leaves.
+"""Group member of a consumer: it joins, sends heartbeats, and leaves.
 
-`MemberState` decides what to send and what follows. Here are the timers and the requests, which run
-on the client's event loop, apart from user code.
+`MemberState` decides which heartbeat to send and what follows. This module has the timers and the
+requests, which run on the client's event loop, apart from user code.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from rayq.wording import counted
 logger = logging.getLogger(__name__)
 
 METADATA_PATIENCE_S = 1.0
-"""How long partitions that the client has no metadata of hold up an assignment (a quarter of the
-session if that is less, since no heartbeat is sent meanwhile). Then they are taken all the same,
-and read once the metadata has them."""
+"""Maximum time that partitions without metadata delay an assignment (a quarter of the session if
+that is less, because no heartbeat is sent meanwhile). Then they are taken all the same, and read
+once the metadata has them."""
 LEAVE_TIMEOUT_S = 5.0
-"""How long `close` waits until the coordinator knows that the member leaves."""
+"""Maximum time `close` waits until the coordinator knows that the member leaves."""
 
 
 class GroupMember:
-    """The methods under "the consumer's thread" are called by it. The others belong to the loop."""
+    """A member of a group. The consumer's thread calls the methods under its heading; the others
+    belong to the loop."""
 
     def __init__(
         self,
@@ -53,16 +54,17 @@ class GroupMember:
         self.state = MemberState(config, interest, self.client.now)
         self.owned = OwnedPartitions(self.state)
         self.unpolled_s = 0.0
-        """How long before the last poll the one before it had ended."""
+        """The time between the last poll and the end of the one before it."""
         self.missed: Polls | None = None
-        """The poll of now may have come too late after these: `check_time` says."""
+        """The earlier polls, after which the current one may have come too late: `check_time`
+        decides."""
         self._polls = Polls(is_polling=False, since_s=self.client.now)
         self._coordinator = coordinator
         self._config = config
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        """Another heartbeat is necessary, before the answer to the last one."""
+        """Set when another heartbeat is necessary, before the answer to the last one."""
         self._topics_of_interest: set[str] = set()
         tasks = self.client.environment.tasks
         self.client.add_interest(OFFSETS_TOPIC)
@@ -76,8 +78,8 @@ class GroupMember:
 
     @property
     def has_news(self) -> bool:
-        """There is something for the consumer to do: a loss, a failure, partitions to take or to
-        give up, or a poll that may have come too late."""
+        """Whether there is something for the consumer to do: a loss, a failure, partitions to take
+        or to give up, or a poll that may have come too late."""
         state = self.state
         return (
             self.owned.are_behind
@@ -87,7 +89,7 @@ class GroupMember:
         )
 
     def poll_began(self) -> None:
-        """Until `poll_ended` the consumer waits for records."""
+        """Notes that the consumer waits for records, until `poll_ended`."""
         now, before = self.client.now, self._polls
         self.unpolled_s = now - before.since_s
         self.missed = before if self.state.is_overdue(now, before) else None
@@ -97,7 +99,8 @@ class GroupMember:
         self._polls = Polls(is_polling=False, since_s=self.client.now)
 
     def touch(self) -> bool:
-        """A poll that takes no time, if there is nothing to do in it. False: there is."""
+        """Notes a poll that takes no time. Returns False, and notes nothing, if there is something
+        to do in it."""
         now = self.client.now
         if self.has_news or self.state.is_overdue(now, self._polls):
             return False
@@ -105,7 +108,7 @@ class GroupMember:
         return True
 
     def gave_up(self, revoked: Partitions) -> None:
-        """The consumer does not read these any more."""
+        """Notes partitions that the consumer no longer reads."""
         self.owned.gave_up(revoked)
         self._loop.call_soon_threadsafe(self.beat_now)
 
@@ -120,8 +123,7 @@ class GroupMember:
     # --- the loop -------------------------------------------------------------------------------
 
     async def check_time(self, polls: Polls) -> None:
-        """The consumer polled like this: whether that was too late is decided now, before any
-        record is handed out."""
+        """Decides whether a poll came too late, before any record is returned."""
         generation = self.state.grant.generation
         self.state.time_passed(self.client.now, polls)
         self._note_loss(generation)
@@ -132,15 +134,15 @@ class GroupMember:
         self.beat_now()
 
     def commit_failed(self, error: RayqError, generation: int) -> None:
-        """A commit of what was held in this generation was answered by an error that ends the
-        membership."""
+        """Handles a commit of positions of this generation that was answered with an error that
+        ends the membership."""
         before = self.state.grant.generation
         self.state.commit_failed(error, generation)
         self._note_loss(before)
         self.beat_now()
 
     def subscribe(self, interest: Interest) -> None:
-        """Subscribes to something else; the coordinator says what that changes."""
+        """Changes the subscription; the coordinator decides what that changes."""
         self.state.subscribed(interest)
         self.beat_now()
 
@@ -149,7 +151,7 @@ class GroupMember:
         self._changed.set()
 
     def stop(self) -> None:
-        """No more heartbeats; the coordinator is not told."""
+        """Stops the heartbeats; the coordinator is not told."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -160,8 +162,8 @@ class GroupMember:
 
     async def leave(self, timeout_s: float | None = None) -> None:
         """Leaves the group. A static member leaves its partitions where they are until its session
-        ends, or until it comes back. What is not confirmed within `timeout_s` is tried on in the
-        background, until the client is closed or the session has ended."""
+        ends, or until it comes back. A goodbye that is not confirmed within `timeout_s` is retried
+        in the background, until the client is closed or the session has ended."""
         if self._is_stopped:
             return
         self._live_task.cancel()
@@ -195,7 +197,7 @@ class GroupMember:
 
     async def _beat(self, beat: Heartbeat) -> float:
         """Sends one heartbeat, and follows its answer unless something makes another one necessary
-        before. Returns how long to wait until the next."""
+        first. Returns the time to wait until the next."""
         state, client = self.state, self.client
         began = client.now
         epoch = state.epoch
@@ -263,7 +265,8 @@ class GroupMember:
             self._tell()
 
     def _note_loss(self, generation: int) -> None:
-        """After an event: tells the consumer what the member has lost since this generation."""
+        """Tells the consumer after an event which partitions the member has lost since this
+        generation."""
         state = self.state
         if state.grant.generation == generation:
             return
@@ -279,7 +282,7 @@ class GroupMember:
     def _log_failure(self, beat: Heartbeat, error: RayqError) -> None:
         group = self._coordinator.group
         if beat.is_goodbye:
-            if not error.ends_membership:  # else it is out already
+            if not error.ends_membership:  # otherwise it is out already
                 logger.warning("leaving group %r was not confirmed: %s", group, error)
         elif error.retriable and beat.epoch == MEMBER_EPOCH_JOIN:
             logger.warning("group %r cannot be joined yet: %s", group, error)

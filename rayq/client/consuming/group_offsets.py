@@ -1,8 +1,8 @@
-"""What a group has committed: asking for it, and committing, in the order of the calls.
+"""Committed offsets of a group: asking for them, and committing, in the order of the calls.
 
-One commit of a consumer is under way at a time. Those that are asked for meanwhile are put
-together: the newest position of each partition goes with the next request. So positions never
-overtake each other, and a consumer that commits often sends few requests.
+A consumer has one commit in flight at a time. Commits requested meanwhile are merged: the newest
+position of each partition goes with the next request. So positions never overtake each other, and a
+consumer that commits often sends few requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rayq.wording import sentence
 logger = logging.getLogger(__name__)
 
 BACKOFF_MAX_S = 0.5
-"""Between two tries of a commit that met a rebalance."""
+"""Maximum wait between two tries of a commit that met a rebalance."""
 
 
 class Position(NamedTuple):
@@ -49,7 +49,7 @@ class Position(NamedTuple):
     """"" until it is looked up, for a topic that the consumer does not read."""
     offset: int
     last_epoch: int | None
-    """The leader epoch of the record before, where it is known."""
+    """The leader epoch of the record before, if known."""
     metadata: str
     tenure: int
     """`GroupOffsets.tenure` when the position was taken."""
@@ -71,19 +71,19 @@ class _MovedOnError(CommitRefusedError):
 
 
 class GroupOffsets:
-    """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
-    hand."""
+    """The committed offsets of a group. Belongs to the loop. `member` is None for a consumer whose
+    partitions are assigned by hand."""
 
     def __init__(self, coordinator: GroupCoordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
-        """What is committed, as far as this consumer has seen. Its thread reads this too."""
+        """The committed offsets, as far as this consumer has seen. Its thread reads this too."""
         self._tenures: dict[TopicPartition, int] = {}
         self._coordinator = coordinator
         self._client = coordinator.client
         self._config = config
         self.sequences = itertools.count(1)
-        """The numbers of commits, also of those inside transactions."""
+        """The sequence numbers of commits, including those in transactions."""
         self._waiting: deque[_CommitInFlight] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._lookups: dict[tuple[str, int], asyncio.Future[CommittedOffset | None]] = {}
@@ -96,12 +96,12 @@ class GroupOffsets:
         self._fail_waiting(ClosedError("The consumer was closed before this was committed."))
 
     def tenure(self, place: TopicPartition) -> int:
-        """How often the partition was given up before. A position of an earlier tenure must not be
-        committed in a later one: others have gone on meanwhile."""
+        """The number of times the partition was given up before. A position of an earlier tenure
+        must not be committed in a later one: others have continued meanwhile."""
         return self._tenures.get(place, 0)
 
     def forget(self, place: TopicPartition) -> None:
-        """The partition is given up or lost. Called by the consumer's thread."""
+        """Forgets a partition that is given up or lost. Called by the consumer's thread."""
         self.known.pop(place, None)
         self._tenures[place] = self.tenure(place) + 1
 
@@ -110,7 +110,7 @@ class GroupOffsets:
     def submit(
         self, positions: Positions, generation: int
     ) -> asyncio.Future[None]:
-        """Commits after all that was submitted before. `generation` is the member's when the
+        """Commits after everything submitted before. `generation` is the member's when the
         positions were taken: if the member has lost its partitions since, they are refused."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:
@@ -140,7 +140,7 @@ class GroupOffsets:
             self._sender = None
 
     async def settle(self, timeout_s: float) -> None:
-        """Waits until no commit is under way, for at most `timeout_s`."""
+        """Waits until no commit is in flight, for at most `timeout_s`."""
         if self._sender is not None:
             await asyncio.wait([self._sender], timeout=timeout_s)
 
@@ -157,7 +157,11 @@ class GroupOffsets:
         except RayqError as error:
             failure = error
         for commit in commits:
-            of_this = {place: refused[place] for place in commit.positions if place in refused}
+            of_this = {
+                partition: refused[partition]
+                for partition in commit.positions
+                if partition in refused
+            }
             if commit.done.done():
                 continue
             if failure is not None:
@@ -173,7 +177,7 @@ class GroupOffsets:
         member: GroupMember | None,
         generation: int,
     ) -> dict[TopicPartition, str]:
-        """Commits with retries; answers what was refused, and why."""
+        """Commits with retries; returns the refused partitions and the reasons."""
         client = self._client
         sequence = next(self.sequences)
         timeout_s = self._config.default_api_timeout_ms / 1000
@@ -194,8 +198,8 @@ class GroupOffsets:
             def build(
                 topic_id: str, partition: int, leader_epoch: int, asked: Positions = asked
             ) -> CommitOffsets:
-                # Each attempt is under the member's epoch of now, so that it must still be about
-                # what the member has owned since.
+                # Each attempt is under the member's current epoch, so it must still be about
+                # partitions that the member has owned since.
                 if member is not None and (
                     member.state.grant.generation != generation or self._given_up(asked, member)
                 ):
@@ -209,8 +213,8 @@ class GroupOffsets:
                     member_epoch=0 if member is None else member.state.epoch,
                     sequence=sequence,
                     offsets=[
-                        (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
-                        for place, one in asked.items()
+                        (at.topic_id, place.partition, at.offset, at.last_epoch, at.metadata)
+                        for place, at in asked.items()
                     ],
                 )
 
@@ -219,7 +223,7 @@ class GroupOffsets:
                     build, timeout_s=max(deadline - client.now, 0.001)
                 )
             except _MovedOnError:
-                continue  # To be sorted out above.
+                continue  # It is sorted out above.
             except RayqError as error:
                 if not error.ends_membership:
                     raise
@@ -232,7 +236,7 @@ class GroupOffsets:
             else:
                 again = self._take(response, asked, left, refused)
                 if not left.keys() & asked.keys():
-                    continue  # with those that did not go into this request.
+                    continue  # with those that did not fit into this request
             wait_s = backoff.next_s()
             if client.now + wait_s >= deadline:
                 raise TimeoutError(
@@ -247,7 +251,9 @@ class GroupOffsets:
         """The partitions that the member has given up since, whether it has them again or not."""
         if member is None:
             return []
-        return [place for place, one in positions.items() if one.tenure != self.tenure(place)]
+        return [
+            place for place, position in positions.items() if position.tenure != self.tenure(place)
+        ]
 
     def _take(
         self,
@@ -256,25 +262,25 @@ class GroupOffsets:
         left: Positions,
         refused: dict[TopicPartition, str],
     ) -> RayqError:
-        """Takes out of `left` what of `asked` was committed, and what was refused. Returns the
-        reason why the rest is worth another try, which comes behind what was not asked yet."""
+        """Removes committed and refused positions of `asked` from `left`. Returns the reason why
+        the rest is worth another try, which comes after those not asked for yet."""
         again: RayqError = TimeoutError("no answer")
         said = {
             (topic_id, number): (code, text) for topic_id, number, code, text in response.refused
         }
-        for place, position in asked.items():
-            code_and_text = said.get((position.topic_id, place.partition))
+        for partition, position in asked.items():
+            code_and_text = said.get((position.topic_id, partition.partition))
             if code_and_text is None:
-                self.known[place] = position.offset
-                del left[place]
+                self.known[partition] = position.offset
+                del left[partition]
                 continue
             error = from_wire(*code_and_text)
             if error.retriable:
                 again = error
-                left[place] = left.pop(place)
+                left[partition] = left.pop(partition)
             else:
-                refused[place] = error.message
-                del left[place]
+                refused[partition] = error.message
+                del left[partition]
         return again
 
     def _fail_waiting(self, error: RayqError) -> None:
@@ -286,8 +292,8 @@ class GroupOffsets:
     # --- asking ---------------------------------------------------------------------------------
 
     async def lookup(self, place: TopicPartition, topic_id: str) -> CommittedOffset | None:
-        """What is committed for one partition. Lookups of the same moment share a request. Retries
-        until a coordinator answers."""
+        """The committed offset of one partition. Lookups made at the same moment share a request.
+        Retries until a coordinator answers."""
         key = (topic_id, place.partition)
         lookup = self._lookups.get(key)
         if lookup is None:
@@ -314,7 +320,7 @@ class GroupOffsets:
             for lookup in lookups.values():
                 if not lookup.done():
                     lookup.set_exception(error)
-                    lookup.exception()  # perhaps nobody waits any more
+                    lookup.exception()  # perhaps nobody waits any longer
         else:
             for key, lookup in lookups.items():
                 if not lookup.done():
@@ -326,7 +332,7 @@ class GroupOffsets:
     async def fetch(
         self, partitions: Iterable[tuple[str, int]] | None
     ) -> dict[tuple[str, int], CommittedOffset]:
-        """What is committed for `(topic id, partition)` pairs (None: all of the group)."""
+        """The committed offsets of `(topic id, partition)` pairs (None: all of the group)."""
         if partitions is None:
             return await self._fetch(None)
         wanted = list(partitions)
@@ -347,7 +353,7 @@ class GroupOffsets:
                 partitions=wanted,
             )
         )
-        return {(one.topic_id, one.partition): one for one in response.offsets}
+        return {(commit.topic_id, commit.partition): commit for commit in response.offsets}
 
 
 def refusal(refused: Mapping[TopicPartition, str]) -> CommitRefusedError:

@@ -1,7 +1,7 @@
-"""A fetched answer with large values in it, cut into parts that the consumer has room for.
+"""Division of a fetched answer with large values into parts that the consumer has room for.
 
-A part has one large value at most, and what comes before that was handed over: so a value that
-takes its time, or that cannot be had for now, keeps no record waiting that comes before it.
+A part has at most one large value, and earlier records were handed over before. So a value that
+takes time, or that is unavailable for now, does not delay the records before it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class LargeParts:
         *,
         refuses_loss: bool,
     ) -> None:
-        """`refuses_loss`: a value that has expired is an error."""
+        """`refuses_loss`: an expired value is an error."""
         self.is_over = False
-        """Whether `next` has given the last part."""
+        """Whether `next` has returned the last part."""
         self._values = values
         self._stream = stream
         self._topic_id = topic_id
         self._fetched = fetched
         self._refuses_loss = refuses_loss
         self._index = 0
-        """Of the first batch that is in no part yet."""
+        """The index of the first batch that is in no part yet."""
 
     async def next(self) -> Fetched | None:
-        """The next part. None: there are no more. Raises what asking a leader for chunks raises;
-        then nothing is lost, since reading goes on where the last part ended."""
+        """The next part; None if there are no more. Raises the errors of asking a leader for
+        chunks; nothing is lost then, because reading continues where the last part ended."""
         if self.is_over:
             return None
         fetched = self._fetched
@@ -75,8 +75,8 @@ class LargeParts:
         )
 
     async def _value(self, at: int, header: BatchHeader) -> dict[int, LargeValue]:
-        """The value of a manifest; {} of a batch that cannot be decoded, which the consumer tells
-        of, or that has no record left."""
+        """The value of a manifest; {} for a batch that cannot be decoded, which the consumer
+        reports, or that has no record left."""
         place, offset = self._stream.partition, header.base_offset
         try:
             columns = decode_columns(self._fetched.payload, at, header)

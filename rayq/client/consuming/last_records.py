@@ -1,5 +1,5 @@
-"""The last records of a partition, counted as records: compaction leaves gaps between offsets, and
-so do transactions and the chunks of large values."""
+"""Last records of a partition, counted as records: compaction leaves gaps between offsets, and so
+do transactions and the chunks of large values."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from rayq.storage.batch import BatchHeader, decode_columns, split_batches
 R = TypeVar("R", bound=Record[Any, Any])
 
 SCAN_BYTES = 1 * MIB
-"""What one fetch asks for while records are counted."""
+"""Size of one fetch while records are counted."""
 OFFSETS_MIN = 1000
-"""How many offsets are looked through at a time, at least."""
+"""Minimum number of offsets looked through at a time."""
 
 
 def check_count(count: object) -> int:
-    """Raises InvalidRequestError."""
+    """Checks a number of last records. Raises InvalidRequestError."""
     if type(count) is not int or not 0 <= count < 2**62:
         raise InvalidRequestError(f"The number of last records is an int from 0, not {count!r}.")
     return count
 
 
 def newest(records: Iterable[R], count: int) -> list[R]:
-    """The `count` newest of records that come in the order of each partition: merged by their
-    timestamps, without changing that order."""
+    """The `count` newest of records that arrive in the order of each partition: merged by
+    timestamp, without changing that order."""
     by_partition: dict[tuple[str, int], deque[R]] = defaultdict(lambda: deque(maxlen=count))
     for record in records:
         by_partition[record.topic, record.partition].append(record)
@@ -58,7 +58,8 @@ def newest(records: Iterable[R], count: int) -> list[R]:
 
 
 class LastRecords:
-    """Finds out where the last records of partitions begin. Belongs to the loop."""
+    """A search for the offsets at which the last records of partitions begin. Belongs to the
+    loop."""
 
     def __init__(self, client: Client, config: ConsumerConfig, fetcher: Fetcher) -> None:
         self._client = client
@@ -66,10 +67,10 @@ class LastRecords:
         self._fetcher = fetcher
 
     async def offset(self, place: TopicPartition, count: int) -> int:
-        """The offset of the first of the last `count` records, as the log is now; the log start
-        where there are fewer, the end for none. Records are decoded only where there may be gaps,
-        backwards from the end: what compaction may have been at, what has chunks of large values,
-        and all of a log with transactions, whose markers take offsets."""
+        """The offset of the first of the last `count` records of the current log; the log start if
+        there are fewer, the end for 0. Records are decoded only where there may be gaps, backwards
+        from the end: where compaction may have run, where there are chunks of large values, and
+        everywhere in a log with transactions, whose markers take offsets."""
         first, log = await self._log_start(place), await self._describe(place)
         is_committed = self._fetcher.isolation == READ_COMMITTED
         end = log.last_stable_offset if is_committed else log.high_watermark
@@ -101,7 +102,7 @@ class LastRecords:
         return first
 
     async def _has_chunks(self, place: TopicPartition, start: int, stop: int) -> bool:
-        """Whether there are chunks of large values, which are no records, from `start` to
+        """Whether there are chunks of large values, which are not records, from `start` to
         `stop`."""
         while start < stop:
             answer, payload = await self._fetch(place, start, SCAN_BYTES)
@@ -169,7 +170,7 @@ class LastRecords:
 
 
 def _offsets_of(payload: memoryview, at: int, header: BatchHeader) -> Iterable[int]:
-    """None of a batch that holds nothing to read."""
+    """The offsets of a batch; empty if it has nothing to read."""
     if header.is_control or header.is_chunk:
         return ()
     try:

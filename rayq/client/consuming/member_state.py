@@ -1,6 +1,7 @@
-"""What a member of a group decides: which heartbeat it sends next, and what the answer changes.
+"""State machine of a group member: it decides which heartbeat is sent next, and what the answer
+changes.
 
-Events come in as methods; what follows from them is asked for. There is no clock, no network and no
+Events come in as methods, and their consequences are queried. There is no clock, no network and no
 lock here. Two threads share the decisions, and each attribute has one writer:
 
 - `MemberState` is written by the client's event loop: `grant` is what the coordinator lets this
@@ -8,8 +9,8 @@ lock here. Two threads share the decisions, and each attribute has one writer:
 - `OwnedPartitions` is written by the consumer's thread: `held` is what the consumer has taken of
   the grant. It takes partitions inside `poll`, and there it gives up what is no longer granted.
 
-Every heartbeat lists both. What is granted may be taken at any moment, so the coordinator gives it
-to no other member before this member has seen that it is granted no longer.
+Every heartbeat lists both. A granted partition may be taken at any moment, so the coordinator gives
+it to no other member before this member has seen that it is no longer granted.
 """
 
 from __future__ import annotations
@@ -31,41 +32,41 @@ Partitions = Mapping[TopicPartition, str]
 """Partitions, each with the id of its topic."""
 
 JOIN_TIMEOUT_S = 30.0
-"""A join that has no answer after this time is reported in the log, and tried again."""
+"""Timeout after which a join without an answer is logged, and tried again."""
 PAUSE_S = 0.02
-"""Between heartbeats that the coordinator answered without holding them, or that failed."""
+"""Wait between heartbeats that the coordinator answered without holding them, or that failed."""
 LAST_PAUSE_S = 0.1
-"""Between two tries when the session is about to end."""
+"""Maximum wait between two tries when the session is about to end."""
 POLLED_TOO_LATE = "it did not poll within max_poll_interval_ms"
 
 
 class Interest(NamedTuple):
-    """What a member subscribes to."""
+    """The topics and pattern that a member subscribes to."""
 
     topics: tuple[str, ...]
     pattern: str | None
 
 
 class Polls(NamedTuple):
-    """When the consumer polled last."""
+    """The last poll of the consumer."""
 
     is_polling: bool
-    """It waits for records inside `poll` now."""
+    """Whether it waits for records inside `poll` now."""
     since_s: float
-    """When that poll began, or when the last one ended."""
+    """The time at which that poll began, or the last one ended."""
 
 
 class Heartbeat(NamedTuple):
-    """An action: send this."""
+    """An action: send this heartbeat."""
 
     epoch: int
     generation: int
     timeout_s: float
-    """How long to retry."""
+    """The time for which it is retried."""
     wait_ms: int = 0
-    """How long the coordinator may hold it while nothing changes."""
+    """Maximum time the coordinator may hold it while nothing changes."""
     reason: str = ""
-    """Why the member leaves."""
+    """The reason why the member leaves."""
 
     @property
     def is_goodbye(self) -> bool:
@@ -73,10 +74,10 @@ class Heartbeat(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What the coordinator lets the member own."""
+    """The partitions that the coordinator lets the member own."""
 
     generation: int
-    """How often the member has lost everything. What was held before belongs to another
+    """The number of times the member has lost everything. Partitions held before belong to another
     generation."""
     partitions: Partitions
 
@@ -86,11 +87,11 @@ class Loss(NamedTuple):
 
     partitions: Partitions
     is_late: bool
-    """Because the consumer did not poll: the next poll raises that."""
+    """Whether the reason is that the consumer did not poll: the next poll raises that."""
 
 
 class MemberState:
-    """A member's place in its group. Other threads than the loop's may read the public
+    """The state of a member in its group. Threads other than the loop's may read the public
     attributes."""
 
     def __init__(self, config: ConsumerConfig, interest: Interest, now_s: float) -> None:
@@ -98,9 +99,10 @@ class MemberState:
         self.epoch = MEMBER_EPOCH_JOIN
         self.grant = Grant(0, {})
         self.failure: RayqError | None = None
-        """Why the member has given up for good."""
+        """The reason why the member has given up for good."""
         self.is_away = False
-        """It left because its consumer did not poll. It joins again with the next poll but one."""
+        """Whether it left because its consumer did not poll. It joins again with the next poll but
+        one."""
         self.loss_reason = "this member does not own them"
         self.late_generation = -1
         """The last generation that ended because the consumer did not poll."""
@@ -111,25 +113,26 @@ class MemberState:
         self._has_asked = False
         self._sent_at_s = now_s
         self._heard_at_s = now_s
-        """When the last heartbeat that was answered had been sent."""
+        """The time at which the last answered heartbeat had been sent."""
         self._goodbye_is_due = False
-        """The member is away, and the coordinator has not confirmed that it knows."""
+        """Whether the member is away, and the coordinator has not confirmed that it knows."""
 
     # --- events ---------------------------------------------------------------------------------
 
     def subscribed(self, interest: Interest) -> None:
-        """The next heartbeat says so; the coordinator says what that changes."""
+        """Changes the subscription. The next heartbeat tells the coordinator, which decides what
+        that changes."""
         self.interest = interest
         self.failure = None
 
     def sent(self, now_s: float) -> None:
-        """A heartbeat goes out now, perhaps once more."""
+        """Handles a heartbeat that goes out now, perhaps once more."""
         self._has_asked = True
         self._sent_at_s = now_s
 
     def answered(self, beat: Heartbeat, response: GroupHeartbeatResponse) -> Partitions | None:
-        """What the coordinator lets the member own from now on, None if that is as before. It
-        counts once `granted` is called."""
+        """Handles an answer. Returns the partitions that the coordinator lets the member own from
+        now on, None if they are unchanged. They count once `granted` is called."""
         if beat.is_goodbye:
             self._goodbye_is_due = False
             return None
@@ -138,18 +141,19 @@ class MemberState:
         self._heard_at_s = self._sent_at_s
         self.epoch = response.member_epoch
         partitions = {
-            TopicPartition(one.topic, one.partition): one.topic_id for one in response.assigned
+            TopicPartition(granted.topic, granted.partition): granted.topic_id
+            for granted in response.assigned
         }
         return None if partitions == self.grant.partitions else partitions
 
     def granted(self, beat: Heartbeat, partitions: Partitions) -> None:
-        """These were granted by the answer to this heartbeat."""
+        """Handles the partitions that were granted by the answer to this heartbeat."""
         if beat.generation == self.grant.generation:
             self.grant = Grant(beat.generation, partitions)
 
     def failed(self, beat: Heartbeat, error: RayqError, now_s: float) -> float:
-        """A heartbeat had no answer, or an error for an answer. Returns how long to wait before the
-        next one."""
+        """Handles a heartbeat without an answer, or with an error. Returns the time to wait before
+        the next one."""
         if beat.is_goodbye:
             self._goodbye_is_due = False
         elif error.retriable:
@@ -163,10 +167,10 @@ class MemberState:
         return PAUSE_S
 
     def commit_failed(self, error: RayqError, generation: int) -> None:
-        """A commit came back with an error that ends the membership.
+        """Handles a commit that was answered with an error that ends the membership.
 
         Only an unknown member is out for certain. A fenced one may have sent an old epoch: the
-        answer to a heartbeat brings the present one, or the end. Nor does the answer to a commit
+        answer to a heartbeat brings the current one, or the end. Nor does the answer to a commit
         say whether another process took over the instance of a static member, and a static member
         that joined again would take it back."""
         if not self._is_static and not _is_fenced(error):
@@ -190,11 +194,12 @@ class MemberState:
             )
 
     def came_back(self) -> None:
-        """The consumer polls again, after it had not for `max_poll_interval_ms`."""
+        """Handles a consumer that polls again, after it had not for `max_poll_interval_ms`."""
         self.is_away = False
 
     def _taken_out(self, error: RayqError, generation: int) -> None:
-        """What was held in this generation belongs to others. The member joins anew."""
+        """Gives up everything held in this generation, which belongs to others. The member joins
+        again."""
         if generation == self.grant.generation:
             self._lose(f"the coordinator took this member out of the group: {error}")
 
@@ -206,7 +211,7 @@ class MemberState:
     # --- what follows ---------------------------------------------------------------------------
 
     def next_heartbeat(self, now_s: float) -> Heartbeat | None:
-        """What to send now; None: nothing, until something changes."""
+        """The heartbeat to send now; None: nothing, until something changes."""
         if self.failure is not None:
             return None
         if self.is_away:
@@ -220,9 +225,9 @@ class MemberState:
         )
 
     def goodbye(self) -> Heartbeat | None:
-        """Tells the coordinator that the member leaves; None if the coordinator knows, or has never
-        heard of it. The partitions of a static member stay where they are until its session ends,
-        or until it comes back."""
+        """The heartbeat that tells the coordinator that the member leaves; None if the coordinator
+        knows, or has never heard of the member. The partitions of a static member stay where they
+        are until its session ends, or until it comes back."""
         is_fenced = self.failure is not None and self.failure.ends_membership
         if not self._has_asked or is_fenced or (self.is_away and not self._goodbye_is_due):
             return None
@@ -239,14 +244,14 @@ class MemberState:
         return self._polls_too_late(now_s, polls) or self._session_is_over(now_s)
 
     def poll_time_left_s(self, now_s: float, polls: Polls) -> float:
-        """How long the consumer may do without a poll."""
+        """The remaining time in which the consumer need not poll."""
         if polls.is_polling or self.is_away:
             return self._poll_limit_s
         return polls.since_s + self._poll_limit_s - now_s
 
     @property
     def advice(self) -> str:
-        """What to change when polls come too late."""
+        """The advice for polls that come too late."""
         return (
             "Poll fewer records at a time (max_poll_records, now "
             f"{self._config.max_poll_records}), or raise max_poll_interval_ms"
@@ -261,13 +266,13 @@ class MemberState:
         return self._heard_at_s + self._session_s - now_s
 
     def _session_is_over(self, now_s: float) -> bool:
-        """By its own clock the member is out: others may have its partitions by now."""
+        """Whether the member is out by its own clock: others may have its partitions by now."""
         return self.epoch != MEMBER_EPOCH_JOIN and self._session_left_s(now_s) <= 0
 
 
 class OwnedPartitions:
-    """What the consumer has taken of the grants of its member. Belongs to the consumer's thread;
-    the loop reads `listed`."""
+    """The partitions that the consumer has taken of its member's grants. Belongs to the consumer's
+    thread; the loop reads `listed`."""
 
     def __init__(self, state: MemberState) -> None:
         self._state = state
@@ -281,12 +286,13 @@ class OwnedPartitions:
 
     @property
     def generation(self) -> int:
-        """The member's, when the consumer took what it holds."""
+        """The member's generation when the consumer took these partitions."""
         return self._held.generation
 
     @property
     def listed(self) -> Partitions:
-        """What a heartbeat lists. The loop asks, so the grant does not change meanwhile."""
+        """The partitions that a heartbeat lists. The loop asks, so the grant does not change
+        meanwhile."""
         grant, held = self._state.grant, self._held
         if held.generation != grant.generation:
             return grant.partitions
@@ -298,7 +304,7 @@ class OwnedPartitions:
         return self._followed is not self._state.grant
 
     def take_loss(self) -> Loss | None:
-        """What was lost since the last call, which is not held any more."""
+        """The partitions lost since the last call, which are no longer held."""
         generation = self._state.grant.generation
         lost = self._held
         if lost.generation == generation:
@@ -308,27 +314,27 @@ class OwnedPartitions:
         return Loss(lost.partitions, is_late)
 
     def revoked(self) -> Partitions:
-        """What is held and no longer granted: to be given up, then `gave_up`."""
+        """The partitions that are held and no longer granted: to be given up, then `gave_up`."""
         grant, held = self._state.grant, self._held
         if grant.generation != held.generation:
             return {}  # lost, not revoked
         return {p: of for p, of in held.partitions.items() if grant.partitions.get(p) != of}
 
     def gave_up(self, revoked: Partitions) -> None:
-        """The consumer does not read these any more."""
+        """Removes partitions that the consumer no longer reads."""
         kept = {p: of for p, of in self.held.items() if revoked.get(p) != of}
         self._held = self._held._replace(partitions=kept)
 
     def take_added(self) -> Partitions:
-        """Holds what is granted from now on, and returns what is new of it. Of a topic that was
-        made anew under the same name, the old partitions are given up first."""
+        """Takes the granted partitions, and returns the new ones. If a topic was created again
+        under the same name, its old partitions are given up first."""
         grant, held = self._state.grant, self._held
         if grant.generation != held.generation:
             return {}
         added = {p: of for p, of in grant.partitions.items() if p not in held.partitions}
         self._held = held._replace(partitions={**held.partitions, **added})
-        # While the grant is still this one, every heartbeat after the next grant will list what was
-        # added here. Once it is another one, a heartbeat may have gone out that did not.
+        # While the grant is still this one, every heartbeat after the next grant will list the
+        # partitions added here. Once it is another one, a heartbeat without them may have gone out.
         if self._state.grant is not grant:
             self._held = held
             return {}
@@ -338,5 +344,5 @@ class OwnedPartitions:
 
 
 def _is_fenced(error: RayqError) -> bool:
-    """Another process took over the instance, or the epoch is an old one."""
+    """Whether another process took over the instance, or the epoch is an old one."""
     return isinstance(error, FencedMemberError)

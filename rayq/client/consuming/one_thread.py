@@ -1,4 +1,4 @@
-"""One thread at a time in a consumer for threads."""
+"""Guard that lets one thread at a time into a consumer for threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rayq.errors import ConcurrentUseError
 
 
 class OneThread:
-    """Lets in one thread at a time, which may enter again (from a callback, for example). A second
-    one gets ConcurrentUseError."""
+    """A guard for one thread at a time, which may enter again (for example from a callback). A
+    second thread gets ConcurrentUseError."""
 
     __slots__ = ("_asking", "_lock")
 
@@ -28,8 +28,8 @@ class OneThread:
 
     @contextlib.contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Yields whether no thread was inside. Then the caller is, and a thread that comes
-        meanwhile waits instead of being refused. For what takes no time."""
+        """Yields whether no thread was inside. If so, the caller is, and a thread that arrives
+        meanwhile waits instead of being refused. Only for work that takes no time."""
         with self._asking:
             is_free = self._lock.acquire(blocking=False)
             try:
@@ -43,7 +43,8 @@ class OneThread:
 
 
 def concurrent_use_error(what: str = "thread") -> ConcurrentUseError:
-    """`what` uses the consumer: a thread, or of an async one a task."""
+    """The error of a second user. `what` uses the consumer: a thread, or a task of an async
+    consumer."""
     return ConcurrentUseError(
         f"Another {what} uses this consumer at the moment; together they would miss records and "
         f"see others twice. Give each {what} a consumer of its own (in a group they share the "

@@ -1,7 +1,7 @@
-"""What both consumers do in a poll, in an iteration and up to an end, as steps.
+"""Polls, iterations and reading up to an end, for both consumers, as steps.
 
 Each is written once, though one consumer waits by blocking and the other by awaiting: a generator
-yields what takes time or calls the user, and the consumer carries it out in its own way.
+yields anything that takes time or calls the user, and the consumer carries it out in its own way.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from rayq.records import Record
 T = TypeVar("T")
 
 NEXT_POLL_S = 1.0
-"""How long iteration waits at a time: new partitions are looked for between two polls."""
+"""Maximum time iteration waits at once: new partitions are looked for between two polls."""
 
 
 def poll(core: ConsumerCore, take: Callable[[], T], timeout_s: float) -> Generator[Step, None, T]:
-    """What `take` finds, as soon as it finds something; after `timeout_s` whatever it finds."""
+    """Returns the result of `take` as soon as there is any; after `timeout_s`, even an empty
+    one."""
     group = core.group
     deadline = core.client.now + timeout_s
     if group is not None:
@@ -59,8 +60,8 @@ def poll_until(
 
 
 def fill_ahead(core: ConsumerCore, until: UntilEnd | None) -> Generator[Step, None, bool]:
-    """Whether there is a next record, which then is in `core.ahead`. It waits for one for ever, or
-    up to the end."""
+    """Returns whether there is a next record, which then is in `core.ahead`. Waits for one forever,
+    or up to the end."""
     if until is not core.ahead_until and until is not None:
         core.give_back()
     group, records_max = core.group, core.config.max_poll_records

@@ -1,8 +1,8 @@
-"""What a consumer reads, and how far it has come. No network.
+"""Partitions that a consumer reads, and its position in each. No network.
 
 A `Stream` is one uninterrupted run of reading a partition. `seek`, `assign` and a reset replace it
-by another; they never change it. So a fetch that was under way before a seek fills a stream that
-nobody looks at any more, without a lock and without a flag.
+by another; they never change it. So a fetch that was in flight before a seek fills a stream that
+nobody looks at any longer, without a lock and without a flag.
 
 Two threads meet here: the loop fills a stream, the consumer's thread empties it. Each attribute has
 one writer, which its comment names; appends to and pops from the deque are atomic.
@@ -41,14 +41,14 @@ from rayq.storage.batch import (
 from rayq.transaction_ids import family_of, is_transactional
 
 HEADER_BYTES_MIN = 64
-"""How much memory a record's header takes at least."""
+"""Minimum memory taken by a record's header."""
 
 Start = int | None
-"""Where reading begins: an offset from 0; EARLIEST or LATEST; None: where the group's last commit
-says, and without a commit or a group where `auto_offset_reset` says."""
+"""Start of reading: an offset from 0; EARLIEST or LATEST; None: at the group's last commit, and
+without a commit or a group as `auto_offset_reset` says."""
 
 LargeValue = bytes | RayqError | None
-"""A large value, or why it cannot be had; None: it has expired, and is passed over."""
+"""A large value, or the error why it is unavailable; None: it has expired, and is skipped."""
 
 Transactions = frozenset[tuple[int, int]]
 """`(family, epoch)` of each."""
@@ -60,18 +60,18 @@ class Fetched(NamedTuple):
     payload: memoryview
     batches: list[tuple[int, BatchHeader]]
     next_offset: int
-    """Where reading goes on, also when compaction has emptied all the batches."""
+    """The offset at which reading continues, even if compaction has emptied all the batches."""
     is_jump: bool = False
-    """Reading goes on at `next_offset` even if what was read before ends elsewhere."""
+    """Whether reading continues at `next_offset` even if the records before end elsewhere."""
     aborted: Transactions = frozenset()
-    """Transactions whose batches are passed over."""
+    """The transactions whose batches are skipped."""
     large: Mapping[int, LargeValue] = MappingProxyType({})
     """The large values of these batches, by offset."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory."""
-        large_bytes = sum(len(one) for one in self.large.values() if isinstance(one, bytes))
+        """Its size in memory."""
+        large_bytes = sum(len(value) for value in self.large.values() if isinstance(value, bytes))
         return len(self.payload) + large_bytes
 
 
@@ -88,7 +88,7 @@ class Slice(NamedTuple):
 
 
 class _Decoded:
-    """A decoded batch, of which the records before `first` were handed out."""
+    """A decoded batch, of which the records before `first` were returned."""
 
     __slots__ = ("columns", "first", "next_offset", "last_epoch", "next_epoch", "size_bytes")
 
@@ -103,7 +103,7 @@ class _Decoded:
         self.columns = columns
         self.first = first
         self.next_offset = next_offset
-        """The position once all of the batch is handed out."""
+        """The position once the whole batch is returned."""
         self.last_epoch = last_epoch
         """The leader epoch of its records."""
         self.next_epoch = last_epoch
@@ -128,35 +128,36 @@ class Stream:
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
-        """Which topic of that name is read; None: the one that exists when reading begins."""
+        """The id of the topic that is read; None: the topic of that name that exists when reading
+        begins."""
         self.start = start
         self.end = end
-        """Nothing is fetched or handed out from this offset on; None: reading never ends."""
+        """The offset from which on nothing is fetched or returned; None: reading never ends."""
         self.without = without
-        """Transactions whose batches are passed over, whatever becomes of them. With these, reading
-        waits for no transaction: all others are decided below `end`. None: it waits for all that
-        `isolation_level` says."""
+        """Transactions whose batches are skipped, whatever their outcome. With these, reading waits
+        for no transaction: all others are decided below `end`. None: it waits as `isolation_level`
+        says."""
         self.begin_otherwise = begin_otherwise
-        """Where a stream without a `start` begins if its group has committed nothing. None: where
+        """The start of a stream without a `start` if its group has committed nothing. None: as
         `auto_offset_reset` says."""
         self.timestamp_max_ms = timestamp_max_ms
         """The latest time that this reader can express; None: any."""
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
         self.begin_offset: int | None = start if start is not None and start >= 0 else None
-        """Where reading began; None until that is known."""
+        """The offset at which reading began; None until that is known."""
         self.fetch_offset: int | None = None
-        """Where the next fetch begins; None until the start is known."""
+        """The offset of the next fetch; None until the start is known."""
         self.last_epoch = last_epoch
         """The leader epoch of the last batch fetched."""
         self.fetched: deque[Fetched] = deque()
         self.received_bytes = 0
         self.log_end: int | None = None
-        """Where the log ended for this reader, as of the last answer."""
+        """The end of the log for this reader, as of the last answer."""
         self.error: RayqError | None = None
-        """Why this stream ended; raised once what was fetched before is handed out."""
+        """The error that ended this stream; raised once all fetched records are returned."""
         self.trouble: RayqError | None = None
-        """Why the last fetch failed and is tried again; None since one succeeded."""
+        """The error of the last fetch, which is tried again; None since one succeeded."""
         # Written by the consumer's thread, once the loop has set `fetch_offset` the first time.
         self.position: int | None = start if start is not None and start >= 0 else None
         self.consumed_epoch = last_epoch
@@ -174,12 +175,12 @@ class Stream:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether all that this stream reads has arrived."""
+        """Whether everything that this stream reads has arrived."""
         return self.end is not None and (self.fetch_offset or 0) >= self.end
 
     @property
     def is_finished(self) -> bool:
-        """Whether all that this stream reads was handed out."""
+        """Whether everything that this stream reads was returned."""
         return self.end is not None and self.position is not None and self.position >= self.end
 
     @property
@@ -190,8 +191,8 @@ class Stream:
         return self.consumed_epoch
 
     def offset_known(self, offset: int, last_epoch: int | None = None) -> None:
-        """Called by the loop before anything is fetched: reading begins at this offset, and the
-        record before it has the leader epoch `last_epoch`."""
+        """Sets the offset at which reading begins; the record before it has the leader epoch
+        `last_epoch`. Called by the loop before anything is fetched."""
         if last_epoch is not None:
             self.last_epoch = self.consumed_epoch = last_epoch
         self.begin_offset = offset
@@ -199,7 +200,7 @@ class Stream:
         self.position = offset
 
     def received(self, fetched: Fetched, log_end: int) -> None:
-        """Called by the loop with one answer of the leader."""
+        """Adds one answer of the leader. Called by the loop."""
         self.log_end = log_end
         self.trouble = None
         self.fetch_offset = fetched.next_offset
@@ -209,8 +210,8 @@ class Stream:
         self.fetched.append(fetched)
 
     def jump(self, offset: int) -> None:
-        """Called by the loop: what was to be fetched next is not in the log, so reading goes on at
-        `offset`. What was fetched before is still handed out."""
+        """Continues at `offset`, because the next offset to fetch is not in the log. Records
+        fetched before are still returned. Called by the loop."""
         self.fetch_offset = offset
         self.last_epoch = None
         self.fetched.append(Fetched(memoryview(b""), [], offset, is_jump=True))
@@ -222,10 +223,10 @@ class Stream:
         bytes_max: int = PLAIN_BODY_BYTES_MAX,
         below: int | None = None,
     ) -> list[tuple[_Decoded, Slice]]:
-        """Up to `records_max` records, decoded but not yet handed out. It takes no more batches
+        """Returns up to `records_max` records, decoded but not consumed. It takes no more batches
         than reach `bytes_max` before compression, and only records `below` an offset. Raises
         CorruptBatchError, UnsupportedBatchError and BatchTooLargeError (a batch larger than
-        `bytes_max`), for the first batch only: what comes before a bad batch is good."""
+        `bytes_max`), for the first batch only: records before a bad batch are good."""
         found: list[tuple[_Decoded, Slice]] = []
         index = size_bytes = 0
         while records_max > 0 and size_bytes < bytes_max:
@@ -249,15 +250,15 @@ class Stream:
         return found
 
     def peek_batch(self, records_max: int, check_crc: bool) -> tuple[_Decoded, Slice] | None:
-        """As `peek`, of one batch; None when nothing has arrived."""
+        """Does the same as `peek` for one batch; None when nothing has arrived."""
         if not self._decoded and not self._decode_next(check_crc, PLAIN_BODY_BYTES_MAX, None):
             return None
         batch = self._decoded[0]
         return batch, self._slice(batch, records_max, None)
 
     def has_passed(self, end: int) -> bool:
-        """Whether every record below `end` was handed out, as far as is known here: after a `peek`
-        below it that found nothing, this sees what lies behind a gap."""
+        """Whether every record below `end` was returned, as far as is known here: after a `peek`
+        below it that found nothing, this sees records behind a gap."""
         if self._decoded:
             batch = self._decoded[0]
             return batch.columns.offsets[batch.first] >= end
@@ -292,15 +293,15 @@ class Stream:
         )
 
     def skip_batch(self) -> None:
-        """Passes over the next batch, which could not be decoded."""
+        """Skips the next batch, which could not be decoded."""
         assert not self._decoded, "what comes before it is handed out first"
         _, header = self.fetched[0].batches[self._batch_index]
         self._batch_index += 1
         self._skip_to(header.next_offset, header.leader_epoch)
 
     def _decode_next(self, check_crc: bool, bytes_max: int, below: int | None) -> bool:
-        """Decodes one more batch, leaving out what lies before the position. False: no more that
-        begins `below` that offset."""
+        """Decodes one more batch, leaving out records before the position. Returns False if there
+        is no further batch that begins `below` that offset."""
         while self.fetched:
             fetched = self.fetched[0]
             if self._batch_index == len(fetched.batches):
@@ -359,7 +360,7 @@ class Stream:
         return False
 
     def is_shown(self, header: BatchHeader, aborted: Transactions) -> bool:
-        """Whether users may see the records of a batch. The bit of a transaction tells nothing:
+        """Whether users may see the records of a batch. The transaction bit does not decide this:
         compaction clears it once the transaction is committed."""
         if header.is_control or header.is_chunk:
             return False
@@ -386,7 +387,8 @@ class Stream:
         return size_bytes
 
     def _check_times(self, header: BatchHeader) -> None:
-        """Raises UnreadableRecordError."""
+        """Checks that this reader can express the times of a batch. Raises
+        UnreadableRecordError."""
         limit_ms, latest_ms = self.timestamp_max_ms, header.max_timestamp_ms
         if limit_ms is None or latest_ms <= limit_ms or header.has_append_time:
             return
@@ -413,12 +415,13 @@ class Stream:
     def _located(
         self, fetched: Fetched, wanted: int, error: CorruptBatchError
     ) -> CorruptBatchError:
-        """The same error, which also says where the batch is and where to go on."""
+        """The same error with the place of the batch, and the offset at which to continue."""
         at, header = fetched.batches[self._batch_index]
         crc_matches = is_as_written(fetched.payload, at, header)
         next_offset = header.next_offset
         if not crc_matches:
-            # Where it ends is covered by the CRC that does not match: ask what follows.
+            # The CRC that does not match covers the end of the batch, so the end is taken from the
+            # next batch.
             following = fetched.batches[self._batch_index + 1 :]
             next_offset = following[0][1].base_offset if following else fetched.next_offset
         offset = max(wanted, header.base_offset)
@@ -430,9 +433,9 @@ class Stream:
         return located
 
     def _skip_to(self, offset: int, epoch: int | None) -> None:
-        """Nothing to hand out below `offset`, beyond what is decoded. The epoch of the offset
-        before goes along, where it is known: a position under an epoch that ended before it would
-        look as if the log had been cut off."""
+        """Moves to `offset`: there are no records below it beyond the decoded ones. The epoch of
+        the offset before is kept along, if known: a position under an epoch that ended before it
+        would look as if the log had been truncated."""
         if self._decoded:
             last = self._decoded[-1]
             if offset > last.next_offset:
@@ -441,7 +444,7 @@ class Stream:
             self.position, self.consumed_epoch = offset, epoch
 
     def _go_to(self, offset: int) -> None:
-        """Reading goes on at `offset` after what is decoded, ahead or back."""
+        """Continues at `offset` after the decoded records, ahead or back."""
         if self._decoded:
             last = self._decoded[-1]
             last.next_offset, last.next_epoch = offset, None
@@ -449,7 +452,7 @@ class Stream:
             self.position, self.consumed_epoch = offset, None
 
     def consume(self, batch: _Decoded, count: int) -> None:
-        """The next `count` records of `batch`, the first one decoded, were handed out."""
+        """Consumes the next `count` records of `batch`, the first one decoded."""
         assert batch is self._decoded[0]
         batch.first += count
         if batch.first == len(batch.columns.values):
@@ -460,7 +463,7 @@ class Stream:
             self.position = batch.columns.offsets[batch.first]
 
     def give_back(self, columns: Columns) -> None:
-        """Records that were handed out come first again."""
+        """Puts returned records back in front."""
         assert self.position is not None
         self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
         self.position = columns.offsets[0]
@@ -477,13 +480,13 @@ def _unreadable(
 
 
 _UNREAD = CorruptBatchError("It stands for a large value, and cannot be read.")
-"""In the place of a large value whose manifest arrived with a wrong CRC."""
+"""The stand-in for a large value whose manifest arrived with a wrong CRC."""
 
 
 def _with_large(
     columns: Columns, header: BatchHeader, large: Mapping[int, LargeValue]
 ) -> Columns:
-    """The records with the values that they stand for. Raises what became of such a value."""
+    """The records with the values that they stand for. Raises the error of such a value."""
     if not columns.values:  # Compaction or an abort removed the record.
         return columns
     if len(columns.values) > 1:
@@ -498,14 +501,14 @@ def _with_large(
 
 
 def transaction_of(header: BatchHeader) -> tuple[int, int] | None:
-    """`(family, epoch)`, None for a batch of no transaction."""
+    """The `(family, epoch)` of a batch, None for a batch without a transaction."""
     if header.producer_id is None or not is_transactional(header.producer_id):
         return None
     return family_of(header.producer_id), header.producer_epoch
 
 
 def _below(columns: Columns, end: int) -> Columns:
-    """Those records whose offset is below `end`."""
+    """The records whose offset is below `end`."""
     stop = bisect_left(columns.offsets, end)
     keys, headers = columns.keys, columns.headers
     return Columns(
@@ -529,8 +532,8 @@ class AssignedPartition:
 
 
 class Subscription:
-    """Which partitions are read: those of `topics`, or those assigned by hand. Used by the
-    consumer's thread; the loop only looks whether a stream is still current."""
+    """The partitions that are read: those of `topics`, or those assigned by hand. Used by the
+    consumer's thread; the loop only checks whether a stream is still current."""
 
     def __init__(self) -> None:
         self.topics: tuple[str, ...] | None = None
@@ -544,7 +547,8 @@ class Subscription:
         start: Start,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> list[Stream]:
-        """Makes this the assignment; partitions that stay keep their stream. The new streams."""
+        """Replaces the assignment; partitions that stay keep their stream. Returns the new
+        streams."""
         known_ids = topic_ids or {}
         kept = self.assigned
         fresh: list[Stream] = []
@@ -560,7 +564,8 @@ class Subscription:
         return fresh
 
     def get(self, partition: TopicPartition) -> AssignedPartition:
-        """Raises InvalidRequestError for a partition that is not assigned."""
+        """The state of an assigned partition. Raises InvalidRequestError for one that is not
+        assigned."""
         found = self.assigned.get(partition)
         if found is None:
             raise InvalidRequestError(
@@ -569,7 +574,7 @@ class Subscription:
         return found
 
     def restart(self, partition: TopicPartition, stream: Stream) -> None:
-        """Reading goes on with another stream."""
+        """Continues reading with another stream."""
         self.get(partition).stream = stream
 
     def is_current(self, stream: Stream) -> bool:
@@ -581,7 +586,7 @@ class Subscription:
         return assigned is None or assigned.is_paused
 
     def in_turn(self) -> list[AssignedPartition]:
-        """All that are not paused, another one first each time."""
+        """All partitions that are not paused, starting with another one each time."""
         reading = [assigned for assigned in self.assigned.values() if not assigned.is_paused]
         if not reading:
             return reading
@@ -590,5 +595,5 @@ class Subscription:
 
 
 START_OF_NEW_PARTITIONS = EARLIEST
-"""A partition that was added to a subscribed topic is read from its beginning, whatever
-`auto_offset_reset` says: its records came after the subscription."""
+"""Start of a partition that was added to a subscribed topic: it is read from its beginning,
+whatever `auto_offset_reset` says, because its records came after the subscription."""

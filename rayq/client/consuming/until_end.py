@@ -1,4 +1,4 @@
-"""Reading up to the end of the log as it is now: what is left of a snapshot of end offsets."""
+"""Reading up to the current end of the log: the rest of a snapshot of end offsets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rayq.records import Record, TopicPartition
 UNTIL_END_TIMEOUT_S = 60.0
 """Default of `until_end(timeout_s=...)`."""
 SETTLE_PAUSE_S = 0.1
-"""Between two questions to a coordinator whose group is being rebalanced."""
+"""Interval between two requests to a coordinator whose group is rebalancing."""
 SHOWN_MAX = 5
 
 
 class UntilEnd:
-    """What one reading up to the end has left. Without a group the partitions and their ends are
+    """The rest of one reading up to the end. Without a group the partitions and their ends are
     fixed when the reading begins. A member of a group reads its share: the end of a partition is
     fixed when the reading begins, or when the partition is assigned; the reading is over once the
     group has settled too.
@@ -25,9 +25,9 @@ class UntilEnd:
 
     def __init__(self, core: ConsumerCore, timeout_s: float) -> None:
         self.records: list[Record[Any, Any]] = []
-        """What `take` took."""
+        """The records that `take` took."""
         self.is_over = False
-        """Everything before the ends was handed out, as of the last `ask`."""
+        """Whether everything before the ends was returned, as of the last `ask`."""
         self._core = core
         self._timeout_s = timeout_s
         self._ends: dict[TopicPartition, int] = {}
@@ -37,18 +37,18 @@ class UntilEnd:
         core.look_for_new_partitions()
 
     def take(self, records_max: int) -> bool:
-        """Takes records into `records`. False: none have arrived, and there is nothing to do but
-        wait."""
+        """Takes records into `records`. Returns False if none have arrived, and waiting is all
+        there is to do."""
         self.records = self._core.take_records(records_max, self._left())
         return bool(self.records) or self.has_question
 
     @property
     def has_question(self) -> bool:
-        """`ask` before records come."""
+        """Whether `ask` has to run before records arrive."""
         return bool(self._unknown()) or not self._left()
 
     async def ask(self) -> None:
-        """Asks for the ends that are not known yet, and finds out whether this `is_over`."""
+        """Asks for the ends that are not known yet, and determines whether this `is_over`."""
         core = self._core
         if unknown := self._unknown():
             self._ends |= await core.end_offsets(unknown, timeout_s=self._timeout_s)
@@ -66,9 +66,12 @@ class UntilEnd:
         self._progress_at = self._core.client.now
 
     def patience_s(self) -> float:
-        """How long to go on waiting. Raises TimeoutError when nothing has come for too long."""
+        """The time for which to continue waiting. Raises TimeoutError if there was no progress for
+        too long."""
         streams = [self._core.subscription.get(place).stream for place in self._left()]
-        progress = [(one.partition, one.received_bytes, one.position) for one in streams]
+        progress = [
+            (stream.partition, stream.received_bytes, stream.position) for stream in streams
+        ]
         if progress != self._progress:
             self._progress = progress
             self.made_progress()
@@ -98,17 +101,18 @@ class UntilEnd:
         return "; ".join(told[:SHOWN_MAX]) + more
 
     def _unknown(self) -> list[TopicPartition]:
-        """Partitions whose end has to be asked for."""
+        """The partitions whose end has to be asked for."""
         group = self._core.group
         if self._has_begun and (group is None or group.member is None):
             return []
         assigned = self._core.subscription.assigned
-        for place in self._ends.keys() - assigned.keys():  # one that comes back has a new end
+        # a partition that comes back has a new end
+        for place in self._ends.keys() - assigned.keys():
             del self._ends[place]
         return [place for place in assigned if place not in self._ends]
 
     def _left(self) -> dict[TopicPartition, int]:
-        """The ends of those that have records left; paused ones do not count."""
+        """The ends of the partitions that have records left; paused ones do not count."""
         assigned = self._core.subscription.assigned
         return {
             place: end

@@ -1,1 +1,1 @@
-"""Large values, as producers send them and readers put them together. Private."""
+"""Large values: how producers send them and readers assemble them. Private."""

@@ -1,4 +1,4 @@
-"""Chunks that came by, for the manifest that comes after them."""
+"""Cache of chunks that were fetched before their manifest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ChunkKey = tuple[str, int, int]
 
 
 class ChunkCache:
-    """The batches of the chunks that came last, up to `bytes_max`. It is nothing but a cache: what
-    is not in it is read back."""
+    """The batches of the last chunks fetched, up to `bytes_max`. It is only a cache: chunks that
+    are not in it are read back."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
         self._bytes_max = bytes_max
@@ -30,7 +30,7 @@ class ChunkCache:
             self._size_bytes -= len(oldest)
 
     def take(self, key: ChunkKey) -> bytes | None:
-        """The batch, which is not kept: a value is put together once."""
+        """Removes and returns a batch: a value is assembled once."""
         batch = self._batches.pop(key, None)
         if batch is not None:
             self._size_bytes -= len(batch)

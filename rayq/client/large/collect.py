@@ -1,11 +1,11 @@
-"""Finds large values in an object store that no record of the cluster stands for, and removes them.
+"""Removal of large values in an object store that no record of the cluster stands for.
 
 An object is written before its record, and stays when its record goes: by retention or compaction,
-with its topic, or because its producer died in between. What is left over is found by reading the
-logs. The objects are listed first. Those that are young are left alone: their records may be on the
-way. Then every log is read, from its start to its end; and once more, what has come since, as a
-record may have been copied, as a dead letter, from a log that was not read yet to one that was.
-Values of deleted topics that `rayq topic restore` may bring back are left alone, too.
+with its topic, or because its producer died in between. Leftover objects are found by reading the
+logs. The objects are listed first. Young ones are left alone: their records may be on the way. Then
+every log is read, from its start to its end; and then again, from there on, because a record may
+have been copied, as a dead letter, from a log that was not read yet to one that was. Values of
+deleted topics that `rayq topic restore` may bring back are left alone, too.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from rayq.storage.batch import BatchHeader, decode_columns, split_batches
 logger = logging.getLogger(__name__)
 
 AGE_S_MIN = 3600
-"""A producer has given up long before its object is so old."""
+"""Minimum age of an object that may be removed: its producer has given up long before."""
 SCAN_BYTES = 4 * MIB
 DELETE_AT_ONCE = 100
 TIMEOUT_S = 60.0
-"""How long a leader may be away."""
+"""Maximum time a leader may be away."""
 
 OnRead = Callable[[str, int, int], None]
-"""`on_read(partition, offset, end)`: how far the reading is."""
+"""`on_read(partition, offset, end)` reports the progress of the reading."""
 
 
 class CollectedValues(NamedTuple):
-    """What a sweep found. `removed` are objects that no record stood for; of a dry run those that
-    it would have removed. `young` ones were not looked at."""
+    """The result of a sweep. `removed` are objects that no record stood for; in a dry run, those
+    that it would have removed. `young` ones were not looked at."""
 
     removed: list[StoredObject]
     kept: int
@@ -75,12 +75,13 @@ async def collect_values(
     dry_run: bool = False,
     on_read: OnRead = lambda _partition, _offset, _end: None,
 ) -> CollectedValues:
-    """Sweeps what lies below a producer's `large_values`, of this cluster and of no other.
+    """Sweeps the objects below a producer's `large_values`, of this cluster and of no other.
 
     Nothing is removed unless all logs could be read, to their ends. Records keep their objects as
-    long as they are in a log, also those of open and of aborted transactions. Raises ConfigError
-    (`url` is none, or holds credentials), InvalidRequestError (an age below an hour),
-    CorruptBatchError, PartitionOfflineError, TimeoutError, RemoteStorageError, MissingExtraError.
+    long as they are in a log, including those of open and of aborted transactions. Raises
+    ConfigError (`url` is not a URL, or holds credentials), InvalidRequestError (an age below an
+    hour), CorruptBatchError, PartitionOfflineError, TimeoutError, RemoteStorageError,
+    MissingExtraError.
     """
     check_values_url(url)
     if older_than_s < AGE_S_MIN:
@@ -95,16 +96,16 @@ async def collect_values(
     prefix = prefix_of(url, cluster_id)
     found = await threads.run(lambda: list(list_objects(prefix)))
     before_s = client.environment.clock.wall_ms() / 1000 - older_than_s
-    old = [one for one in found if one.time_s < before_s]
+    old = [stored for stored in found if stored.time_s < before_s]
     references = _References(client, on_read)
     if old:
         await references.read_all()
         await references.read_all()
         await references.note_deleted()
-    unused = [one for one in old if not references.has(one)]
+    unused = [stored for stored in old if not references.has(stored)]
     if not dry_run:
         for start in range(0, len(unused), DELETE_AT_ONCE):
-            uris = [one.uri for one in unused[start : start + DELETE_AT_ONCE]]
+            uris = [stored.uri for stored in unused[start : start + DELETE_AT_ONCE]]
             await threads.run(delete_objects, uris)
     return CollectedValues(unused, len(old) - len(unused), len(found) - len(old))
 
@@ -114,20 +115,23 @@ class _References:
 
     def __init__(self, client: Client, on_read: OnRead) -> None:
         self.value_ids: set[str] = set()
-        """In hex. Ids and not URIs: a store may be known by several URLs."""
+        """The ids in hex. Ids are used instead of URIs, because a store may be known by several
+        URLs."""
         self._client = client
         self._on_read = on_read
         self._read_to: dict[tuple[str, int], int] = {}
-        """By topic id and partition."""
+        """The offset read up to, by topic id and partition."""
         self._deleted: set[str] = set()
-        """Topics that were deleted, and whose records may come back from the object store."""
+        """Deleted topics whose records may come back from the object store."""
 
-    def has(self, one: StoredObject) -> bool:
+    def has(self, stored: StoredObject) -> bool:
         """Whether a record stands for a value, or may again."""
-        return one.value_id in self.value_ids or (bool(one.value_id) and one.topic in self._deleted)
+        return stored.value_id in self.value_ids or (
+            bool(stored.value_id) and stored.topic in self._deleted
+        )
 
     async def note_deleted(self) -> None:
-        """Notes what `rayq topic restore` may bring back, now or since it was noted last."""
+        """Notes topics that `rayq topic restore` may bring back, now or since the last call."""
         metadata = self._client.metadata
         answer: DescribeObjectStoreResponse = await self._client.ask_any(
             DescribeObjectStore(),
@@ -137,7 +141,7 @@ class _References:
         self._deleted |= {garbage.name for garbage in answer.garbage}
 
     async def read_all(self) -> None:
-        """Reads all logs from where the last reading ended. Raises where one cannot be read."""
+        """Reads all logs from the end of the last reading. Raises if one cannot be read."""
         await self.note_deleted()
         answer = await self._client.fetch_all(timeout_s=TIMEOUT_S)
         for topic in answer.topics:

@@ -1,7 +1,7 @@
-"""Large values as objects: files below a directory, or objects of a store that fsspec knows.
+"""Objects of large values: files below a directory, or objects of a store that fsspec knows.
 
-Whoever calls has the credentials of its own process; a record has none. All of this blocks. What a
-crash leaves is an object that no record names: `rayq values collect` removes it.
+The caller has the credentials of its own process; a record has none. All of this blocks. A crash
+may leave an object that no record names: `rayq values collect` removes it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from rayq.urls import without_credentials
 
 VALUE_SUFFIX = ".value"
 TEMPORARY_SUFFIX = ".tmp"
-"""Of a file that is being written."""
+"""Suffix of a file that is being written."""
 _NO_OBJECT = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
-"""The name is not that of an object, and never will be."""
+"""Errors that mean that the name is not that of an object, and never will be."""
 
 
 _VALUE = re.compile(
     r"(?P<topic>[A-Za-z0-9._-]{1,249})/(?P<id>[0-9a-f]{32})\.value(?P<rest>\.tmp)?"
 )
-"""How `object_uri` names what lies below the prefix of a cluster."""
+"""The names that `object_uri` gives to objects below the prefix of a cluster."""
 
 
 class StoredObject(NamedTuple):
-    """A large value in the store. `time_s` is when it was written, Unix time by the store."""
+    """A large value in the store. `time_s` is its time of writing, Unix time by the store."""
 
     uri: str
     size_bytes: int
     time_s: float
     topic: str
     value_id: str
-    """In hex. Empty: it is what a crash left of one."""
+    """The id in hex. Empty for a leftover of a crash."""
 
 
 def object_uri(url: str, cluster_id: str, topic: str, value_id: bytes) -> str:
-    """Where a value goes. No other value has the name."""
+    """The URI of a value's object. No other value has the name."""
     return f"{prefix_of(url, cluster_id)}{topic}/{value_id.hex()}{VALUE_SUFFIX}"
 
 
 def prefix_of(url: str, cluster_id: str) -> str:
-    """Below which the objects of a cluster lie."""
+    """The prefix of the objects of a cluster."""
     return f"{url.rstrip('/')}/{cluster_id}/"
 
 
 def is_below(uri: str, url: str) -> bool:
-    """Whether a reader that may read what is below `url` may read `uri`, which a record names."""
+    """Whether a reader that may read objects below `url` may read `uri`, which a record names."""
     prefix = url.rstrip("/") + "/"
     rest = unquote(uri[len(prefix) :])
     is_plain = not any(part in ("", ".", "..") for part in rest.split("/")) and "\\" not in rest
@@ -68,8 +68,8 @@ def is_below(uri: str, url: str) -> bool:
 
 
 def write_object(uri: str, value: bytes) -> None:
-    """The value is stored durably when this returns. Raises RemoteStorageError, RemoteDeniedError,
-    MissingExtraError."""
+    """Writes an object; it is durable when this returns. Raises RemoteStorageError,
+    RemoteDeniedError, MissingExtraError."""
     path = _local_path(uri)
     if path is not None:
         _write_file(path, value)
@@ -89,9 +89,9 @@ def write_object(uri: str, value: bytes) -> None:
 
 
 def read_object(uri: str, size_bytes: int, url: str) -> bytes:
-    """The object, or its beginning where it is longer than `size_bytes`. `url` is the store that
-    has it. Raises RemoteMissingError, RemoteStorageError (the store is away), RemoteDeniedError,
-    MissingExtraError."""
+    """Reads an object, or its beginning if it is longer than `size_bytes`. `url` is the store that
+    has it. Raises RemoteMissingError, RemoteStorageError (the store is unavailable),
+    RemoteDeniedError, MissingExtraError."""
     path = _local_path(uri)
     root = _local_path(url)
     try:
@@ -111,10 +111,10 @@ def read_object(uri: str, size_bytes: int, url: str) -> bytes:
 
 
 def list_objects(prefix: str) -> Iterator[StoredObject]:
-    """All values below a prefix, which ends with `/`, and what a crash left of some. What has
-    another name than rayq gives is somebody else's, and left out. Raises as `read_object` does, and
-    RemoteListError where the store lists what is not below; of a prefix that is not there nothing.
-    """
+    """Lists all values below a prefix, which ends with `/`, and leftovers of crashes. Objects with
+    names that rayq does not give belong to somebody else, and are left out. Raises as `read_object`
+    does, and RemoteListError if the store lists objects that are not below; a prefix that does not
+    exist gives nothing."""
     path = _local_path(prefix)
     try:
         if path is not None:
@@ -142,7 +142,8 @@ def list_objects(prefix: str) -> Iterator[StoredObject]:
 
 
 def _parsed(rest: str) -> tuple[str, str] | None:
-    """`(topic, value id)` of the name of an object below the cluster's prefix; None: it is none."""
+    """The `(topic, value id)` of an object's name below the cluster's prefix; None for other
+    names."""
     match = _VALUE.fullmatch(rest)
     if match is None or match["topic"] in (".", ".."):
         return None
@@ -150,7 +151,7 @@ def _parsed(rest: str) -> tuple[str, str] | None:
 
 
 def delete_objects(uris: Sequence[str]) -> None:
-    """A missing one is no error. Raises as `write_object` does."""
+    """Deletes objects; a missing one is no error. Raises as `write_object` does."""
     for uri in uris:
         path = _local_path(uri)
         try:
@@ -176,8 +177,8 @@ def _local_path(uri: str) -> str | None:
 
 
 def _read_file(uri: str, path: str, size_bytes: int) -> bytes:
-    """The beginning of a file. Raises RemoteMissingError where it is none: to open a pipe would
-    wait until somebody writes into it."""
+    """Reads the beginning of a file. Raises RemoteMissingError if it is not a regular file: opening
+    a pipe would wait until somebody writes into it."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise RemoteMissingError(f"{uri} is no object: it is no file.")
@@ -185,7 +186,7 @@ def _read_file(uri: str, path: str, size_bytes: int) -> bytes:
 
 
 def _write_file(path: str, value: bytes) -> None:
-    """A crash leaves a temporary file, or the whole one."""
+    """Writes a file. A crash leaves a temporary file, or the whole one."""
     directory = os.path.dirname(path)
     temporary = path + TEMPORARY_SUFFIX
     try:
@@ -198,8 +199,8 @@ def _write_file(path: str, value: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        # Those of topic, cluster and the URL may be new; those above them only if they were made
-        # here.
+        # The directories of topic, cluster and the URL may be new; those above them only if they
+        # were made here.
         made = directory.count("/") - existing.count("/")
         for _ in range(max(3, made + 1)):
             _sync_directory(directory)
@@ -249,7 +250,7 @@ def _opened(uri: str) -> tuple[Any, str]:
 
 
 def _time_of(uri: str, info: dict[str, Any]) -> float:
-    """When an object was written."""
+    """The time at which an object was written."""
     for name in ("LastModified", "last_modified", "mtime", "updated", "created"):
         found: Any = info.get(name)
         if isinstance(found, int | float):

@@ -1,7 +1,7 @@
-"""Reads large values: puts them together of their chunks, or reads them from their objects.
+"""Reader of large values: it assembles them from their chunks, or reads them from their objects.
 
-A value is handed out whole and checked, or there is a typed error. Nothing is remembered of values
-that are not complete, so a reader may begin anywhere, be moved about and end at any time.
+A value is returned whole and checked, or there is a typed error. Nothing is remembered of
+incomplete values, so a reader may begin anywhere, seek and end at any time.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from rayq.wording import counted
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES = 4 * MIB
-"""Most that one fetch asks for while chunks are read back."""
+"""Maximum size of one fetch while chunks are read back."""
 CHUNK_SLACK_BYTES = 1024
-"""How much longer the batch of a chunk may be than its share of the value."""
+"""Maximum excess of a chunk's batch over its share of the value."""
 TRIES_MAX = 5
-"""How often chunks may arrive with a wrong CRC before the reader is told."""
+"""Maximum number of times chunks may arrive with a wrong CRC before the reader is told."""
 STALE_LEADER_S = 5.0
-"""How long a chunk is asked for that is not committed where its manifest says: longer than a leader
-answers that was replaced and does not know it. Each chunk was committed before its manifest was
+"""Time for which a chunk is requested that is not committed where its manifest says: longer than a
+replaced leader answers without knowing it. Each chunk was committed before its manifest was
 written."""
 
 
 class LargeValues:
-    """What one reader needs to read large values. Belongs to the loop."""
+    """The large values of one reader. Belongs to the loop."""
 
     def __init__(self, client: Client, config: ConsumerConfig) -> None:
         self.expired = 0
-        """How many values were passed over because chunks of them were below the log start."""
+        """The number of values skipped because chunks of them were below the log start."""
         self._client = client
         self._config = config
         self._cache = ChunkCache()
@@ -75,7 +75,7 @@ class LargeValues:
     def came_by(
         self, topic_id: str, partition: int, payload: memoryview, at: int, header: BatchHeader
     ) -> None:
-        """A chunk was fetched: its manifest may follow."""
+        """Caches a fetched chunk: its manifest may follow."""
         batch = bytes(payload[at : at + header.length])
         self._cache.add((topic_id, partition, header.base_offset), batch)
 
@@ -85,8 +85,8 @@ class LargeValues:
         """The value that the record at `offset` stands for. None: it expired before it was read.
 
         Raises LargeValueError (nobody can read it), LargeValueRefusedError (this reader does not),
-        both with the record's place and offset; and as any question to a leader, if it failed for
-        now.
+        both with the record's partition and offset; and as any request to a leader does, if it
+        failed for now.
         """
         try:
             return await self._value(place, topic_id, offset, manifest)
@@ -188,8 +188,8 @@ class LargeValues:
     async def _batches(
         self, manifest: Manifest, place: Place, *, use_cache: bool
     ) -> tuple[list[bytes], bool]:
-        """The batch of each chunk, and whether some came from the cache. Raises LargeValueError
-        where the log has something else, OffsetOutOfRangeError."""
+        """The batch of each chunk, and whether some came from the cache. Raises LargeValueError if
+        the log has something else, OffsetOutOfRangeError."""
         offsets = manifest.offsets
         found: dict[int, bytes] = {}
         for offset in offsets:
@@ -203,7 +203,7 @@ class LargeValues:
         left_bytes -= sum(map(len, found.values()))
         while missing:
             first = missing[0]
-            run = next((n for n, one in enumerate(missing) if one != first + n), len(missing))
+            run = next((n for n, offset in enumerate(missing) if offset != first + n), len(missing))
             payload = await self._fetch(place, first, min(run * chunk_bytes, FETCH_BYTES))
             for at, header in split_batches(payload):
                 if missing and header.is_chunk and header.base_offset == missing[0]:
@@ -217,9 +217,9 @@ class LargeValues:
         return [found[offset] for offset in offsets], is_cached
 
     async def _fetch(self, place: Place, offset: int, bytes_max: int) -> memoryview:
-        """Raises CorruptBatchError, which is retriable, for an answer that is cut off;
-        OffsetOutOfRangeError below the log start, OffsetNotAvailableError above what is
-        committed."""
+        """Fetches chunks. Raises CorruptBatchError, which is retriable, for a truncated answer;
+        OffsetOutOfRangeError below the log start, OffsetNotAvailableError above the committed
+        end."""
         try:
             answer, payload = await self._ask(
                 place, fetch_now(place.partition, offset, bytes_max, READ_UNCOMMITTED)
@@ -246,8 +246,8 @@ class LargeValues:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
 
     async def _find(self, place: Place, age_max_s: float | None = None) -> None:
-        """Raises LargeValueError where the cluster has no such partition. For a while a broker, or
-        the metadata here, may only be behind."""
+        """Raises LargeValueError if the cluster has no such partition. For a while a broker, or the
+        metadata here, may only be behind."""
         client, config = self._client, self._config
         until_s = client.now + UNKNOWN_TOPIC_PATIENCE_S
         options = {} if age_max_s is None else {"age_max_s": age_max_s}
@@ -302,7 +302,7 @@ def _gone(place: Place, why: str) -> LargeValueError:
 def located(
     error: UnreadableRecordError, place: TopicPartition, offset: int
 ) -> UnreadableRecordError:
-    """The same error, which also says where the record is and where to go on."""
+    """The same error with the place of the record, and the offset at which to continue."""
     found = error.with_message(
         f"The large value of offset {offset} of {place.topic}-{place.partition} cannot be read: "
         f"{error.message} Seek to {offset + 1} to go on without it."
@@ -313,7 +313,8 @@ def located(
 
 
 def _joined(manifest: Manifest, batches: list[bytes]) -> bytes:
-    """Raises LargeValueError, CorruptBatchError (a wrong CRC)."""
+    """Assembles a value from the batches of its chunks. Raises LargeValueError, CorruptBatchError
+    (a wrong CRC)."""
     pieces: list[bytes] = []
     left_bytes = manifest.size_bytes
     for index, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""What callers may give to queues, and errors that say what to write."""
+"""Checks of arguments of queues, with errors that say what to write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayq.storage.batch import DUE_HEADER, due_header
 PutHeaders = Iterable[tuple[str, bytes]] | None
 
 DELAY_S_MAX = 10 * 365 * 86_400.0
-"""The longest delay of a record: ten years."""
+"""Maximum delay of a record: ten years."""
 TAKEN_MAX = 10_000
 PREFETCH = 256
 PREFETCH_MAX = 10_000
@@ -39,8 +39,8 @@ def names_and_weights(
         raise InvalidRequestError(f"Queues are named once each, and one at least, not {checked!r}.")
     if weights is None:
         return checked, [1] * len(checked)
-    each = [whole_number("A weight", one) for one in weights]
-    if len(each) != len(checked) or not all(1 <= one <= WEIGHT_MAX for one in each):
+    each = [whole_number("A weight", weight) for weight in weights]
+    if len(each) != len(checked) or not all(1 <= weight <= WEIGHT_MAX for weight in each):
         raise InvalidRequestError(
             f"{len(checked)} queues need a weight each, from 1 to {WEIGHT_MAX}, not {each!r}."
         )
@@ -48,7 +48,7 @@ def names_and_weights(
 
 
 def whole_between(name: str, given: Any, least: int, most: int) -> int:
-    """Raises TypeError, InvalidRequestError."""
+    """An int from `least` to `most`. Raises TypeError, InvalidRequestError."""
     number = whole_number(name, given)
     if not least <= number <= most:
         raise InvalidRequestError(f"{name} is from {least} to {most}, not {number}.")
@@ -58,8 +58,8 @@ def whole_between(name: str, given: Any, least: int, most: int) -> int:
 def with_due_time(
     headers: PutHeaders, delay_s: Any, deliver_at: Any, wall_ms: int
 ) -> PutHeaders:
-    """The headers of a record that is put, with the one that says when it is due: instead of one
-    that came along with those of another record. Raises TypeError, InvalidRequestError."""
+    """The headers of a put record, with the header of its due time, which replaces one copied from
+    another record. Raises TypeError, InvalidRequestError."""
     if delay_s is None and deliver_at is None:
         return headers
     if delay_s is not None and deliver_at is not None:
@@ -71,16 +71,16 @@ def with_due_time(
         if due_ms - wall_ms > DELAY_S_MAX * 1000:
             raise InvalidRequestError(f"deliver_at is within ten years, not {deliver_at!r}.")
     kept = [
-        one
-        for one in headers or ()
-        if not (isinstance(one, tuple | list) and one and one[0] == DUE_HEADER)
+        header
+        for header in headers or ()
+        if not (isinstance(header, tuple | list) and header and header[0] == DUE_HEADER)
     ]
     return [*kept, due_header(max(due_ms, 0))]
 
 
 def worker_times(stop_when_idle_s: Any, stop_timeout_s: Any) -> tuple[float | None, float]:
-    """When a worker ends that has nothing to do (None: never), and how long its handlers may take
-    then. Raises TypeError, InvalidRequestError."""
+    """The idle time after which a worker ends (None: never), and the time that its handlers may
+    then take. Raises TypeError, InvalidRequestError."""
     idle_s = None if stop_when_idle_s is None else seconds(stop_when_idle_s)
     return idle_s, seconds(stop_timeout_s)
 

@@ -1,5 +1,5 @@
 """Functions that run as tasks of a queue: `@q.task`. Arguments travel as JSON; nothing is pickled,
-so that a record can run no code but that of the functions the worker knows."""
+so a record can run no code except the functions that the worker knows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ R = TypeVar("R")
 PutT = TypeVar("PutT")
 
 TASK_HEADER = "rayq.task"
-"""The header that names the function of a record; its value is the arguments, as JSON:
+"""Header that names the function of a record. The record's value holds the arguments, as JSON:
 `[[positional], {by name}]`."""
 
 
 class TaskFunction(Generic[P, R, PutT]):
     """A function that runs as a task of a queue; made by `@queue.task`. Calling it runs it here, at
-    once; `delay` has a worker run it."""
+    once; `delay` makes a worker run it."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class TaskFunction(Generic[P, R, PutT]):
         return f"<TaskFunction {self.name!r}>"
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> PutT:
-        """Has a worker call the function with these arguments. Returns, as `put` does, once that is
-        durable. Raises TypeError (the function takes no such arguments), SerializationError (an
-        argument would not arrive as it is), and what `put` raises."""
+        """Makes a worker call the function with these arguments. Returns, as `put` does, once the
+        record is durable. Raises TypeError (the function takes no such arguments),
+        SerializationError (an argument would arrive changed), and the errors of `put`."""
         return self.put(args, kwargs)
 
     def put(
@@ -65,8 +65,9 @@ class TaskFunction(Generic[P, R, PutT]):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
     ) -> PutT:
-        """As `delay(*args, **kwargs)`, with what `queue.put` takes besides: a key, or when it is
-        due. Raises TypeError where `args` is no list or tuple, or `kwargs` no dict."""
+        """Does the same as `delay(*args, **kwargs)`, with the other arguments of `queue.put`: a
+        key, or the due time. Raises TypeError if `args` is not a list or tuple, or `kwargs` not a
+        dict."""
         if not isinstance(args, list | tuple):
             raise TypeError(
                 f"The arguments of {self.name} are a list or a tuple, not {shown(args)}: "
@@ -81,7 +82,7 @@ class TaskFunction(Generic[P, R, PutT]):
         )
 
     def arguments(self, value: bytes | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with, each as its annotation says. Raises
+        """The arguments for the function, each as its annotation says. Raises
         TaskArgumentsError."""
         return self._arguments.decoded(value)
 
@@ -99,7 +100,8 @@ class Functions(Generic[PutT]):
         retries: int | None,
         put: Callable[..., PutT],
     ) -> TaskFunction[P, R, PutT]:
-        """For `put` see `TaskFunction`. Raises HandlerError, InvalidRequestError."""
+        """Adds a function. For `put` see `TaskFunction`. Raises HandlerError,
+        InvalidRequestError."""
         check_function("A task", function, is_awaited=True)
         if retries is not None and (type(retries) is not int or retries < 0):
             raise InvalidRequestError(f"retries is a number from 0, not {retries!r}.")
@@ -119,7 +121,8 @@ class Functions(Generic[PutT]):
         return made
 
     def check_plain(self, instead: str) -> None:
-        """For a worker that awaits nothing; `instead` says what does. Raises HandlerError."""
+        """Checks the functions of a worker that awaits nothing; `instead` names one that does.
+        Raises HandlerError."""
         for known in self._known.values():
             check_function(f"Task {known.name!r}:", known.function, instead=instead)
 
