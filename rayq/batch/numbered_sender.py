@@ -65,7 +65,7 @@ class _Known(NamedTuple):
     base_offset: int
     body_crc: int
     is_whole: bool
-    """Whether compaction took no records out of it."""
+    """True if compaction took no records out of it."""
 
 
 class NumberedSender:
@@ -99,7 +99,7 @@ class NumberedSender:
         self._scanned_to = scan_from
         self._scan_first = scan_first
         self._may_have_gaps = False
-        """Whether retention or compaction may have removed batches from the part that was read."""
+        """True if retention or compaction may have removed batches from the part that was read."""
         self.failure: RayqError | None = None
         self.ranges: list[OffsetRange] = []
         self.repeated = 0

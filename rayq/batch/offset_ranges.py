@@ -119,10 +119,6 @@ def snapshot(
 
     An offset below the log start (expired, or deleted) or above the end raises
     `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and the rest is read.
-    Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
-    start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for
-    a pattern that matches nothing), PartitionOfflineError and TimeoutError (a leader could not be
-    asked for `timeout_s` seconds), TransactionLimitError.
 
     Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
     start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for

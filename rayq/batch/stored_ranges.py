@@ -22,7 +22,7 @@ ASK_TIMEOUT_S = 10.0
 
 
 async def uses_remote_storage(client: Client, topic: str, timeout_s: float) -> bool:
-    """Whether records of the topic may be in an object store. Raises UnknownTopicError,
+    """Returns whether records of the topic may be in an object store. Raises UnknownTopicError,
     TimeoutError."""
     found = await client.topic(topic, timeout_s=timeout_s)
     return bool(found.config.get("remote_storage"))

@@ -52,8 +52,8 @@ async def still_lead(
     leader_epochs: Sequence[int],
     deadline: float,
 ) -> bool:
-    """Whether the leaders that answered in these leader epochs certainly led when they did. A
-    leader that is cut off from the other servers continues to answer for a session, and its view
+    """Returns whether the leaders that answered in these leader epochs certainly led when they did.
+    A leader that is cut off from the other servers continues to answer for a session, and its view
     may be older than what the next leader has committed meanwhile."""
     await client.change(ConfirmMetadata(), timeout_s=max(deadline - client.now, 0.001))
     topics = sorted({partition.place.topic for partition in partitions})

@@ -100,9 +100,7 @@ def begin_write(
 
     With a `transactional_id` the job is a transaction, and an open one of an earlier job with this
     id is aborted. With a `name`, too, it commits once: while it is the last name that committed
-    under this id, a job of that name raises AlreadyCommittedError. Raises UnknownTopicError,
-    PartitionOfflineError, TimeoutError, AlreadyCommittedError, TransactionLimitError,
-    InvalidRequestError (a bad id or name, or a name without an id).
+    under this id, a job of that name raises AlreadyCommittedError.
 
     Raises UnknownTopicError, PartitionOfflineError, TimeoutError, AlreadyCommittedError,
     TransactionLimitError, InvalidRequestError (a bad id or name, or a name without an id)."""
@@ -274,12 +272,10 @@ def finish_write(
 
     A task compares its records with those of an earlier attempt, in the partitions it writes to.
     This call finds the rest: the records of an attempt whose rows went to other partitions, and of
-    a job that was divided into more tasks. Leaders remember for a day which producers wrote. A job
-    that is a transaction is committed here, if exactly the records that its tasks reported are
-    there.
+    a job that was divided into more tasks. Leaders remember for a day which producers wrote.
 
-    A job that is a transaction is committed here, if all its tasks reported is there and nothing
-    else is.
+    A job that is a transaction is committed here, if exactly the records that its tasks reported
+    are there.
 
     Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError; and of a
     transaction TransactionAbortedError, TransactionCommittedError (this job is committed already),

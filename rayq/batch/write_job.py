@@ -22,7 +22,7 @@ class WriteJob(NamedTuple):
     CRC by which attempts are compared covers it."""
     batch_bytes: int
     append_time: bool
-    """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""
+    """True if the topic's records carry the leader's time (`message_timestamp_type`)."""
     transactional_id: str | None = None
     """The transactional id of the job; None if it is not a transaction. With one, the producer ids
     are the transaction's family."""

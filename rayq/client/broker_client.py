@@ -109,7 +109,8 @@ class BrokerClient:
             del self._learned[next(iter(self._learned))]
 
     def _is_stale(self, address: Address) -> bool:
-        """Whether a broker was at this address once, and no current source lists one there."""
+        """Returns whether a broker was at this address once, and no current source lists one
+        there."""
         said = [*self._bootstrap, *((b.host, b.port) for b in self.metadata.brokers.values())]
         return address in self._learned and address not in said
 

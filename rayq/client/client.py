@@ -433,8 +433,9 @@ def epoch_of(leader: LeaderAndEpoch | None) -> int:
 
 
 def may_retry(error: RayqError) -> bool:
-    """Whether the client may ask the leader of a partition again after this error. A process that
-    does not know a topic may only be behind: the metadata says whether the topic is gone."""
+    """Returns whether the client may ask the leader of a partition again after this error. A
+    process that does not know a topic may only be behind: the metadata says whether the topic is
+    gone."""
     return error.retriable or isinstance(error, UnknownTopicError)
 
 

@@ -19,7 +19,7 @@ from rayq.wire.authentication import Identity
 
 class ClientAccess:
     """The addresses, key and clients of one `Cluster` object. Cheap to make: it connects at first
-    use. Its client on the background loop stays acquired from the first use until `give_back`.
+    use.
 
     Its client on the background loop stays acquired from the first use until `give_back`.
     """

@@ -586,11 +586,9 @@ class Cluster:
 
         On Ray the pool is a detached actor that Ray restarts: it outlives this process, until the
         pool or the cluster is stopped. `consumer_pools()` lists it under `name` (the group's by
-        default). Raises ConfigError, HandlerError, UnknownTopicError (also for the dead letters'
-        topic), PoolExistsError, InvalidRequestError (no Ray: the cluster was connected to by its
-        address).
+        default).
 
-        Raises ConfigError, HandlerError, UnknownTopicError (also of the dead letters' topic),
+        Raises ConfigError, HandlerError, UnknownTopicError (also for the dead letters' topic),
         PoolExistsError, InvalidRequestError (no Ray: the cluster was connected to by its address).
         """
         checked = parse(PoolConfig, config)

@@ -59,12 +59,12 @@ def of_large_value(error: Exception) -> UnreadableRecordError | None:
 
 
 def is_final(error: UnreadableRecordError) -> bool:
-    """Whether nobody has better bytes. A wrong CRC may be in this answer only."""
+    """Returns whether nobody has better bytes. A wrong CRC may be in this answer only."""
     return not isinstance(error, CorruptBatchError) or error.crc_matches
 
 
 def is_skipped(error: UnreadableRecordError, on_corrupt: str) -> bool:
-    """Whether a reader skips a record that it cannot read. Logs a line if so."""
+    """Returns whether a reader skips a record that it cannot read. Logs a line if so."""
     if on_corrupt != "skip" or error.never_skipped:
         return False
     logger.warning("passed over, as on_corrupt='skip' says: %s", error)

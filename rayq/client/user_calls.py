@@ -55,9 +55,9 @@ def call_here(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseE
 
 
 def ends_program(error: BaseException) -> bool:
-    """Whether an error that came out of a user's function is meant for the program: a signal
-    handler raised it, such as that of Ctrl+C. This happens only in the main thread, at any point. A
-    KeyboardInterrupt or SystemExit that the function raised is its own."""
+    """Returns whether an error that came out of a user's function is meant for the program: a
+    signal handler raised it, such as that of Ctrl+C. This happens only in the main thread, at any
+    point. A KeyboardInterrupt or SystemExit that the function raised is its own."""
     if not isinstance(error, KeyboardInterrupt | SystemExit):
         return False
     if threading.current_thread() is not threading.main_thread():

@@ -62,19 +62,13 @@ def snapshot(
     topics: str | Iterable[str] = (), *, cluster: Cluster | None = None, **bounds: Any
 ) -> Snapshot:
     """Takes the present ranges of `topics`, or of the topics that `pattern` matches, for
-    `read_topic`. `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the
-    meanings that users of Spark's Kafka source know: pattern, starting_offsets ("earliest"),
-    ending_offsets ("latest", the current end, without undecided transactions; "last_stable", below
-    the first of these), starting_timestamp(s), ending_timestamp(s), new_partitions,
-    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current cluster.
-    Raises the errors of that function.
+    `read_topic`.
 
     `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the meanings that users
     of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
-    the end as it is now, without the transactions that are not decided; "last_stable", below the
-    first of these), starting_timestamp(s), ending_timestamp(s), new_partitions,
-    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current cluster.
-    Raises what that function raises.
+    the current end, without undecided transactions; "last_stable", below the first of these),
+    starting_timestamp(s), ending_timestamp(s), new_partitions, fail_on_data_loss (True), timeout_s
+    (60). `cluster`: None means the process's current cluster. Raises the errors of that function.
     """
     return Snapshot(offset_ranges.snapshot(cluster, topics, **bounds))
 

@@ -46,7 +46,7 @@ class MemberReport(msgspec.Struct, frozen=True):
     """The time that the current call of the handler has taken so far."""
     problem: str | None
     is_leaving: bool
-    """Whether it finishes, or has ended, because its pool asked it to, or because its pool is
+    """True if it finishes, or has ended, because its pool asked it to, or because its pool is
     gone."""
     failure: str | None
     """The reason why it has ended by itself; None while it has not."""

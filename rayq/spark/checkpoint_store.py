@@ -390,7 +390,7 @@ class LeaseLock:
 
 
 def _is_gone(holder: CheckpointHolder) -> bool:
-    """Whether the holder has certainly ended. Only processes of this boot and namespace are
+    """Returns whether the holder has certainly ended. Only processes of this boot and namespace are
     known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False

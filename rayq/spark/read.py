@@ -48,9 +48,7 @@ def read(
     timeout_s: float = 60.0,
 ) -> DataFrame:
     """Reads the records of `topics` (or of the topics whose whole name `pattern` matches) as a
-    DataFrame. The columns are key and value (binary), topic (string), partition (int), offset
-    (long) and timestamp. With `include_headers` there is also headers, an array of (key string,
-    value binary) that is empty for a record without headers.
+    DataFrame.
 
     The columns are key and value (binary), topic (string), partition (int), offset (long) and
     timestamp. With `include_headers` there is also headers, an array of (key string, value binary)

@@ -132,7 +132,8 @@ def _parsed(text: Column, fields: StructType) -> Column:
 
 
 def _is_utf8(text: Column) -> Column:
-    """Whether the text is UTF-8: decoding replaces other bytes, which then do not come back."""
+    """Returns whether the text is UTF-8: decoding replaces other bytes, which then do not come
+    back."""
     data = text.cast("binary")
     return fn.encode(fn.decode(data, "UTF-8"), "UTF-8") == data
 

@@ -157,7 +157,7 @@ def _check_types(records: DataFrame) -> None:
 
 
 def _is_headers(found: DataType) -> bool:
-    """Whether this is the type of headers, with or without nulls."""
+    """Returns whether this is the type of headers, with or without nulls."""
     return found.simpleString() == HEADERS_TYPE.simpleString()
 
 

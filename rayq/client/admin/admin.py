@@ -141,9 +141,7 @@ class AsyncAdmin:
 
         `replication_factor` None means min(3, brokers). `config` is as in `TopicConfig`. With
         `exist_ok` an existing topic is left as it is, and not waited for; if it has a different
-        number of partitions, or differs in a value given here, TopicExistsError says so. Raises
-        TopicExistsError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError,
-        ReplicaLimitError, ConfigError.
+        number of partitions, or differs in a value given here, TopicExistsError says so.
 
         Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
         InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
@@ -603,12 +601,10 @@ class AsyncAdmin:
         `<name>.dead`, over a topic of that name.
 
         `config` is as in `QueueConfig`. With `exist_ok` an existing queue is left as it is; if it
-        reads another topic, or differs in a value given here, QueueExistsError is raised. Raises
-        QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and the errors
-        of `create_topic`: TopicExistsError if a topic of that name exists without such a queue.
+        reads another topic, or differs in a value given here, QueueExistsError is raised.
 
-        Raises QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and what
-        `create_topic` raises: TopicExistsError where a topic of that name is there without such a
+        Raises QueueExistsError, QueueLimitError, ConfigError, UnknownTopicError (`topic`), and the
+        errors of `create_topic`: TopicExistsError if a topic of that name exists without such a
         queue.
         """
         is_own = topic is None

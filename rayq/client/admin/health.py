@@ -60,7 +60,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_healthy(problems: Iterable[Problem]) -> bool:
-    """Whether there is no error and no warning."""
+    """Returns whether there is no error and no warning."""
     return all(problem.severity == "notice" for problem in problems)
 
 

@@ -364,8 +364,8 @@ class MoveAdmin:
             version = client.metadata.version
 
     def _is_moving(self, place: TopicPartition, target: Sequence[int]) -> bool:
-        """Whether the move is still in progress. Raises NoReassignmentError if somebody else ended
-        it, and UnknownTopicError if the topic was deleted."""
+        """Returns whether the move is still in progress. Raises NoReassignmentError if somebody
+        else ended it, and UnknownTopicError if the topic was deleted."""
         topic = self._client.metadata.topics.get(place.topic)
         if topic is None or place.partition >= len(topic.partitions):
             raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")

@@ -92,18 +92,13 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
     ) -> None:
-        """Replaces the topics that are read by these, including partitions that are added later. In
-        a group the consumer reads its share of them, and of all topics whose whole name matches
+        """Replaces the topics that are read by these, including partitions that are added later.
+
+        In a group the consumer reads its share of them, and of all topics whose whole name matches
         `pattern`, now or later. The callbacks are called inside `poll` and `close` with a set of
         partitions: `on_assigned` before their first record (`seek` works there), `on_revoked` while
         they can still be committed, `on_lost` when it is too late for that, because the member was
         out of its group. A callback that is not given stays as it was.
-
-        In a group: its share of them, and of all topics whose whole name matches `pattern`, now or
-        later. The callbacks are called inside `poll` and `close` with a set of partitions:
-        `on_assigned` before their first record (`seek` works there), `on_revoked` while they can
-        still be committed, `on_lost` when it is too late for that, because the member was out of
-        its group. One that is not given stays as it was.
 
         Without a group the consumer reads all partitions of the topics (added ones from their
         beginning). Raises UnknownTopicError, InvalidRequestError, HandlerError (for example, a
@@ -178,34 +173,22 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self, timeout_s: float = 1.0, max_records: int | None = None
     ) -> list[Record[ValueT_co, KeyT_co]]:
         """Returns the next records as soon as there is one; [] after `timeout_s` seconds without
-        any. Returns at most `max_records` (default `max_poll_records`). Raises
-        OffsetOutOfRangeError (the position is not in the log, or there is none, and
-        auto_offset_reset is "none"), LogTruncatedError (records read before are gone: seek to
-        continue), UnknownTopicError (the topic was deleted), UnreadableRecordError (records that
-        cannot be read, with `offset` and `next_offset`: seek there to continue, or consume with
-        on_corrupt="skip"; its subclass DeserializationError means that a deserializer raised, and
-        has the record as it was sent), ClosedError. Each error stands for one partition, whose
-        position stays, while the others are read. If polling continues, the error is raised again
-        after a second, or when `timeout_s` has passed. In a group it also raises
-        MaxPollIntervalError (too long since the last poll; the next one continues),
-        FencedMemberError (another process took over the `group_instance_id`), UnknownAssignorError,
-        and the errors of a callback (HandlerError if, for example, it has not run or raised
-        StopIteration). Raises ConcurrentUseError while another thread uses the consumer;
-        InvalidRequestError in a callback, or in a signal handler that interrupted a poll.
+        any.
 
-        At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
-        that is not in the log, or none at all, and auto_offset_reset is "none"), LogTruncatedError
-        (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
-        UnreadableRecordError (records that cannot be read, with `offset` and `next_offset`: seek
-        there to go on, or consume with on_corrupt="skip"; one is DeserializationError: a
-        deserializer raised, and the error has the record as it was sent), ClosedError. Each stands
-        for one partition, which stays where it is, while the others are read. If polling goes on,
-        the error is raised again after a second, or when `timeout_s` is over. In a group also
-        MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
-        (another process took over the `group_instance_id`), UnknownAssignorError, and what a
-        callback raises (HandlerError, where it has not run, or raised StopIteration, say).
-        ConcurrentUseError while another thread uses the consumer; InvalidRequestError in a
-        callback, or in a signal handler that interrupted a poll.
+        Returns at most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError
+        (the position is not in the log, or there is none, and auto_offset_reset is "none"),
+        LogTruncatedError (records read before are gone: seek to continue), UnknownTopicError (the
+        topic was deleted), UnreadableRecordError (records that cannot be read, with `offset` and
+        `next_offset`: seek there to continue, or consume with on_corrupt="skip"; its subclass
+        DeserializationError means that a deserializer raised, and has the record as it was sent),
+        ClosedError. Each error stands for one partition, whose position stays, while the others are
+        read. If polling continues, the error is raised again after a second, or when `timeout_s`
+        has passed. In a group it also raises MaxPollIntervalError (too long since the last poll;
+        the next one continues), FencedMemberError (another process took over the
+        `group_instance_id`), UnknownAssignorError, and the errors of a callback (HandlerError if,
+        for example, it has not run or raised StopIteration). Raises ConcurrentUseError while
+        another thread uses the consumer; InvalidRequestError in a callback, or in a signal handler
+        that interrupted a poll.
         """
         core = self._core
         records_max = core.records_max(max_records)

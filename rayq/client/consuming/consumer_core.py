@@ -291,8 +291,8 @@ class ConsumerCore:
                 return []
 
     def _is_overdue(self, failed: Mapping[TopicPartition, RayqError]) -> bool:
-        """Whether one of these errors has waited for ERROR_PAUSE_S: the other partitions may never
-        run out of records."""
+        """Returns whether one of these errors has waited for ERROR_PAUSE_S: the other partitions
+        may never run out of records."""
         now_s = self.client.environment.clock.monotonic()
         is_overdue = False
         for partition, error in failed.items():
@@ -384,7 +384,8 @@ class ConsumerCore:
         return load_pyarrow().concat_tables(tables) if tables else None
 
     def is_ahead(self, until: object | None) -> bool:
-        """Whether the next record of this iteration is in `ahead`, and may be yielded at once."""
+        """Returns whether the next record of this iteration is in `ahead`, and may be yielded at
+        once."""
         if not self.ahead or self.ahead_until is not until:
             return False
         return self.group is None or self.group.may_go_on()

@@ -88,7 +88,7 @@ class Fetcher:
         self.committed: Lookup | None = None
         """Looks up the start of a stream without one; only in a group."""
         self.is_member: Callable[[], bool] = lambda: False
-        """Whether a group's coordinator decides which partitions are read."""
+        """True if a group's coordinator decides which partitions are read."""
         self.elsewhere: Elsewhere | None = None
         self.large = LargeValues(client, config)
 

@@ -163,8 +163,9 @@ class GroupConsumer:
         return 0 if self.member is None else self.member.owned.generation
 
     async def is_settled(self, *, timeout_s: float) -> bool:
-        """Whether the partitions read now are this member's share: the group is not rebalancing,
-        and the consumer has taken everything that the member was given. Called on the loop."""
+        """Returns whether the partitions read now are this member's share: the group is not
+        rebalancing, and the consumer has taken everything that the member was given. Called on the
+        loop."""
         member = self.member
         if member is None:  # assigned by hand
             return True
@@ -224,13 +225,13 @@ class GroupConsumer:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are steps to take before records are returned."""
+        """True if there are steps to take before records are returned."""
         member = self.member
         return (member is not None and member.has_news) or self._commit_is_due()
 
     def may_go_on(self) -> bool:
-        """Whether there are no steps to take. Asked between two records of an iteration, which
-        counts as a poll."""
+        """Returns whether there are no steps to take. Asked between two records of an iteration,
+        which counts as a poll."""
         if self._is_busy or self._commit_is_due():
             return False
         return self.member is None or self.member.touch()

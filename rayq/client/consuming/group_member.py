@@ -78,7 +78,7 @@ class GroupMember:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something for the consumer to do: a loss, a failure, partitions to take
+        """True if there is something for the consumer to do: a loss, a failure, partitions to take
         or to give up, or a poll that may have come too late."""
         state = self.state
         return (

@@ -32,7 +32,7 @@ class LargeParts:
     ) -> None:
         """`refuses_loss`: an expired value is an error."""
         self.is_over = False
-        """Whether `next` has returned the last part."""
+        """True if `next` has returned the last part."""
         self._values = values
         self._stream = stream
         self._topic_id = topic_id

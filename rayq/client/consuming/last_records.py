@@ -102,7 +102,7 @@ class LastRecords:
         return first
 
     async def _has_chunks(self, place: TopicPartition, start: int, stop: int) -> bool:
-        """Whether there are chunks of large values, which are not records, from `start` to
+        """Returns whether there are chunks of large values, which are not records, from `start` to
         `stop`."""
         while start < stop:
             answer, payload = await self._fetch(place, start, SCAN_BYTES)

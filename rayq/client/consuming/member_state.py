@@ -51,7 +51,7 @@ class Polls(NamedTuple):
     """The last poll of the consumer."""
 
     is_polling: bool
-    """Whether it waits for records inside `poll` now."""
+    """True if it waits for records inside `poll` now."""
     since_s: float
     """The time at which that poll began, or the last one ended."""
 
@@ -87,7 +87,7 @@ class Loss(NamedTuple):
 
     partitions: Partitions
     is_late: bool
-    """Whether the reason is that the consumer did not poll: the next poll raises that."""
+    """True if the reason is that the consumer did not poll: the next poll raises that."""
 
 
 class MemberState:
@@ -101,7 +101,7 @@ class MemberState:
         self.failure: RayqError | None = None
         """The reason why the member has given up for good."""
         self.is_away = False
-        """Whether it left because its consumer did not poll. It joins again with the next poll but
+        """True if it left because its consumer did not poll. It joins again with the next poll but
         one."""
         self.loss_reason = "this member does not own them"
         self.late_generation = -1
@@ -115,7 +115,7 @@ class MemberState:
         self._heard_at_s = now_s
         """The time at which the last answered heartbeat had been sent."""
         self._goodbye_is_due = False
-        """Whether the member is away, and the coordinator has not confirmed that it knows."""
+        """True if the member is away, and the coordinator has not confirmed that it knows."""
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class MemberState:
         )
 
     def is_overdue(self, now_s: float, polls: Polls) -> bool:
-        """Whether `time_passed` would take the partitions away. Any thread may ask."""
+        """Returns whether `time_passed` would take the partitions away. Any thread may ask."""
         return self._polls_too_late(now_s, polls) or self._session_is_over(now_s)
 
     def poll_time_left_s(self, now_s: float, polls: Polls) -> float:
@@ -266,7 +266,8 @@ class MemberState:
         return self._heard_at_s + self._session_s - now_s
 
     def _session_is_over(self, now_s: float) -> bool:
-        """Whether the member is out by its own clock: others may have its partitions by now."""
+        """Returns whether the member is out by its own clock: others may have its partitions by
+        now."""
         return self.epoch != MEMBER_EPOCH_JOIN and self._session_left_s(now_s) <= 0
 
 
@@ -300,7 +301,7 @@ class OwnedPartitions:
 
     @property
     def are_behind(self) -> bool:
-        """Whether partitions were lost, or are to be given up or taken."""
+        """True if partitions were lost, or are to be given up or taken."""
         return self._followed is not self._state.grant
 
     def take_loss(self) -> Loss | None:
@@ -344,5 +345,5 @@ class OwnedPartitions:
 
 
 def _is_fenced(error: RayqError) -> bool:
-    """Whether another process took over the instance, or the epoch is an old one."""
+    """Returns whether another process took over the instance, or the epoch is an old one."""
     return isinstance(error, FencedMemberError)

@@ -62,7 +62,7 @@ class Fetched(NamedTuple):
     next_offset: int
     """The offset at which reading continues, even if compaction has emptied all the batches."""
     is_jump: bool = False
-    """Whether reading continues at `next_offset` even if the records before end elsewhere."""
+    """True if reading continues at `next_offset` even if the records before end elsewhere."""
     aborted: Transactions = frozenset()
     """The transactions whose batches are skipped."""
     large: Mapping[int, LargeValue] = MappingProxyType({})
@@ -175,12 +175,12 @@ class Stream:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether everything that this stream reads has arrived."""
+        """True if everything that this stream reads has arrived."""
         return self.end is not None and (self.fetch_offset or 0) >= self.end
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything that this stream reads was returned."""
+        """True if everything that this stream reads was returned."""
         return self.end is not None and self.position is not None and self.position >= self.end
 
     @property
@@ -257,8 +257,8 @@ class Stream:
         return batch, self._slice(batch, records_max, None)
 
     def has_passed(self, end: int) -> bool:
-        """Whether every record below `end` was returned, as far as is known here: after a `peek`
-        below it that found nothing, this sees records behind a gap."""
+        """Returns whether every record below `end` was returned, as far as is known here: after a
+        `peek` below it that found nothing, this sees records behind a gap."""
         if self._decoded:
             batch = self._decoded[0]
             return batch.columns.offsets[batch.first] >= end
@@ -360,8 +360,8 @@ class Stream:
         return False
 
     def is_shown(self, header: BatchHeader, aborted: Transactions) -> bool:
-        """Whether users may see the records of a batch. The transaction bit does not decide this:
-        compaction clears it once the transaction is committed."""
+        """Returns whether users may see the records of a batch. The transaction bit does not decide
+        this: compaction clears it once the transaction is committed."""
         if header.is_control or header.is_chunk:
             return False
         if not aborted and not self.without:

@@ -27,7 +27,7 @@ class UntilEnd:
         self.records: list[Record[Any, Any]] = []
         """The records that `take` took."""
         self.is_over = False
-        """Whether everything before the ends was returned, as of the last `ask`."""
+        """True if everything before the ends was returned, as of the last `ask`."""
         self._core = core
         self._timeout_s = timeout_s
         self._ends: dict[TopicPartition, int] = {}
@@ -44,7 +44,7 @@ class UntilEnd:
 
     @property
     def has_question(self) -> bool:
-        """Whether `ask` has to run before records arrive."""
+        """True if `ask` has to run before records arrive."""
         return bool(self._unknown()) or not self._left()
 
     async def ask(self) -> None:

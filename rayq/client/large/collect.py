@@ -125,7 +125,7 @@ class _References:
         """Deleted topics whose records may come back from the object store."""
 
     def has(self, stored: StoredObject) -> bool:
-        """Whether a record stands for a value, or may again."""
+        """Returns whether a record stands for a value, or may again."""
         return stored.value_id in self.value_ids or (
             bool(stored.value_id) and stored.topic in self._deleted
         )

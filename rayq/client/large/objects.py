@@ -60,7 +60,8 @@ def prefix_of(url: str, cluster_id: str) -> str:
 
 
 def is_below(uri: str, url: str) -> bool:
-    """Whether a reader that may read objects below `url` may read `uri`, which a record names."""
+    """Returns whether a reader that may read objects below `url` may read `uri`, which a record
+    names."""
     prefix = url.rstrip("/") + "/"
     rest = unquote(uri[len(prefix) :])
     is_plain = not any(part in ("", ".", "..") for part in rest.split("/")) and "\\" not in rest

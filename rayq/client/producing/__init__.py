@@ -1,1 +1,1 @@
-"""From `send` to the leader's answer."""
+"""Producers: from `send` to the leader's answer."""

@@ -81,17 +81,17 @@ class ProducerBatch(Outcome):
         self.reserved_bytes = reserved_bytes
         self.opened_at = opened_at
         self.is_announced = False
-        """Whether the sender was told of the batch. The thread that adds the first record does
+        """True if the sender was told of the batch. The thread that adds the first record does
         that; if an interrupt comes in between, the thread that adds the next one."""
         self.is_urgent = False
-        """Whether a thread waits for the batch and sends nothing more meanwhile. Then the batch
+        """True if a thread waits for the batch and sends nothing more meanwhile. Then the batch
         does not linger."""
         self.is_chunk = False
-        """Whether its only record is a chunk of a large value, and so not a record of the user."""
+        """True if its only record is a chunk of a large value, and so not a record of the user."""
         self.is_large = False
-        """Whether its only record stands for a large value."""
+        """True if its only record stands for a large value."""
         self.is_barrier = False
-        """Whether it is taken only once all batches taken before have their outcome."""
+        """True if it is taken only once all batches taken before have their outcome."""
         # Set by `seal`.
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] | None = None
@@ -136,7 +136,7 @@ class PartitionQueue:
     limit_bytes: int
     """The size at which a batch is closed."""
     append_time: bool
-    """Whether records carry the leader's time."""
+    """True if records carry the leader's time."""
     open: ProducerBatch | None = None
     closed: deque[ProducerBatch] = field(default_factory=deque)
 
@@ -368,9 +368,9 @@ class Accumulator:
                 self._close_open(batch.queue, batch)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Whether there is room. Once full, the buffer counts as full until it is half empty.
-        Otherwise a sending thread would be woken for each batch, and would take turns with the
-        sender at every batch."""
+        """Returns whether there is room. Once full, the buffer counts as full until it is half
+        empty. Otherwise a sending thread would be woken for each batch, and would take turns with
+        the sender at every batch."""
         used_bytes, limit_bytes = self.buffered_bytes, self._config.buffer_memory
         need_bytes = max(size_bytes, self._config.batch_size)
         return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
@@ -466,12 +466,12 @@ class Accumulator:
                 self._lock.release()
 
     def has_barrier(self, queue: PartitionQueue) -> bool:
-        """Whether the next batch of the queue waits for all batches taken before."""
+        """Returns whether the next batch of the queue waits for all batches taken before."""
         return bool(queue.closed) and queue.closed[0].is_barrier
 
     def is_hurried(self, queue: PartitionQueue) -> bool:
-        """Whether the open batch of the queue does not linger: somebody waits for it, for all
-        batches, or for room."""
+        """Returns whether the open batch of the queue does not linger: somebody waits for it, for
+        all batches, or for room."""
         if self.is_flushing > 0 or self._room_waiters:
             return True
         batch = queue.open

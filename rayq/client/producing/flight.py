@@ -70,7 +70,7 @@ class Shipment:
     """The encoded batch; None until `Flight.packed`."""
     numbers: Numbers | None = None
     in_doubt: bool = False
-    """Whether an attempt may have been written, without an answer that says so."""
+    """True if an attempt may have been written, without an answer that says so."""
     attempt: int | None = None
     """The attempt that is in flight, if there is one."""
     sent_at: float = 0.0
@@ -96,7 +96,7 @@ class TakeBatch(NamedTuple):
     """The next batch of the accumulator may be sent."""
 
     is_open_due: bool
-    """Whether an open batch may be taken too; otherwise only a full one."""
+    """True if an open batch may be taken too; otherwise only a full one."""
     due_at: float
     """The time at which an open batch is due, in seconds of the monotonic clock."""
 
@@ -134,7 +134,7 @@ class Flight:
         self.waiting: list[Shipment] = []
         """The shipments to be sent, or sent again, in order."""
         self.is_stalled = False
-        """Whether a failure stalls the flight, until all answers are in and `resume_at` has
+        """True if a failure stalls the flight, until all answers are in and `resume_at` has
         come."""
         self.resume_at = 0.0
         self.needs_new_epoch = False
@@ -287,7 +287,7 @@ class Flight:
         return [self.give_up(shipment, error)]
 
     def _is_first(self, shipment: Shipment) -> bool:
-        """Whether nothing sent before it is unresolved."""
+        """Returns whether nothing sent before it is unresolved."""
         return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.waiting))
 
     def _wait_again(self, shipment: Shipment) -> None:

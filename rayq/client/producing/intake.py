@@ -266,8 +266,8 @@ class Intake:
     def needs_object(
         self, topic: str, value: Any, key: Any, headers: Iterable[tuple[str, bytes]] | None
     ) -> bool:
-        """Whether a record is too large for a batch; False if the topic's metadata is not known.
-        Raises TypeError, InvalidRequestError."""
+        """Returns whether a record is too large for a batch; False if the topic's metadata is not
+        known. Raises TypeError, InvalidRequestError."""
         known = self.topics.get(topic)
         if known is None or value is None:
             return False

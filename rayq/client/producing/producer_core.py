@@ -126,7 +126,7 @@ class ProducerCore:
 
     @property
     def writes_objects(self) -> bool:
-        """Whether large values become objects."""
+        """True if large values become objects."""
         return self.config.large_values not in (None, "chunks")
 
     @property
@@ -335,7 +335,7 @@ class ProducerCore:
 
 
 _is_callback: ContextVar[bool] = ContextVar("is_callback", default=False)
-"""Whether a delivery callback runs here, in a task."""
+"""True if a delivery callback runs here, in a task."""
 
 
 async def _finished(result: object) -> None:

@@ -116,7 +116,7 @@ class Sender:
         self._failure: RayqError | None = None
         """The error because of which nothing more of the transaction is sent."""
         self.has_numbered = False
-        """Whether a batch of the transaction was numbered, and so perhaps written."""
+        """True if a batch of the transaction was numbered, and so perhaps written."""
         self.how_it_ended: HowItEnded | None = None
         """Asks how the transaction with this producer id and epoch ended, after a leader reports
         that it has. The result is the error of its batches. None without transactions."""

@@ -112,7 +112,7 @@ class Lane:
         self._waits_until_s = -1.0
         """The time until which the leader may hold that take, because it had nothing for it."""
         self._is_reading = False
-        """Whether the values of its records are being read."""
+        """True if the values of its records are being read."""
         self._unavailable = 0
         """The number of values of the last answer that were unavailable. The next take gets their
         records again first: it asks for that many more, so that it gets others too."""

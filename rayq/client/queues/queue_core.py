@@ -231,7 +231,7 @@ class QueueCore:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether users hold records, or may get some at once."""
+        """True if users hold records, or may get some at once."""
         return any(source.out or source.shelf for source in self.sources)
 
     def was_lost(self, error: LockLostError) -> None:

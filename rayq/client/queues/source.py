@@ -82,7 +82,7 @@ class Source:
         return max(sum(lane.out for lane in self.lanes) - len(self.shelf), 0)
 
     def is_coming(self, now_s: float) -> bool:
-        """Whether records that are known to be ready were just asked for."""
+        """Returns whether records that are known to be ready were just asked for."""
         return any(
             lane.asked and lane.ready and now_s - lane.asked_at_s < COMING_S for lane in self.lanes
         )
@@ -137,7 +137,7 @@ class Source:
         return sum(lane.expected(now_s) for lane in self.lanes)
 
     def may_have(self, known_s: float, now_s: float) -> bool:
-        """Whether there may be records at a leader that can be asked now."""
+        """Returns whether there may be records at a leader that can be asked now."""
         return any(
             lane.ready or self._is_unknown(lane, known_s, now_s)
             for lane in self.lanes

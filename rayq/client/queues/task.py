@@ -41,7 +41,7 @@ class Lease:
         self.taken = taken
         self.offsets = offsets
         self.is_seen = False
-        """Whether the user got the records. A Ctrl+C may come in between."""
+        """True if the user got the records. A Ctrl+C may come in between."""
         self.decisions = decisions
 
     def end(self) -> None:
@@ -115,17 +115,17 @@ class QueueTask:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was acknowledged, given back or rejected here."""
+        """True if it was acknowledged, given back or rejected here."""
         return self._outcome is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether it is this consumer's, as far as is known here, and unsettled."""
+        """True if it is this consumer's, as far as is known here, and unsettled."""
         return self.offset in self._lease.taken.open
 
     @property
     def was_rejected(self) -> bool:
-        """Whether it was sent to the dead letters here."""
+        """True if it was sent to the dead letters here."""
         return self._outcome == REJECT
 
     @property

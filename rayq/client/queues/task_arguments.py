@@ -138,8 +138,8 @@ def _shown(given: object) -> str:
 
 
 def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
-    """Whether an argument has arrived unchanged, including its type. (A function that takes a float
-    also takes a whole number.)"""
+    """Returns whether an argument has arrived unchanged, including its type. (A function that takes
+    a float also takes a whole number.)"""
     if depth >= DEPTH_MAX:
         return False
     if type(given) is not type(arrived):
@@ -177,8 +177,8 @@ def _is_same(given: Any, arrived: Any, depth: int = 0) -> bool:
 
 
 def _is_same_time(given: Any, arrived: Any) -> bool:
-    """Whether two times are the same. A zone travels as its offset from UTC, which also tells which
-    of two equal hours it is."""
+    """Returns whether two times are the same. A zone travels as its offset from UTC, which also
+    tells which of two equal hours it is."""
     if (given.tzinfo is None) != (arrived.tzinfo is None):
         return False
     if given.tzinfo is None:
