@@ -8,18 +8,18 @@ two attempts run at the same time.
 
 Guarantees without transactions:
 
-- A task writes its rows exactly once where the rows, and their order, are the same in every
-  attempt. Where they are not, the attempt fails with `RewriteMismatchError` as soon as it meets a
-  batch of an earlier attempt that differs; it never skips rows because other rows have their
-  numbers. `finish_write`, on the driver after the last task, finds what attempts wrote elsewhere:
+- A task writes its rows exactly once if the rows, and their order, are the same in every attempt.
+  If they are not, the attempt fails with `RewriteMismatchError` as soon as it meets a batch of an
+  earlier attempt that differs; it never skips rows because other rows have their numbers.
+  `finish_write`, on the driver after the last task, finds records that attempts wrote elsewhere:
   to partitions that the last attempt at a task did not write to, or as tasks that the job no longer
   has.
-- A job that fails leaves what its tasks had written. The next `begin_write` is another job. A
-  `WriteJob` that was kept (in a checkpoint, say) makes writing again a repetition. Leaders forget a
-  producer a day after its last append. In a job that is older, what is still in the log is
+- A failed job leaves the records that its tasks had written. The next `begin_write` is another job.
+  A kept `WriteJob` (for example in a checkpoint) makes writing again a repetition. Leaders forget a
+  producer a day after its last append. In an older job, batches that are still in the log are
   recognised, but a task that was cut short cannot be finished (`UnknownProducerError`). A
   partition's leader knows 100,000 producers; each task that writes to it is one.
-- Readers see records as soon as they are committed, also those of a job that fails later.
+- Readers see records as soon as they are committed, even those of a job that fails later.
 
 A job may be one transaction instead (`transactional_id`): then readers see all of its records at
 once, or none. `job_transaction` says how that works.

@@ -148,7 +148,7 @@ def _share(ranges: list[Split], offsets_max: int, batch_id: int) -> list[Split]:
 
 def check_same_topics(known: Iterable[Split], found: Iterable[Split]) -> None:
     """Raises CheckpointMismatchError if a topic of the query was deleted and created again."""
-    ids = {one.topic: one.topic_id for one in known}
+    ids = {split.topic: split.topic_id for split in known}
     for split in found:
         expected = ids.get(split.topic, split.topic_id)
         if expected != split.topic_id:

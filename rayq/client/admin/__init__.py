@@ -1,1 +1,1 @@
-"""Questions about a cluster, and changes to it."""
+"""Administration of a cluster: descriptions and changes."""

@@ -121,7 +121,7 @@ class GroupAdmin:
             )
             for member in response.members
         ]
-        owner = {place: one.member for one in members for place in (*one.revoking, *one.assigned)}
+        owner = {place: m.member for m in members for place in (*m.revoking, *m.assigned)}
         committed = _named(response.offsets, names)
         places = sorted({*owner, *committed})
         ends = await asyncio.gather(*(self._end_offset(place) for place in places))

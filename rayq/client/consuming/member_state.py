@@ -4,10 +4,11 @@ changes.
 Events come in as methods, and their consequences are queried. There is no clock, no network and no
 lock here. Two threads share the decisions, and each attribute has one writer:
 
-- `MemberState` is written by the client's event loop: `grant` is what the coordinator lets this
-  member own, as of its last answer;
-- `OwnedPartitions` is written by the consumer's thread: `held` is what the consumer has taken of
-  the grant. It takes partitions inside `poll`, and there it gives up what is no longer granted.
+- `MemberState` is written by the client's event loop: `grant` has the partitions that the
+  coordinator lets this member own, as of its last answer;
+- `OwnedPartitions` is written by the consumer's thread: `held` has the partitions of the grant that
+  the consumer has taken. It takes partitions inside `poll`, and gives up those that are no longer
+  granted there.
 
 Every heartbeat lists both. A granted partition may be taken at any moment, so the coordinator gives
 it to no other member before this member has seen that it is no longer granted.

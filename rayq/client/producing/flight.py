@@ -6,14 +6,14 @@ guarantees:
 - At most `max_in_flight_requests_per_connection` batches of a partition are in flight, and none is
   sent that is five or more after one that is unresolved: the leader recognises only the last five.
 - After a failure nothing of the partition is sent until every batch in flight has its answer; then
-  the failed ones go again, in order, before any other. Batches keep their numbers over retries, so
-  one that was appended, and whose answer was lost, is recognised by the leader.
+  the failed ones are sent again, in order, before any other. Batches keep their numbers over
+  retries, so the leader recognises a batch that was appended, and whose answer was lost.
 - A batch that fails for good leaves a gap in the sequence. The flight then sends nothing new, lets
-  the batches that were sent before resolve under their old numbers, and goes on under the next
+  the batches that were sent before resolve under their old numbers, and continues under the next
   producer epoch from sequence 0 (docs/protocol.md, rule 19). Epochs are per partition: only the
   partition's leader compares them, and no other producer has the producer id.
-- In a transaction the numbers come from outside, by `begin`, and stay: what fails for good makes
-  the transaction fail, and nothing new is sent before the next one.
+- In a transaction the numbers come from outside, by `begin`, and stay: a batch that fails for good
+  makes the transaction fail, and nothing new is sent before the next one.
 
 The flags of errors decide: the batch may be written (`not_written`, `outcome_unknown`), it may be
 sent again (`retriable`), the metadata is out of date (`stale_metadata`), the producer has to

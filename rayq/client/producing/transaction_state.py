@@ -2,18 +2,19 @@
 the outcome of each transaction.
 
 Pure: calls of the user and answers of the coordinator go in; questions, refusals and outcomes come
-out, and `transaction_core.py` carries them out. What a `TransactionState` guarantees:
+out, and `transaction_core.py` carries them out. A `TransactionState`
+guarantees:
 
-- An epoch is used for one transaction. It is spent once its end is asked for, whatever is answered.
-- After a commit was asked for, an abort of the same transaction never is, unless the commit was
-  refused. Without an answer the next transaction does not begin: it asks for the commit again.
-- A transaction is not committed when anything of it failed, or may not have been written.
-- The numbers of the next transaction are taken from the answer to a commit that took effect, since
-  no other owner of the transactional id can have them. After any other end the coordinator is asked
-  anew, and says so if another owner has taken over.
+- An epoch is used for one transaction. It is spent once its end is requested, whatever the answer.
+- After a commit was requested, an abort of the same transaction never is, unless the commit was
+  refused. Without an answer the next transaction does not begin: it requests the commit again.
+- A transaction is not committed if any part of it failed, or may not have been written.
+- The numbers of the next transaction are taken from the answer to a commit that took effect,
+  because no other owner of the transactional id can have them. After any other end the coordinator
+  is asked again, and says so if another owner has taken over.
 - After that the producer writes nothing more.
-- A transaction is called aborted only where its coordinator says so, or is about to: whoever else
-  knows the owner's name may have committed what there was of it.
+- A transaction is called aborted only if its coordinator says so, or is about to: another process
+  that knows the owner's name may have committed the part of it that existed.
 """
 
 from __future__ import annotations

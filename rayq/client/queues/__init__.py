@@ -1,1 +1,1 @@
-"""Queues, as clients use them."""
+"""Clients of queues."""

@@ -17,7 +17,7 @@ to the loop, which has all waiting records."""
 
 
 class Shelf:
-    """See the module. Whoever pops a record has it, a thread or the loop: there is no lock. The
+    """See the module. There is no lock: a record belongs to the thread, or loop, that pops it. The
     records here still count as waiting, and the loop takes them back before it decides about
     waiting records."""
 

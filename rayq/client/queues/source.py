@@ -129,6 +129,7 @@ class Source:
                 lane.give_back(given)
                 count -= given
 
+    # --- asking ---------------------------------------------------------------------------------
     # A lane is *known* if its leader has reported since `known_s` how many more records there are.
     # While the leader holds a take, there are none.
 
