@@ -43,7 +43,7 @@ SAMPLE_TIMEOUT_S = 5.0
 
 class Snapshot(NamedTuple):
     """The ranges of offsets to read, the same for every task, retry and later use. It is a plain
-    value, which pickles."""
+    value, which can be pickled."""
 
     ranges: list[Split]
 

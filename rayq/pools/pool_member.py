@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 0.2
 KEEP_IN_GROUP = 3
-"""Number of parts of `max_poll_interval_ms` after which a consumer at a long piece of work polls in
-its group."""
+"""Divisor of `max_poll_interval_ms`: a consumer at a long piece of work polls in its group once in
+each such part."""
 
 
 class PoolMember(Member):

@@ -420,7 +420,7 @@ class AsyncAdmin:
     async def plan_spread(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
-        """The smallest set of moves after which brokers carry and lead equally many replicas, with
+        """The few moves after which brokers carry and lead equally many replicas, with
         those of a partition on different nodes: for `reassign_partitions`, after brokers were
         added. Empty if there is nothing to do."""
         return await self._moves(timeout_s).plan_spread()
