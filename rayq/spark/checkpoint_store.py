@@ -37,7 +37,7 @@ LEASE_S = 30.0
 """A lease ends when its holder has not renewed it for this long."""
 RENEWALS_PER_LEASE = 6
 SETTLE_S = 1.0
-"""After this time a process that took a lease checks whether another process took it as well."""
+"""Time after which a process that took a lease checks whether another process took it as well."""
 
 
 class CheckpointHolder(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ from rayq.storage.batch import decode_columns, is_as_written, split_batches
 FETCH_BYTES = 4 * MIB
 ATTEMPT_TIMEOUT_S = 10.0
 SETTLED_AT_ONCE_S = 1.0
-"""With a rate, one request has at most the records of this many seconds."""
+"""Maximum number of seconds whose records go in one request, with a rate."""
 
 
 class DeadLetter(NamedTuple):

@@ -162,7 +162,7 @@ class Accumulator:
         self._reserved_bytes = 0
         """The bytes that all batches so far reserved. Only a holder of the lock writes it."""
         self._released_bytes = 0
-        """Of these, the bytes of batches with an outcome. Only the sender writes it."""
+        """The part of them that belongs to batches with an outcome. Only the sender writes it."""
         self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._incomplete: dict[ProducerBatch, None] = {}
         self._closed = False
