@@ -509,5 +509,5 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _count(number: int, singular: str, many: str) -> str:
-    return f"{number} {singular if number == 1 else many}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
