@@ -1,4 +1,4 @@
-"""What the processes of a cluster run: controller, brokers, replicas, group coordinators.
+"""The servers of a cluster: controller, brokers, replicas, coordinators.
 
 Nothing here knows Ray. On Ray, `rayq/runtime/ray_actors.py` puts an actor around each of
 `controller.server.ControllerServer`, `broker.broker.Broker` and `replica.replica_host.ReplicaHost`;

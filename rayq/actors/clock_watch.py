@@ -1,4 +1,4 @@
-"""What time it is for deleting by age: the wall clock, once it has been right for long enough."""
+"""The clock for deletion by age: it follows the wall clock, but slowly where that leaps ahead."""
 
 from __future__ import annotations
 

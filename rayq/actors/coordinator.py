@@ -1,10 +1,10 @@
-"""What a coordinator of groups and one of transactions have in common.
+"""Base class of the coordinators: of groups, of transactions, and of kept queues.
 
 A coordinator lives with the leader of one partition of an internal topic. Its hard state is that
-partition's log (`CoordinatorLog`): a decision's records are replayed in memory at once and
-appended, and every answer waits until all that it is based on is committed. So what a deposed
-coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
-the whole log; should an append fail, it drops its state and begins anew.
+partition's log (`CoordinatorLog`): the records of a decision are replayed in memory at once and
+appended, and every answer waits until everything that it is based on is committed. So nothing that
+a deposed coordinator says or writes is acknowledged (docs/protocol.md, rule 20). A coordinator
+starts by reading the whole log. If an append fails, it drops its state and loads the log again.
 """
 
 from __future__ import annotations

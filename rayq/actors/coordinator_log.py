@@ -1,5 +1,5 @@
-"""A coordinator's partition of an internal topic: its decisions go there in batches, a few batches
-under way at a time (group commit, acks=all), and come back when a coordinator begins."""
+"""Group-commit log of one coordinator partition: it appends decisions in batches with acks=all,
+keeps a few batches in flight, and replays the log when a coordinator starts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tables of the requests that a server answers, and the methods that answer them.
 
-A method says which request it answers by `@answers`. A table collects the methods of a class when
-its module is imported, and refuses to be made unless it has a handler for each request that says it
-is answered there (`Request.answered_by`), and for no other.
+`@answers` marks a method as the handler of a request. A table collects the handlers of a class when
+its module is imported. Building it fails unless it has a handler for exactly those requests that
+declare this server in `Request.answered_by`.
 """
 
 from __future__ import annotations

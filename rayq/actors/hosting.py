@@ -1,4 +1,5 @@
-"""What actors ask of the runtime that hosts them: replica processes, and helpers for those."""
+"""The interface that actors need from their runtime: replica processes, and helper processes for
+those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for something to change, with a deadline."""
+"""Signal to wait for a change, with a deadline."""
 
 from __future__ import annotations
 

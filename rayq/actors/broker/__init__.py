@@ -1,1 +1,1 @@
-"""A broker: one for each data directory."""
+"""The broker: one process for each data directory."""

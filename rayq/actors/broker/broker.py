@@ -1,4 +1,4 @@
-"""A broker: one data directory, a copy of the metadata, the bootstrap port, the replicas' keeper.
+"""The broker: one data directory, a copy of the metadata, a bootstrap port, and its replicas.
 
 It registers with the controller and renews its session, answers clients' questions about metadata,
 forwards changes to the controller, and, as a voter, stands in for a silent controller.

@@ -1,4 +1,4 @@
-"""What a broker tells of the committed metadata: topics, queues, what the object store keeps."""
+"""A broker's answers from the committed metadata: topics, queues, topics in the object store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The object server of a broker's node, as its broker sees it: started, watched, started again.
+"""A broker's supervision of its object server: starts it, watches it, and restarts it.
 
-It does not outlive its broker's process: it holds nothing that a new one would miss, so a new
-broker's process starts a new one at once, and ends the old one where that presents itself.
+An object server does not outlive its broker's process. It holds no state that a new one would miss,
+so a new broker process starts a new one at once, and stops the old one if that presents itself.
 """
 
 from __future__ import annotations

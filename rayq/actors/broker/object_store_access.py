@@ -1,5 +1,5 @@
-"""A broker's access to the object store: the object server that it keeps running for its node, and
-what the broker itself does there."""
+"""A broker's access to the object store: it keeps the node's object server running, and sends it
+the broker's own requests."""
 
 from __future__ import annotations
 

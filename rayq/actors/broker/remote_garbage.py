@@ -1,14 +1,15 @@
-"""Removes from the object store what deleted topics have left there.
+"""Deletion of the objects that deleted topics have left in the object store.
 
-One broker does it: the lowest that lives. It removes everything after `remote_delete_delay_ms`, so
-that a topic that was deleted by mistake can be restored until then, and once more a day later: a
-leader that did not know of the deletion yet may have stored something meanwhile.
+One broker does it: the live broker with the lowest id. It removes everything after
+`remote_delete_delay_ms`, so that a topic that was deleted by mistake can be restored until then. It
+sweeps once more a day later, because a leader that did not know of the deletion yet may have stored
+something meanwhile.
 
-A page of objects is listed, then the controller says that they are garbage, then they are deleted.
-Its first word is committed: from then on nobody restores them. A topic that was restored before is
-garbage no more, whatever the metadata here say. And what is stored there later, for a topic that
-came back to the object store, was not on a list from before it. So it does not matter how late a
-sweep is, nor how many there are.
+The broker lists a page of objects, the controller confirms that they are garbage, and only then are
+they deleted. The controller commits its first confirmation: from then on nobody can restore the
+topic. A topic that was restored before is no longer garbage, whatever the metadata here say.
+Objects that are stored later, for a topic that came back to the object store, are not on a list
+from before. So it does not matter how late a sweep is, or how many run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The replica processes of a broker's node: started, watched, and stopped.
 
-A process that ends is noticed at once, one that is silent for a session is killed
-(docs/protocol.md, rule 13). `ReplicaSupervisor` decides what they host.
+A process that exits is noticed at once; one that is silent for a session is killed
+(docs/protocol.md, rule 13). `ReplicaSupervisor` decides which replicas they host.
 """
 
 from __future__ import annotations

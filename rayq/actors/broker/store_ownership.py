@@ -1,9 +1,9 @@
-"""Whether this cluster is the only one that uses its place in the object store.
+"""Check that no other cluster uses this cluster's folder in the object store.
 
-A copy of a cluster's disks has the same cluster id, so a second cluster would begin where the first
-one was: both would store and delete objects in one place, each by metadata of its own. Therefore
-each controller epoch leaves a mark there, under a random id that the metadata know. A later mark
-that they do not know is of another cluster; from then on neither stores nor deletes objects.
+A copy of a cluster's disks has the same cluster id. A second cluster that starts from it would
+store and delete objects in the same folder, each cluster by its own metadata. Therefore each
+controller epoch leaves a mark there, under a random id that the metadata know. A later mark that
+they do not know belongs to another cluster; from then on neither cluster stores or deletes objects.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The controller: decides, and commits what it decides to the metadata log."""
+"""The controller: makes every decision on the cluster, and commits it to the metadata log."""

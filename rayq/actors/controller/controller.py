@@ -1,9 +1,9 @@
 """The controller: decides every change of the cluster's metadata, for one controller epoch.
 
-Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the records
-it returns, replays them at once, and answers when they are committed. Its soft state is when each
-broker was heard; a new controller rebuilds it within one session. It ends for good when its epoch
-does: its memory may then hold what was never committed.
+Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the resulting
+records, replays them at once, and answers when they are committed. Its soft state is when each
+broker was last heard; a new controller rebuilds that within one session. A controller object ends
+for good with its epoch, because its memory may then hold records that were never committed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the controller counts and tells of the cluster, and the lines it leaves of each change of a
-partition's leader, in-sync set or replicas."""
+"""The controller's metrics of the cluster, and its log lines about each change of a partition's
+leader, ISR or replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator tells of its groups."""
+"""A group coordinator's answers about the state of its groups."""
 
 from __future__ import annotations
 

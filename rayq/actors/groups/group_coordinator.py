@@ -1,7 +1,7 @@
-"""The coordinator of the groups of one `__consumer_offsets` partition: it lives with the leader.
+"""The group coordinator: it serves the groups of one `__consumer_offsets` partition.
 
-It is a `Coordinator`. Its soft state is when each member was heard: after a start every member has
-a full session.
+It is a `Coordinator`, and lives with the partition's leader. Its soft state is when each member was
+last heard: after a start every member has a full session.
 """
 
 from __future__ import annotations

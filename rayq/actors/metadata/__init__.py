@@ -1,1 +1,1 @@
-"""The metadata log: the controller's hold on it, and each broker's copy."""
+"""The metadata log: the controller's writer, and each broker's copy."""

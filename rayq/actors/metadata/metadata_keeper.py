@@ -1,7 +1,8 @@
 """A broker's copy of the metadata log: it promises, accepts, and applies what is committed.
 
-Every broker keeps the log; the voters' copies make the majority. Nothing is acted upon before it
-is committed: `state` holds committed records only, `version` is the commit index applied.
+Every broker keeps the log; only the voters' copies count for the majority. Nothing is acted upon
+before it is committed: `state` holds committed records only, and `version` is the commit index that
+was applied.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""One controller's hold on the metadata log, which a majority of the voters keeps.
+"""The controller's writer of the metadata log, which a majority of the voters stores.
 
 Raft's commit rules with one writer (docs/protocol.md, rules 3 to 5): `take_over` wins a majority's
 promise for an epoch, adopts the log whose last record has the greatest (epoch, index) and adds
 `EpochStarted`; once a majority holds that, everything before it is committed too. From then on
 `append` adds records, every broker is sent them, and a record is committed when a majority of the
-voters has it on disk. Whatever goes wrong ends this object for good: its owner starts over with a
-new one.
+voters has it on disk. Any failure ends this object for good: its owner starts over with a new one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Which objects this cluster may write and delete: its own, and those that it has taken over.
+"""Check of the objects that this cluster may write and delete: its own, and those it took over.
 
-The names come from metadata, manifests and lists, and the object server has the rights to the whole
-bucket. So each name that is changed has to be one of rayq's, in the folder of this cluster, or of
-one whose folder has this cluster's mark: `rayq topic restore` leaves it before it restores a topic
-from there, and from then on the other cluster stores and deletes nothing.
+Object names come from metadata, manifests and lists, and the object server has rights to the whole
+bucket. So each object that is changed must have a rayq name, in the folder of this cluster or in a
+folder that has this cluster's mark. `rayq topic restore` leaves that mark before it restores a
+topic from another cluster's folder; from then on the other cluster stores and deletes nothing
+there.
 """
 
 from __future__ import annotations

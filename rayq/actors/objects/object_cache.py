@@ -1,11 +1,12 @@
-"""What was read from the object store, on the node's disk, so that replicas read it from there.
+"""Cache of object ranges on the node's disk, from which replicas read remote records.
 
 Each object has one sparse file below `remote-cache/<incarnation>/`, with its bytes at their own
-positions. It is filled by *parts*: those that the footer has CRCs for, and the footer itself. Only
-what was checked is written. Nothing is synced: the directory is emptied at the next start.
+positions. It is filled in *parts*: the ranges that the footer has CRCs for, and the footer itself.
+Only verified bytes are written. Nothing is synced: the directory is emptied at the next start.
 
-The objects used longest ago are removed first. A file whose place was told a moment ago stays, so
-that who asked can open it; then its bytes stay readable although the file is removed.
+The least recently used objects are removed first. A file whose path was given out a moment ago
+stays, so that the caller can open it; once it is open, its bytes stay readable although the file is
+removed.
 """
 
 from __future__ import annotations

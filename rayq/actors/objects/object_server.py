@@ -1,8 +1,8 @@
-"""The object server: the process of a broker that alone has the object store's client and secrets.
+"""The object server: the broker's only process with the object store's client and secrets.
 
-It presents itself to its broker again and again, and ends when the broker does not want it, or is
-silent for long. It has no state but its cache: after a crash another one does the same. Now and
-then it writes, reads and deletes a probe, and tells the broker why that fails.
+It sends heartbeats to its broker, and exits when the broker rejects it or is silent for too long.
+It has no state but its cache, so a new one can replace it after a crash. From time to time it
+writes, reads and deletes a probe object, and reports to the broker if that fails, and why.
 """
 
 from __future__ import annotations

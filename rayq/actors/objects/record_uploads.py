@@ -1,4 +1,4 @@
-"""Makes data objects of the segment files of this node."""
+"""Upload of this node's segment files as data objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the object server uses the object store: paced, repeated, counted."""
+"""The object server's client of the object store, with rate limits, retries and metrics."""
 
 from __future__ import annotations
 

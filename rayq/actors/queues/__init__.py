@@ -1,1 +1,2 @@
-"""The leaders of queues beside those of data partitions, and the keepers of what they decide."""
+"""Queue leaders, which run beside the leaders of data partitions, and the keepers of their
+state."""

@@ -1,5 +1,5 @@
-"""Group commit of what a queue's leader decides: all decisions since the last write go to the
-keeper together, and every answer waits for the write of what it rests on."""
+"""Group commit of a queue leader's decisions: all decisions since the last write go to the keeper
+together, and every answer waits for the write that it depends on."""
 
 from __future__ import annotations
 

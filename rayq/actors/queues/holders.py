@@ -1,5 +1,5 @@
-"""Which holders of locks can be heard: a connection that was gone for a second frees what its
-holders have (docs/protocol.md, the rules of queues)."""
+"""Liveness of the holders of locks: when a connection has been gone for a second, the locks of its
+holders are released (docs/protocol.md, the rules of queues)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the leader of a data partition has decided about one of its queues, made durable with the
-keeper of the queue: the leader of one partition of `__queue_state`."""
+"""Durable journal of a queue leader's decisions, which the queue's keeper stores: the leader of one
+partition of `__queue_state`."""
 
 from __future__ import annotations
 

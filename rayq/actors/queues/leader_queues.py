@@ -1,4 +1,4 @@
-"""The queues beside the leader of one data partition: a `QueueLeader` for each that reads its
+"""The queues of one data partition's leader: a `QueueLeader` for each queue that reads its
 topic."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a queue's leader learns of the log: which records there are, and what it hands out of them.
+"""Read-ahead of a queue's leader: it learns the records of the log and reads those it hands out.
 
-It reads ahead of the takes, only so far as they need. A take reads before it locks: where a read
-fails, nothing is locked.
+It reads ahead of the takes, but only as far as they need. A take reads before it locks, so a failed
+read locks nothing.
 """
 
 from __future__ import annotations

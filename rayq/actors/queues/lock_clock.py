@@ -1,4 +1,4 @@
-"""The time by which locks run out: what passes while a leader can hear nobody counts for none."""
+"""The clock by which locks expire: it stands still while a leader cannot hear its clients."""
 
 from __future__ import annotations
 

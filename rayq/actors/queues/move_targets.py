@@ -1,5 +1,5 @@
-"""The leaders of the partitions that records of queues are moved to: a batch is appended under its
-number, or found there. Errors are those of `Links.exchange`."""
+"""Requests to the leaders of the partitions that queues move records to: append a batch under its
+number, or find it. Errors are those of `Links.exchange`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records that leave a queue together."""
+"""Batches of records that leave a queue together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which records leave a queue by moves, and who waits for that: those that failed for good go to
-the dead letters, others where an operator sends them. `numbered_moves` moves a batch of them.
+"""Moves of records out of a queue: records that failed for good go to the dead letters, others
+where an operator sends them. `numbered_moves` moves one batch.
 """
 
 from __future__ import annotations

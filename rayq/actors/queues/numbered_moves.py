@@ -1,13 +1,13 @@
-"""One batch of records out of a queue gets into its target exactly once (docs/protocol.md).
+"""Exactly-once move of one batch of records from a queue to its target (docs/protocol.md).
 
-A batch has a number of its own: a producer id that this opening of the queue drew, and a new epoch
-of it for each batch, whose sequence is 0. The number and what goes under it are kept before the
-batch is appended. So who finds a move that was begun, perhaps a later leader, appends it under the
-same number, and the target's leader recognises what it has already. Since it may have forgotten (a
-producer expires), the target is read first, from where it ended when the move began.
+Each batch has its own number: a producer id that this opening of the queue drew, and a new epoch of
+it, with sequence 0. The number and the batch's records are kept before the batch is appended. So
+whoever finds an unfinished move, perhaps a later leader, appends the batch under the same number,
+and the target's leader recognises a duplicate. Because the target may have forgotten the number
+(producers expire), it is read first, from where it ended when the move began.
 
-A number is used for nothing else. It is let go where the batch never gets into the target; and
-where nobody can know whether it is there, as the target has both forgotten the number and deleted
+A number is used for nothing else. It is dropped if the batch will never get into the target, and if
+nobody can know whether it is there, because the target has both forgotten the number and deleted
 records that it got since.
 """
 

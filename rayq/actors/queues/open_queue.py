@@ -1,7 +1,7 @@
-"""A queue in one partition, from an opening of its state on: it gives records out and settles them.
+"""An open queue in one partition: it gives out records and settles them.
 
-`QueueState` decides, `QueueCommits` makes the decisions durable, and no answer leaves before what
-it rests on is kept, be it a refusal. See the rules of queues in docs/protocol.md.
+`QueueState` decides, and `QueueCommits` makes the decisions durable. No answer, not even a refusal,
+is sent before what it depends on is kept. See the rules of queues in docs/protocol.md.
 """
 
 from __future__ import annotations

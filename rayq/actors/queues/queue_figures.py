@@ -1,4 +1,4 @@
-"""What a queue's leader tells of itself: to operators, and as metrics."""
+"""Figures of a queue's leader, for operators and as metrics."""
 
 from __future__ import annotations
 

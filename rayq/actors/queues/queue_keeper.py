@@ -1,7 +1,7 @@
-"""The keeper of the queues of one `__queue_state` partition: what their leaders decided, durable.
+"""The queue keeper: it stores the decisions of queue leaders in one `__queue_state` partition.
 
-It is a `Coordinator`, and knows nothing of what the kept records mean. It sees to it that only the
-newest opening of each state writes (`core.kept_queues`), and forgets the queues that are deleted.
+It is a `Coordinator`, and does not know what the kept records mean. It makes sure that only the
+newest opening of each state writes (`core.kept_queues`), and forgets deleted queues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A queue's leader in one partition, beside the leader of the data partition.
+"""The queue leader: it runs a queue in one partition, beside the leader of that partition.
 
-It takes over what the keeper has kept of the queue and serves it (`OpenQueue`), until another
-replica leads. Where its writes are refused it begins anew.
+It loads the queue's state from the keeper and serves the queue (`OpenQueue`) until another replica
+leads. If its writes are refused it loads the state again.
 """
 
 from __future__ import annotations

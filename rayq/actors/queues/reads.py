@@ -1,7 +1,7 @@
-"""What the queues of a partition read of its log: whole batches below the last stable offset.
+"""Reads of a partition's log for its queues: whole batches below the last stable offset.
 
-The queues of a partition share what was read last: the same bytes are looked through for new
-records, and answer the takes that follow.
+The queues of a partition share the last read: the same bytes are scanned for new records, and serve
+the takes that follow.
 """
 
 from __future__ import annotations

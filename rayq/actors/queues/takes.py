@@ -1,5 +1,5 @@
-"""The takes that wait at a queue's leader: first come, first served, each with its fair share.
-Those of consumers that have something to do come after all others."""
+"""Waiting takes of a queue's leader: first come, first served, each with its fair share. Takes of
+consumers that still have work come after all others."""
 
 from __future__ import annotations
 

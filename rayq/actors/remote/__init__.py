@@ -1,1 +1,1 @@
-"""What the replica that leads does about records in the object store."""
+"""Remote storage of a partition, which its leader manages: uploads, reads, retention."""

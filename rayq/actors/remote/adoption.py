@@ -1,10 +1,10 @@
-"""What the replica that leads next has to do before it appends, where records are in the object
-store: its log must go on where the committed list of objects ends (docs/protocol.md).
+"""Adoption of the remote log by a new leader, before it appends: its own log must continue where
+the committed list of objects ends (docs/protocol.md).
 
-It restarts its log at that end where it lacks the last of these records, or has another in its
-place: after an unclean election, or where a power loss took what was never synced. Otherwise there
-would be two histories, one here and one in the store. And where metadata were lost it first finds
-the newest manifest that can be trusted, and has it committed.
+It restarts its log at that end if it lacks the last of these records or has a different one at that
+offset: after an unclean election, or after a power loss took what was never synced. Otherwise there
+would be two histories, one here and one in the store. If metadata were lost, it first finds the
+newest manifest that can be trusted, and has it committed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the leader does about its partition's records in the object store: it stores closed
-segments, keeps retention over what is there and on the disk, and sweeps what nothing refers to.
+"""The leader's remote storage task: it uploads closed segments, enforces retention in the store and
+on disk, and sweeps objects that nothing refers to.
 
-One task at a time does it all, so that deleting has its order (docs/protocol.md, rule 41): the log
-start is in a checkpoint before the list is committed that lacks what is below; what left the list
-is deleted after a delay, and forgotten after that. While the store fails it is tried again and
-again, ever more slowly; the leader serves meanwhile.
+A single task does it all, so that deletion keeps its order (docs/protocol.md, rule 41). The log
+start is in a checkpoint before a list is committed that lacks the objects below it; objects that
+left the list are deleted after a delay, and forgotten after that. While the store fails, the task
+retries with growing backoff, and the leader continues to serve.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manifests and their pages in the object store."""
+"""Reads and writes of manifests and their pages in the object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from a replica process to the object server of its node."""
+"""The connection from a replica process to the object server of its node."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the leader answers from the object store: records that are no more on its own disk.
+"""Reads of records that are no longer on the leader's disk, from the object store.
 
-The object server of the node brings ranges of objects into files of its cache, which this reads in
-threads. An object's footer says where its batches begin, and which transactions were aborted. While
-a reader goes on where it stopped, more and more is read ahead of it, also into the next object.
+The node's object server loads ranges of objects into files of its cache, and threads read them
+here. An object's footer says where its batches begin, and which transactions were aborted. The
+read-ahead of a sequential reader grows, also into the next object.
 
-No question waits longer than `WAIT_S` for the store: the reader is told to ask again, and the read
-goes on behind that.
+No request waits longer than `WAIT_S` for the store: the reader is told to ask again, and the read
+continues in the background.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the replica that leads knows of its partition's objects, and how it changes their list.
+"""The leader's view of its partition's objects, and changes of their list.
 
-The remote pointer in the metadata is the one truth. A change of the list is a new manifest, which
-is stored first and counts once the controller has committed its pointer (docs/protocol.md). One
-change is under way at a time. Nothing that an attempt stored is deleted when the attempt fails: it
-may have been committed, and a sweep of a later leader takes what was not.
+The remote pointer in the metadata is the single source of truth. A change of the list is a new
+manifest, which is stored first and counts once the controller has committed its pointer
+(docs/protocol.md). One change runs at a time. When an attempt fails, nothing that it stored is
+deleted: it may have been committed, and a sweep of a later leader removes what was not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Retention of a log whose old records are in the object store: by the leader, over the committed
-list of objects and what its own disk has above the remote end."""
+"""Retention of a log whose old records are in the object store. The leader applies it to the
+committed list of objects and to its own segments above the remote end."""
 
 from __future__ import annotations
 

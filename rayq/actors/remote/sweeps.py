@@ -1,5 +1,5 @@
-"""What leaves the object store: objects that left the committed list long enough ago, manifests
-that others replaced, and what a crash or a failed attempt has left behind."""
+"""Sweeps of the object store: they delete objects that left the committed list long enough ago,
+replaced manifests, and leftovers of crashes and failed attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: ranges of whole batches out of the leader's closed segments become data objects."""
+"""Uploads of ranges of whole batches from the leader's closed segments as data objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Are the objects in the store what the committed list says? And what to do where they are not."""
+"""Verification of the objects in the store against the committed list, and repair of
+differences."""
 
 from __future__ import annotations
 

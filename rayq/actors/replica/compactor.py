@@ -1,7 +1,7 @@
-"""When a replica's log is compacted, and by whom: leader and followers each clean their own.
+"""Scheduling of a replica's log compaction: leader and followers each clean their own log.
 
-The pass itself runs elsewhere, at low priority (`RunCleaner`: a helper process of the runtime);
-here is decided when, and its result is put in place.
+The pass itself runs elsewhere, at low priority (`RunCleaner`: a helper process of the runtime).
+This module decides when it runs, and puts its result in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps the flushes of a log apart from what must not happen beside one."""
+"""Lock that keeps the flushes of a log apart from operations that must not run beside one."""
 
 from __future__ import annotations
 

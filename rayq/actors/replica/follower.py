@@ -1,7 +1,7 @@
-"""The follower's part: pull from the leader, truncate where the logs diverge, flush, acknowledge.
+"""The follower role: fetch from the leader, truncate where the logs diverge, flush, acknowledge.
 
-One object follows one leader in one epoch; newer metadata replaces it. What it acknowledges is what
-its disk holds (docs/protocol.md, rule 7).
+One object follows one leader in one epoch; newer metadata replaces it. It acknowledges only what is
+on its disk (docs/protocol.md, rule 7).
 """
 
 from __future__ import annotations

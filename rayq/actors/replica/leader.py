@@ -1,8 +1,8 @@
-"""The leader's part: append, wait for the in-sync set, answer; serve followers.
+"""The leader role: append, wait for the ISR, answer; serve followers.
 
 One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
 from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 9).
-`LeaderReads` is what it answers to readers, `LeaderTransactions` what it does about transactions.
+`LeaderReads` answers readers, and `LeaderTransactions` handles transactions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a leader answers to readers: committed records, where they are, and what is undecided.
+"""A leader's answers to readers: committed records, their offsets, and open transactions.
 
 See docs/protocol.md, rule 10.
 """

@@ -1,5 +1,5 @@
-"""What a leader does about transactions: batches wait for their turn, markers end transactions, and
-one that stays open for too long is asked about.
+"""A leader's handling of transactions: it makes batches wait for their turn, ends transactions by
+markers, and asks about those that stay open for too long.
 
 `TransactionAdmission` decides, the log says what is open, and `Links` ask the coordinators. See
 docs/protocol.md, rules 25 to 28.

@@ -1,4 +1,4 @@
-"""Segments leave a replica's disk when they are in the object store, and old enough."""
+"""Local retention: deletes segments that are in the object store and old enough."""
 
 from __future__ import annotations
 

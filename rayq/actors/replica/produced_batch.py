@@ -1,4 +1,4 @@
-"""What a batch has to be for a leader to append it."""
+"""Validation of a produced batch before a leader appends it."""
 
 from __future__ import annotations
 

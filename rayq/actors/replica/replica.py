@@ -1,7 +1,7 @@
 """One replica of one partition: it takes the role that the committed metadata gives it.
 
 `Leader` and `Follower` are the roles, `ReplicaLog` is what they share. A replica serves only while
-its process holds a lease: its broker was heard within a session.
+its process holds a lease, which means that its broker was heard within the last session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A replica process: a server, a lease from its broker, and the replicas it hosts.
 
-The broker of the same node tells the process by heartbeat what to host and what the metadata says
-of that. Without a broker for a session it stops serving, and goes on when a broker is back; the
-replicas keep their logs open meanwhile.
+The broker of the same node tells the process by heartbeat which replicas to host, and what the
+metadata says of them. Without a broker for a session the process stops serving, and resumes when a
+broker is back; the replicas keep their logs open meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A replica's log with what both its roles need: reading, group commit, the log start, its failure.
+"""A replica's log, with what both roles need: reads, group commit, the log start, failure.
 
 All state belongs to the event loop; threads run the log's plans.
 """

@@ -1,4 +1,5 @@
-"""What a partition's leader counts. Made once, so that counting is an addition and no look-up."""
+"""Metrics of a partition's leader. They are made once, so that counting is an addition and no
+lookup."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Transactions: their coordinator, and the way of servers to leaders and coordinators."""
+"""Transactions: their coordinator, and the connections of servers to leaders and coordinators."""

@@ -1,7 +1,7 @@
-"""The way from a replica process to the leaders of other partitions, to the coordinators of
+"""Connections from a replica process to the leaders of other partitions, the coordinators of
 transactions and the keepers of queues. A process has one `Links`, which its replicas share.
 
-It finds leaders by the metadata of this node's broker, and asks for them anew after a leader
+It finds leaders by the metadata of this node's broker, and asks for them again after a leader
 refused or did not answer.
 """
 

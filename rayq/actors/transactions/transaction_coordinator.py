@@ -1,8 +1,8 @@
-"""The coordinator of the transactions of one `__transaction_state` partition.
+"""The transaction coordinator of one `__transaction_state` partition.
 
-It is a `Coordinator`. What it decided takes effect in partitions by markers: once the decision is
-committed it asks the leaders of all participants to write theirs, each again and again until its
-leader has. So does the next coordinator, where this one ends before.
+It is a `Coordinator`. Its decisions take effect in partitions by markers: once a decision is
+committed, it asks the leaders of all participants to write theirs, and repeats each request until
+the leader has done so. If this coordinator ends before that, the next one continues.
 """
 
 from __future__ import annotations
