@@ -1,4 +1,4 @@
-"""Which member gets which partition: the assignors `uniform` and `range`, and a user's own.
+"""Partition assignors of groups: `uniform`, `range`, and a user's own.
 
 An assignor is a pure, quick function; it runs on the event loop of the group's coordinator::
 
@@ -12,8 +12,8 @@ An assignor is a pure, quick function; it runs on the event loop of the group's 
 partitions of each topic that any of them subscribes to; `current` is what each member has now
 (empty for a member that has just joined), without partitions that no longer exist. The answer gives
 every partition of every topic to exactly one member that subscribes to it; a member that gets
-nothing may be missing from it. An assignor of your own is named in `ClusterConfig.group_assignors`
-as `module:function`; a consumer chooses it by its `assignor`.
+nothing may be missing from it. `ClusterConfig.group_assignors` names an assignor of your own as
+`module:function`; a consumer chooses it by its `assignor`.
 """
 
 from __future__ import annotations

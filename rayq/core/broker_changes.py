@@ -1,4 +1,4 @@
-"""What the controller decides when brokers and replica processes come, go and report.
+"""The controller's decisions when brokers and replica processes come, go and report.
 
 Each function reads the state and returns the records to commit; it changes nothing. An empty list
 means that there is nothing to do, so every request may be repeated. Errors are those of

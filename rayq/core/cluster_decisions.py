@@ -1,4 +1,4 @@
-"""What the controller decides on a request, by its state and a few facts that it has beside it.
+"""The controller's decisions on requests, from its state and a few facts besides.
 
 Each decision is a function `(state, request, facts) -> Decision`. The controller replays the
 records, appends them, and answers once they are committed. A request whose decision needs the

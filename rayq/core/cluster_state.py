@@ -1,8 +1,8 @@
-"""The cluster's metadata as a value that records build: the controller and every broker hold one.
+"""The cluster's metadata, built from records: the controller and every broker hold a copy.
 
 Only `replay` changes it. The controller's handlers (`broker_changes`, `topic_changes`) read it and
-return records; once those are committed they are replayed, here and on every broker, in one order.
-Start-up is the same replay over the log.
+return records, which every broker replays once they are committed, in the same order. Start-up is
+the same replay over the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a log that is damaged is copied anew from the others (docs/protocol.md, rule 11)."""
+"""Decision to replace a damaged log by a new copy of the others (docs/protocol.md, rule 11)."""
 
 from __future__ import annotations
 

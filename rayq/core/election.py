@@ -1,10 +1,10 @@
-"""Which replica leads: a partition's value and the replicas that live now in, its next value out.
+"""Leader election: from a partition's value and its live replicas to its next value.
 
-Rules 1 and 2 of docs/protocol.md say how. A live leader stays. Else a live member of the ISR leads,
-else one of the ELR (KIP-966), where it is the very process that was in sync. Else, once as many
-members as `min_insync` have come back and said what their disks hold, the member that holds the
-most leads. Else, where the topic allows it, any live replica leads, loudly. Else no replica leads,
-and `missing` says which brokers the partition waits for.
+It follows rules 1 and 2 of docs/protocol.md. A live leader stays. Else a live member of the ISR
+leads, else one of the ELR (KIP-966), if it is the very process that was in sync. Else, once
+`min_insync` members have come back and reported what their disks hold, the member that holds the
+most leads. Else, if the topic allows it, any live replica leads, with a warning. Else no replica
+leads, and `missing` names the brokers that the partition waits for.
 """
 
 from __future__ import annotations

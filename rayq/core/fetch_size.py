@@ -1,4 +1,4 @@
-"""How many bytes a follower asks for at once, on links of any pace."""
+"""Size of a follower's fetch, adapted to the speed of the link."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""What a coordinator decides when members come, stay and go, and when topics change.
+"""A group coordinator's decisions when members join, stay and leave, and when topics change.
 
 Each function reads the state and returns the records to commit; of the state it changes only what
 is soft (when each member was heard). Errors are those of `rayq.errors`. Rebalancing is cooperative:
 
-- a member that joins, leaves or subscribes anew makes the assignor compute a *target* for every
-  member;
-- what a member has beyond its target moves from `assigned` to `revoking` at once, and goes to no
-  other member until this one says that it gave it up (or is gone);
-- what is in no member's `assigned` or `revoking` goes to the member whose target it is;
+- when a member joins, leaves or changes its subscription, the assignor computes a *target* for
+  every member;
+- partitions that a member has beyond its target move from `assigned` to `revoking` at once, and go
+  to no other member until this one confirms that it gave them up (or is gone);
+- a partition that is in no member's `assigned` or `revoking` goes to the member that has it in its
+  target;
 - each change of `assigned` has a new epoch, and waits until the member knows the previous one.
 """
 

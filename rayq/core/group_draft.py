@@ -1,6 +1,6 @@
-"""A group as one decision makes it: members, their targets, and the partitions that may move now.
+"""Working copy of a group for one decision: members, targets, and partitions that may move now.
 
-`group_changes` decides with it; the records follow from what differs from before.
+`group_changes` decides with it; the records follow from the differences to the state before.
 """
 
 from __future__ import annotations

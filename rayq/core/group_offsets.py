@@ -1,4 +1,4 @@
-"""What a coordinator decides about committed positions: which count, and when they expire.
+"""A group coordinator's decisions about committed offsets: which count, and when they expire.
 
 Each function reads the state and returns the records to commit. Errors are those of `rayq.errors`.
 """

@@ -1,7 +1,7 @@
-"""What the coordinator of one `__consumer_offsets` partition knows of its groups.
+"""The groups of one `__consumer_offsets` partition, as its coordinator holds them.
 
-Durable state comes from records alone: only `replay` changes it, start-up is the same replay over
-the compacted log. `group_changes` reads it and returns records. Soft state (when members were
+Durable state comes from records alone: only `replay` changes it, and start-up is the same replay
+over the compacted log. `group_changes` reads it and returns records. Soft state (when members were
 heard, the topics of the cluster) is rebuilt by each coordinator: every member then has a full
 session.
 """

@@ -1,9 +1,10 @@
-"""What a coordinator of groups decides about positions inside transactions.
+"""A group coordinator's decisions about offsets that are committed in transactions.
 
-A position that a transaction takes is *pending*: until the transaction has ended here nobody is
-told the position before it, and nobody else may write one. Else the next owner of the partition
-would read again what the transaction dealt with, or an older transaction's late end would set the
-group back. As in `group_offsets`, functions read the state and return the records to commit.
+A position that a transaction commits is *pending*: until the transaction has ended here, nobody is
+told the position before it, and nobody else may write one. Otherwise the next owner of the
+partition would read records again that the transaction dealt with, or the late end of an older
+transaction would set the group back. As in `group_offsets`, functions read the state and return the
+records to commit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a keeper holds of queues, and the records of `__queue_state`.
+"""The queues that a keeper stores, and the records of `__queue_state`.
 
 The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
 ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
-*opening*: which leader of the data partition may write, in which epoch. Its value is the msgpack
-array `[version, data leader epoch, fence, opener]`. All other keys and values are of the queue's
-leader (`core.queue_records`), and mean nothing here.
+*opening*: it says which leader of the data partition may write, and in which epoch. Its value is
+the msgpack array `[version, data leader epoch, fence, opener]`. All other keys and values belong to
+the queue's leader (`core.queue_records`), and mean nothing here.
 
 The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
 `replay` then takes.

@@ -1,4 +1,4 @@
-"""Which unsettled records of a partition have the same key, in their order."""
+"""Unsettled records of a partition that have the same key, in their order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How far a queue may let its topic's log start go, where large values are in the log.
+"""The bound that large values put on a queue's release of its topic's log start.
 
-A queue passes over chunks at once, and so its start may be above the chunks of a value that nobody
-has handled yet. Whatever deletes behind the start of a queue asks here first. Pure.
+A queue skips chunks at once, so its start may be above the chunks of a value that nobody has
+handled yet. Whatever deletes records below the start of a queue asks here first. Pure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Large values: what a producer appends instead of a value that is too large for a record.
+"""Large values: a producer appends chunks or an object's URI for a value too large for a record.
 
 As chunks: the value is cut, and each piece is the value of a record of its own (a batch of one,
-with the attribute CHUNK). Readers pass over it. It has no key and one header, `rayq.chunk`: which
-value it belongs to, and its number. Once all chunks are acknowledged follows the record itself,
-with its key and headers. Its value is a **manifest**, and its batch says so (LARGE): size and CRC
-of the value, and the offset of each chunk. So whoever reads the record knows which offsets to read,
-whatever lies between them; and of a producer that dies half-way nobody sees anything.
+with the attribute CHUNK). Readers skip it. It has no key and one header, `rayq.chunk`: the value
+that it belongs to, and its number. Once all chunks are acknowledged, the record itself follows,
+with its key and headers. Its value is a **manifest** (its batch has the attribute LARGE): size and
+CRC of the value, and the offset of each chunk. So whoever reads the record knows which offsets to
+read, whatever lies between them; and nobody sees anything of a producer that dies half-way.
 
 As an object: the value is written to an object store first, then the record, whose manifest has
 the object's URI.

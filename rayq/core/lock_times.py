@@ -1,4 +1,4 @@
-"""When locks run out: in ticks of a tenth of a second, so that many locks share one."""
+"""Expiry times of locks, in ticks of a tenth of a second, so that many locks share one."""
 
 from __future__ import annotations
 

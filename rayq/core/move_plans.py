@@ -1,10 +1,10 @@
-"""Which replicas to move where: to empty a broker, to replace one that is gone, to have more or
-fewer replicas, to spread the load.
+"""Plans of replica moves: to empty a broker, to replace one that is gone, to change the number of
+replicas, or to spread the load.
 
-Pure, over plain values: `nodes` maps each broker that may take replicas to its node, `placements`
-each partition to its replicas, the preferred leader first. A plan holds the partitions that change,
-with their new replicas. Replicas of a partition are kept on different nodes where that is possible,
-then brokers carry equally many.
+Pure, over plain values: `nodes` maps each broker that may take replicas to its node; `placements`
+maps each partition to its replicas, the preferred leader first. A plan holds the partitions that
+change, with their new replicas. Replicas of a partition are kept on different nodes if possible;
+second, brokers get equal numbers of replicas.
 """
 
 from __future__ import annotations

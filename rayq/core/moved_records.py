@@ -1,7 +1,7 @@
-"""What is written of a record that leaves a queue: its headers, and where it goes.
+"""The headers of a record that is moved out of a queue, and its target.
 
-A dead letter has the record's own headers, then where it came from, why, after how many deliveries,
-and what its consumer said. A record that goes back loses these again.
+A dead letter has the record's own headers, then its origin, the reason, the number of deliveries,
+and its consumer's error. A record that goes back loses these again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A set of integers, kept as runs: cheap where its members lie side by side."""
+"""A set of integers, stored as runs: cheap if its members are contiguous."""
 
 from __future__ import annotations
 

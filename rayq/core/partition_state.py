@@ -1,8 +1,8 @@
-"""A leader's view of its partition: how far each replica is, the high watermark, the in-sync set.
+"""A leader's view of its partition: the progress of each replica, the high watermark, the ISR.
 
 Pure: facts come in (an append, a flush, a follower's fetch, a committed change), `high_watermark`
-and `proposal` follow from them. One object lives for one leader epoch. This is what rules 6 to 8 of
-docs/protocol.md say.
+and `proposal` follow from them. One object lives for one leader epoch. It implements rules 6 to 8
+of docs/protocol.md.
 """
 
 from __future__ import annotations

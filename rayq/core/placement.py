@@ -1,5 +1,5 @@
-"""Where the replicas of new partitions go: spread over nodes, then balanced over brokers, none of
-which takes more than it may carry."""
+"""Placement of the replicas of new partitions: spread over nodes, then balanced over brokers,
+within the maximum of each broker."""
 
 from __future__ import annotations
 

@@ -1,23 +1,23 @@
-"""How many consumers a pool wants: pure, from one look at the group's progress after another.
+"""Number of consumers that a pool needs: pure, computed from successive looks at the group's
+progress.
 
-Lag counts in seconds: the age of the oldest record that is not committed yet. The age is told by
-when the log was *seen* to grow past the committed offset, not by the records' own timestamps, which
-are the producers' (a replayed archive is years old when it arrives), and not by offsets over the
-rate of consumption, which says nothing while nothing is consumed. Records from before the first
-look count as old as it: a lower bound, which does no harm, since a backlog counts by its size as
-well:
+Lag is measured in seconds: the age of the oldest record that is not committed yet. The age counts
+from when the log was *seen* to grow past the committed offset. It does not use the records'
+timestamps, which come from the producers (a replayed archive is years old when it arrives), nor
+offsets divided by the rate of consumption, which says nothing while nothing is consumed. Records
+from before the first look count as old as that look. This is a lower bound and does no harm, since
+the size of the backlog counts as well:
 
     wanted = (records that come in per second x HEADROOM + backlog / target_lag_s)
              / records that one consumer handles per second
 
-The divisor is measured while consumers are busy only, so it is what they could do, not what they
-were given to do. Where the sum says that there are enough consumers, and the lag stays above the
-target all the same (one partition gets all records, say, or handlers wait for something), one
-consumer more is added at a time.
+The divisor is measured only while consumers are busy, so it is what they can do, not what they were
+given to do. If by this formula there are enough consumers but the lag stays above the target (one
+partition gets all records, say, or handlers wait for something), one consumer is added at a time.
 
-More consumers come at once (while the lag is below its target, a need of a tenth more is noise),
-but at most twice as many at a time: the first measurements are of cold consumers. Consumers go only
-after a cool-down in which fewer would have done all along.
+Consumers are added at once (while the lag is below its target, a need of a tenth more is noise),
+but their number at most doubles at a time, because the first measurements come from cold consumers.
+Consumers are removed only after a cool-down during which fewer would have been enough all the time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""256 offsets of a queue's partition: which state each is in, and how often it was given out.
+"""Block of 256 offsets of a queue's partition: the state and the delivery count of each.
 
-Sets of them are integers, bit i for the i-th offset: so many are changed at the cost of one.
+Sets of offsets are integers, with bit i for the i-th offset, so that changing many costs as little
+as changing one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the controller decides about queues: create, alter, delete.
+"""The controller's decisions about queues: create, alter, delete.
 
 Each function reads the state and returns the records to commit; it changes nothing. A queue goes
 with its topic. Errors are those of `rayq.errors`.

@@ -1,5 +1,5 @@
-"""How much of what a queue has learned of a log is still there: an unclean election cuts a log back
-and lets it go on otherwise."""
+"""Check of how much of the log that a queue has learned is still there: an unclean election
+truncates a log, which then continues with other records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""When delayed records are due: at a time, or once so long has passed.
+"""Due times of delayed records: at a time of day, or after a delay.
 
-How long a record waits that a consumer gave back runs by the leader's monotonic clock. Kept is when
-that ends by the wall clock, and how long it is: a leader that opens has it wait no longer than
-either says, so that a clock that was wrong holds back nothing for long.
+The delay of a record that a consumer gave back runs by the leader's monotonic clock. The end of the
+delay by the wall clock and its length are kept: a leader that opens the queue makes the record wait
+no longer than either says, so that a wrong clock holds back nothing for long.
 """
 
 from __future__ import annotations

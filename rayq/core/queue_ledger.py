@@ -1,7 +1,7 @@
-"""What a queue's leader of one partition knows, and how one offset goes from state to state.
+"""The books of a queue in one partition, and the transitions of an offset from state to state.
 
-`QueueState` decides; this keeps the books: blocks of offsets, the lines of keys, the delays, what
-changed since it was kept last.
+`QueueState` decides; the ledger holds the blocks of offsets, the lines of keys, the delays, and the
+changes since the state was last kept.
 """
 
 from __future__ import annotations

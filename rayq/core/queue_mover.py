@@ -1,4 +1,4 @@
-"""How records leave a queue other than by consumers: by moves, by purges, by retention."""
+"""Removal of records from a queue other than by consumers: by moves, purges, retention."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Records that leave a queue: to its dead letters, or where an operator sends them.
+"""Moves of records out of a queue: to its dead letters, or where an operator sends them.
 
 A *dying* record failed for good. It stays in the queue until its copy is in the target's log. The
-copy gets there by a numbered *move*: what is to be appended, and its number, is kept before it is
-appended. So a leader that comes later finds it there, or appends the same once more (rule 54).
+copy gets there by a numbered *move*: the records to append and the move's number are kept before
+the append. So a later leader finds the copy in the target, or appends the same records again (rule
+54).
 """
 
 from __future__ import annotations

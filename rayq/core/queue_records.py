@@ -1,13 +1,14 @@
-"""What is kept of a queue in one partition, as bytes: nothing else outlives its leader.
+"""The kept records of a queue in one partition, as bytes: nothing else outlives its leader.
 
 The keeper stores these records in `__queue_state`, which is compacted: each is the whole value of
-its key, None ends the key. Keys: `head`, and `block`, `dying` or `move` with a number in 8 bytes.
-Values are msgpack arrays `[version, ...]`. Fields may be appended with a default; a change that an
-older rayq must not misread raises the version, and a higher one than this rayq's is refused.
+its key, None deletes the key. Keys: `head`, and `block`, `dying` or `move` with a number in 8
+bytes. Values are msgpack arrays `[version, ...]`. Fields may be appended with a default; a change
+that an older rayq must not misread raises the version, and a higher one than this rayq's is
+refused.
 
-A block whose offsets are all ready, for the first time, is not kept; nor is one whose offsets are
-all done: the head has the start, and the runs of such blocks above it. So the head is kept no later
-than the end of a block's record (rule 52).
+A block whose offsets are all ready for the first time is not kept, nor is one whose offsets are all
+done: the head has the start, and the runs of such blocks above it. So the head must be kept no
+later than a block's record is deleted (rule 52).
 """
 
 from __future__ import annotations

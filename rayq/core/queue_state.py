@@ -1,13 +1,13 @@
-"""What a queue's leader of one partition decides about each record.
+"""The decisions of a queue's leader about each record of one partition.
 
-Pure: facts come in (offsets that were learned from the log, takes, settlements, the passing of
-time), decisions come out as return values, and `changes` gives the records to keep. A decision may
-be answered only once the records of a later `changes` are kept.
+Pure: facts come in (offsets learned from the log, takes, settlements, the passing of time),
+decisions come out as return values, and `changes` gives the records to keep. A decision may be
+answered only once the records of a later `changes` are kept.
 
 Each offset is in one state: *ready*, *blocked* (an earlier record of its key is unsettled),
-*locked*, *delayed*, *moving* (to the dead letters, or where an operator sends it) or *done*.
-Times: `now_s` is the leader's monotonic clock, for locks and for how long records wait that were
-given back; `now_ms` the wall clock, for those that wait for a time of day.
+*locked*, *delayed*, *moving* (to the dead letters, or where an operator sends it) or *done*. Times:
+`now_s` is the leader's monotonic clock, for locks and for the delays of records that were given
+back; `now_ms` is the wall clock, for records that wait for a time of day.
 """
 
 from __future__ import annotations

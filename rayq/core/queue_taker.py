@@ -1,4 +1,4 @@
-"""How a queue gives out its records: the first ones that are ready, in the order of their keys."""
+"""Delivery of a queue's records: the first ready ones, in the order of their keys."""
 
 from __future__ import annotations
 

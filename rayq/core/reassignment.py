@@ -1,14 +1,14 @@
-"""Moving partitions (KIP-455): what the controller decides about which broker keeps a replica.
+"""Partition reassignment (KIP-455): the controller's decisions about the brokers of replicas.
 
 A move adds the target's replicas to those that are there; they copy the log and join the in-sync
 set by the ordinary rules. Once *every* replica of the target is in sync, by the very process that
-runs now, one record makes the target all there is: the other replicas leave the replica list, the
-ISR and, if they lead, the leadership. Until then nothing is taken away, so there are never fewer
-in-sync copies than before.
+runs now, one record makes the target the whole replica list: the other replicas leave the replica
+list, the ISR and, if they lead, the leadership. Until then nothing is removed, so there are never
+fewer in-sync copies than before.
 
 Each function reads the state and returns the records to commit; it changes nothing. Errors are
-those of `rayq.errors`. `heard` are the brokers that the controller has heard in its epoch: what the
-metadata says of others may be history.
+those of `rayq.errors`. `heard` are the brokers that the controller has heard from in its epoch: the
+metadata of other brokers may be outdated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The version that each value in rayq's own compacted topics begins with."""
+"""The version at the start of each value in rayq's own compacted topics."""
 
 from __future__ import annotations
 

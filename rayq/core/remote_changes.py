@@ -1,4 +1,4 @@
-"""What the controller decides about the object store: pointers, pins, garbage, and who may use it.
+"""The controller's decisions about the object store: pointers, pins, garbage, and who may use it.
 
 Each function reads the state and returns the records to commit; it changes nothing. An empty list
 means that there is nothing to do, so every request may be repeated. Errors are those of

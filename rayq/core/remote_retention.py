@@ -1,7 +1,7 @@
-"""What of a partition goes to the object store, what leaves it, and when: only decisions.
+"""Decisions of remote storage: the parts of a log to upload and to delete, and when.
 
-A log with remote storage is a row of pieces, oldest first: the objects on the committed list up to
-the remote end, then the segments on the leader's disk.
+A log with remote storage is a sequence of pieces, oldest first: the objects on the committed list
+up to the remote end, then the segments on the leader's disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the controller decides about topics: create, delete, grow, configure, elect.
+"""The controller's decisions about topics: create, delete, grow, configure, elect.
 
 Each function reads the state and returns the records to commit; it changes nothing. Errors are
 those of `rayq.errors`.

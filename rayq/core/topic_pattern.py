@@ -1,8 +1,8 @@
-"""Regular expressions over topic names, as members of groups subscribe by them.
+"""Regular expressions over topic names, by which members of groups subscribe.
 
 A pattern comes from a client and is matched on a server's event loop, so its cost is bounded: it
 becomes a finite automaton, and a match takes time in proportion to the length of the name, whatever
-the pattern. (Python's `re` backtracks: a pattern of 30 characters can keep it busy for ever.)
+the pattern. (Python's `re` backtracks: a pattern of 30 characters can keep it busy forever.)
 Therefore references and look-around, which need backtracking, are refused. The rest is as in `re`:
 characters, `.`, `[...]`, `\\d \\w \\s` and their opposites, groups, `|`, `* + ? {m,n}`. A pattern
 always stands for the whole name, with or without `^` and `$` around it.

@@ -1,7 +1,8 @@
-"""What the leader of a partition does with a batch, or a marker, of a transaction.
+"""Admission of the batches and markers of transactions by a partition's leader.
 
-Pure. The log tells what is open and what has ended; here is what a leader knows beside it, for one
-leader epoch: who has joined, and which coordinators it has heard (docs/protocol.md, rules 25, 26).
+Pure. The log tells which transactions are open and which have ended. This module holds what a
+leader knows besides, for one leader epoch: who has joined, and which coordinators it has heard
+(docs/protocol.md, rules 25, 26).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a coordinator decides about transactional ids and their transactions.
+"""A coordinator's decisions about transactional ids and their transactions.
 
 Each function reads the state and returns the records to commit, as one batch; of the state it
-changes only what is soft. Errors are those of `rayq.errors`. Every end of a transaction, whoever
-asks for it, gives the id its next epoch. So a (family, epoch) has one outcome for ever, and
-a batch, a marker or a request that comes late is known by its epoch.
+changes only the soft part. Errors are those of `rayq.errors`. Every end of a transaction, whoever
+asks for it, gives the id its next epoch. So a (family, epoch) has one outcome forever, and a late
+batch, marker or request is recognised by its epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The records of `__transaction_state`: nothing else changes what a coordinator durably knows.
+"""The records of `__transaction_state`: nothing else changes a coordinator's durable state.
 
 The topic is compacted, so each record is the whole value of its key and stands for itself; None as
 value (a tombstone) ends the key. Key and value are msgpack arrays:

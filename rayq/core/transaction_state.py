@@ -1,8 +1,8 @@
-"""What the coordinator of one `__transaction_state` partition knows of its transactions.
+"""The transactions of one `__transaction_state` partition, as its coordinator holds them.
 
-Durable state comes from records alone: only `replay` changes it, start-up is the same replay over
-the compacted log. `transaction_changes` reads it and returns records. Soft state (deadlines,
-markers that are written, families in hand) is rebuilt by each coordinator.
+Durable state comes from records alone: only `replay` changes it, and start-up is the same replay
+over the compacted log. `transaction_changes` reads it and returns records. Each coordinator
+rebuilds the soft state (deadlines, markers that are written, families in hand).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The typed messages of the protocol: one struct for each request and each answer, in the file of
 the server that answers.
 
-A request class names its number on the wire and its answer. Both are encoded as msgpack arrays: the
-order of the fields is the format, so append fields with a default, and never reorder. Record
+A request class declares its number on the wire and its answer. Both are encoded as msgpack arrays:
+the order of the fields is the format, so append fields with a default, and never reorder. Record
 batches and metadata records travel beside the message as the frame's raw payload, never inside it.
 
 An answer may also be an error: `(code, message)` of `rayq.errors`, marked by a flag of the frame.
 
-Topics are named by id (a UUID in hex), so that a topic deleted and created anew is another topic.
-A *client* holds the cluster's secret or a token; a *server* is a rayq process.
+Topics are named by id (a UUID in hex), so that a topic that is deleted and created again is another
+topic. A *client* holds the cluster's secret or a token; a *server* is a rayq process.
 """
 
 from rayq.messages.any_broker import *

@@ -1,4 +1,5 @@
-"""What clients ask any broker: metadata, and its changes, which go on to the controller."""
+"""Requests of clients to any broker: metadata, and changes to it, which are forwarded to the
+controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers and replicas ask the controller, and the requests that stop a cluster."""
+"""Requests of brokers and replicas to the controller, and the requests that stop a cluster."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What consumers ask the coordinator of their group.
+"""Requests of consumers to the coordinator of their group.
 
 The coordinator of a group is the leader of one partition of `__consumer_offsets`: partition
 crc32(group) % partitions. `topic_id`, `partition` and `leader_epoch` name that partition, as in
 every request to a leader. The coordinator answers NotLeader, FencedEpoch, UnknownEpoch and
-UnknownTopic errors as any leader does, and CoordinatorLoading (retriable) until it has read what
-the coordinators before it wrote.
+UnknownTopic errors as any leader does, and CoordinatorLoading (retriable) until it has read the log
+of the coordinators before it.
 """
 
 from __future__ import annotations

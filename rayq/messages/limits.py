@@ -1,7 +1,7 @@
-"""How long the lists and maps of requests may be.
+"""Maximum lengths of the lists and maps in requests.
 
 A longer one is refused before any of it is decoded. The limits bound the work of one request, not
-the size of a cluster: whoever has more to say sends several requests.
+the size of a cluster: a client that needs more sends several requests.
 """
 
 from __future__ import annotations

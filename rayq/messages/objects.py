@@ -1,10 +1,10 @@
-"""What a node's object server answers to the replicas and the broker of that node, and what the
-controller and leaders answer about remote storage.
+"""Requests of replicas and brokers to their node's object server, and requests about remote storage
+to the controller and to leaders.
 
 The object server alone has the object store's client and credentials. Bytes of records do not pass
-through these messages: it reads the files of the log itself, and answers reads with a place in a
-file of its cache. Names of objects are relative to `remote_storage_url`.
-Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingError.
+through these messages: it reads the files of the log itself, and answers reads with a range in a
+file of its cache. Names of objects are relative to `remote_storage_url`. Each request to it raises
+RemoteStorageError, RemoteDeniedError, RemoteMissingError.
 """
 
 from __future__ import annotations

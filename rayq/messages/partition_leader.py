@@ -1,4 +1,4 @@
-"""What clients ask the leader of a partition, and two questions that any replica answers."""
+"""Requests of clients to the leader of a partition, and two requests that any replica answers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What clients ask of queues, and what the leader of a partition asks the keeper of its queues.
+"""Requests of clients to queues, and requests of a partition's leader to the keeper of its queues.
 
 A queue is a named reader of a topic that settles single records. The leader of each data partition
-has a part of it (its *queue leader*). What is decided there is durable with the *keeper*: the
-leader of partition crc32(queue id) % partitions of `__queue_state`.
+serves a part of it (its *queue leader*). The *keeper* stores its decisions durably: the leader of
+partition crc32(queue id) % partitions of `__queue_state`.
 
 A *lock* is (holder, state epoch, offset, count): the count says how often the record was given out.
-Settling names the lock, so that nobody settles somebody else's delivery, by lateness or otherwise.
+Settling names the lock, so that nobody settles somebody else's delivery, too late or otherwise.
 """
 
 from __future__ import annotations

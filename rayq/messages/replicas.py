@@ -1,4 +1,4 @@
-"""What replicas ask each other, and what a replica's process and its broker ask each other."""
+"""Requests between replicas, and between a replica's process and its broker."""
 
 from __future__ import annotations
 

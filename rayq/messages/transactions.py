@@ -1,8 +1,9 @@
-"""What producers and leaders ask the coordinator of a transaction, and what it asks leaders.
+"""Requests of producers and leaders to the coordinator of a transaction, and its requests to
+leaders.
 
 The coordinator of a transactional id is the leader of one partition of `__transaction_state`:
-partition crc32(id) % partitions. It is found, and answers errors, as the coordinator of a group
-does. A transaction is a `family` of producer ids and an `epoch`, used once.
+partition crc32(id) % partitions. Clients find it, and it answers errors, as with the coordinator of
+a group. A transaction is a `family` of producer ids and an `epoch`, used once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the controller asks the brokers that keep the metadata log, above all the voters."""
+"""Requests of the controller to the brokers that keep the metadata log, above all the voters."""
 
 from __future__ import annotations
 
