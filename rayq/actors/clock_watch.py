@@ -10,21 +10,23 @@ logger = logging.getLogger(__name__)
 
 CLOCK_LEAP_MS = 60_000
 CATCH_UP_RATE = 24
-"""Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
+"""Maximum catch-up with a clock that leapt ahead, in extra minutes of age for each minute."""
 DELAYS_RATE = 0.02
-"""A wall clock that leapt takes delays along by so much of the time for which it is wrong."""
+"""Maximum effect of a wall clock that leapt on delays, as a fraction of the time that it is
+wrong."""
 DELAYS_DOUBT_MS = 300_000
-"""A wall clock that is ahead for so long is believed: it was behind, or the machine has slept."""
+"""Time after which a wall clock that is ahead is believed: it was behind, or the machine has
+slept."""
 LOOK_INTERVAL_MS = 60_000
-"""Of a longer time between two looks only so much counts for catching up."""
+"""Maximum time between two looks that counts for catching up."""
 
 
 class ClockWatch:
-    """A time that a wall clock which is wrong for a while does not carry away.
+    """A clock that tolerates a wall clock which is wrong for a while.
 
-    It goes on with the monotonic clock. Where the wall clock is ahead it follows slowly: one that
-    is ten days ahead for a minute makes nothing older than 25 minutes. Where the wall clock is
-    behind it goes back at once, since what is deleted later does no harm.
+    It advances with the monotonic clock. It follows a wall clock that is ahead slowly: one that is
+    ten days ahead for a minute makes nothing older than 25 minutes. It follows a wall clock that is
+    behind at once, since deleting later does no harm.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -34,12 +36,12 @@ class ClockWatch:
         self._monotonic_s = clock.monotonic()
 
     def doubt(self, known_ms: int) -> None:
-        """The newest date of anything here is `known_ms`. How long ago that was, only the wall
-        clock says, which has not been watched yet."""
+        """Sets the time back to `known_ms`, the newest date of anything here. Only the wall clock,
+        which has not been watched yet, says how long ago that was."""
         self._now_ms = min(self._now_ms, known_ms)
 
     def look(self) -> None:
-        """Compares the two clocks; to be called at least every `LOOK_INTERVAL_MS`."""
+        """Compares the two clocks; call it at least every `LOOK_INTERVAL_MS`."""
         wall_ms, monotonic_s = self._clock.wall_ms(), self._clock.monotonic()
         passed_ms = (monotonic_s - self._monotonic_s) * 1000
         leap_ms = wall_ms - self._wall_ms - passed_ms
@@ -51,23 +53,23 @@ class ClockWatch:
         self._now_ms += passed_ms + min(ahead_ms, catch_up_ms)
 
     def now_ms(self) -> int:
-        """Looks, and says what time it is."""
+        """Looks, and returns the time."""
         self.look()
         return int(self._now_ms)
 
     def latest_ms(self) -> int:
-        """The latest time that it may be, to date what happens now. What is dated so never counts
-        as older than it is, also when `now_ms` has caught up with the wall clock."""
+        """The latest possible time, to date what happens now. What is dated so never counts as
+        older than it is, even when `now_ms` has caught up with the wall clock."""
         return max(self.now_ms(), self._wall_ms)
 
 
 class DelayClock(ClockWatch):
-    """What time it is for delays: none ends early because the wall clock is ahead for a while, and
-    those that wait because it is behind go on as soon as it is right again.
+    """The clock for delays: none ends early because the wall clock is ahead for a while, and those
+    that wait because it is behind resume as soon as it is right again.
 
-    It is the wall clock, but never ahead of a time that goes on with the monotonic clock, and comes
-    nearer to the wall clock only slowly, until that has been ahead for `DELAYS_DOUBT_MS`. What the
-    wall clock says at the beginning is believed, unless something is known to be newer.
+    It is the wall clock, but never ahead of a trusted time. That advances with the monotonic clock,
+    and approaches the wall clock only slowly until the latter has been ahead for `DELAYS_DOUBT_MS`.
+    The wall clock is believed at the start, unless something is known to be newer.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -75,11 +77,11 @@ class DelayClock(ClockWatch):
         self._trusted_ms = self._now_ms
         self._ahead_since_s: float | None = None
         self._least_ahead_ms = 0.0
-        """By how much the wall clock was ahead all the time since then."""
+        """Least lead of the wall clock since then."""
 
     def begin_after(self, known_ms: int) -> None:
-        """Something here is dated `known_ms`: a wall clock that says less is behind, and may be set
-        right at once."""
+        """Takes note that something here is dated `known_ms`: a wall clock that says less is
+        behind, and may be corrected at once."""
         self._trusted_ms = max(self._trusted_ms, known_ms)
 
     def look(self) -> None:
@@ -94,7 +96,7 @@ class DelayClock(ClockWatch):
         self._now_ms = min(float(wall_ms), self._trusted_ms)
 
     def _believed_ms(self, ahead_ms: float, monotonic_s: float) -> float:
-        """How much of it to believe: as much as it was ahead for all of the time of doubt."""
+        """The part of the lead to believe: the least lead during the whole time of doubt."""
         if ahead_ms <= 0:
             self._ahead_since_s = None
             return 0.0

@@ -37,7 +37,7 @@ RecordT = TypeVar("RecordT")
 T = TypeVar("T")
 
 LOADING_WAIT_S = 0.5
-"""How long a request waits for the coordinator to begin before it is told to try again."""
+"""Maximum time that a request waits for the coordinator to load before it is told to try again."""
 RETRY_S = 0.1
 READ_RETRY_S = 1.0
 
@@ -46,7 +46,7 @@ class Coordinator(ABC, Generic[RecordT]):
     """See the module. Ends with its leader's role. `encode` makes `(key, value)` of a record."""
 
     subject: ClassVar[str]
-    """What is coordinated, in messages."""
+    """Name of the coordinated things, for messages."""
     topic: ClassVar[str]
     """The topic whose partitions have such a coordinator."""
     handlers: ClassVar[HandlerTable]
@@ -81,7 +81,8 @@ class Coordinator(ABC, Generic[RecordT]):
         self._tasks.append(self._environment.tasks.spawn(self._replica_log.guard(work), name))
 
     def end(self, reason: str) -> None:
-        """Another process coordinates: the requests that wait are told."""
+        """Ends this coordinator, as another process coordinates: the requests that wait are
+        told."""
         self._ended = NotLeaderError(
             f"Broker {self._replica_log.broker} coordinates the {self.subject} of {self.where} no "
             f"more ({reason}): ask for new metadata."
@@ -114,8 +115,8 @@ class Coordinator(ABC, Generic[RecordT]):
             )
 
     def _check(self, generation: int | None) -> None:
-        """Raises NotLeaderError once another replica may coordinate, CoordinatorLoadingError where
-        the state of `generation` was dropped."""
+        """Raises NotLeaderError once another replica may coordinate, CoordinatorLoadingError if the
+        state of `generation` was dropped."""
         if self._ended is not None:
             raise self._ended
         self._leader.check()
@@ -125,8 +126,9 @@ class Coordinator(ABC, Generic[RecordT]):
             )
 
     async def _answer(self, decide: Callable[[], Decision[RecordT, T]]) -> T:
-        """Decides, and returns the answer once what was decided is committed, or what a refusal is
-        based on. Whoever answers in one step answers by this, so that none can forget to wait."""
+        """Decides, and returns the answer once the decision, or the state that a refusal is based
+        on, is committed. Every handler that answers in one step uses this, so that none can forget
+        to wait."""
 
         def decide_and_append() -> T:
             decision = decide()
@@ -146,12 +148,13 @@ class Coordinator(ABC, Generic[RecordT]):
             raise
 
     async def _until_committed(self) -> None:
-        """Returns when all decided by now is committed, and this object still coordinates."""
+        """Returns when everything decided so far is committed, and this object still
+        coordinates."""
         await self._log.until_committed()
         self._check(None)
 
     def _append(self, records: Sequence[RecordT]) -> None:
-        """A decision's records take effect here at once, and are on their way to the log."""
+        """Applies the records of a decision here at once, and sends them to the log."""
         if not records:
             return
         for record in records:
@@ -160,10 +163,10 @@ class Coordinator(ABC, Generic[RecordT]):
 
     @abstractmethod
     def _replay(self, record: RecordT) -> None:
-        """Has a record take effect."""
+        """Applies a record to the state."""
 
     def _may_be_heard(self) -> bool:
-        """Whether requests are not refused just now."""
+        """Returns whether requests are currently not refused."""
         try:
             self._leader.check()
         except NotLeaderError:
@@ -173,7 +176,8 @@ class Coordinator(ABC, Generic[RecordT]):
     # --- beginning anew ---------------------------------------------------------------------
 
     def _reset(self, error: RayqError) -> None:
-        """An append failed: what was decided may never be committed. Begins anew from the log."""
+        """Starts over from the log: an append failed, so what was decided may never be
+        committed."""
         logger.warning("the coordinator of %s starts over: %s", self.where, error)
         self._is_loaded = False
         self._fail_all(error)
@@ -198,7 +202,7 @@ class Coordinator(ABC, Generic[RecordT]):
 
     @abstractmethod
     async def _load(self) -> None:
-        """Makes the state anew from the log, and calls `_loaded`."""
+        """Rebuilds the state from the log, and calls `_loaded`."""
 
     def _loaded(self) -> None:
         self._is_loaded = True
@@ -207,4 +211,4 @@ class Coordinator(ABC, Generic[RecordT]):
 
     @abstractmethod
     async def _work(self) -> None:
-        """What is due by time, until the state is dropped."""
+        """Does the periodic work, until the state is dropped."""

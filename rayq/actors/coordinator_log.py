@@ -21,12 +21,12 @@ RecordT = TypeVar("RecordT")
 RETRY_S = 0.1
 READ_BYTES = MIB
 BATCH_BYTES = MIB
-"""Decisions are appended together up to this size; a decision is never split."""
+"""Maximum size of a batch of several decisions; a decision is never split."""
 WRITES_MAX = 4
-"""So many batches are under way. A decision need not wait for a whole write of another one; what
-comes while all of them are under way is written together."""
+"""Maximum number of batches in flight. A decision need not wait for the whole write of another one;
+decisions that come while all of them are in flight are written together."""
 APPEND_TIMEOUT_MS = 3_600_000
-"""An append is waited for until its fate is known: at the latest when the role ends."""
+"""Timeout of an append, long enough to learn its outcome: at the latest, the role ends."""
 
 
 class CoordinatorLog(Generic[RecordT]):
@@ -51,23 +51,23 @@ class CoordinatorLog(Generic[RecordT]):
         self._on_failure = on_failure
         self._pending: deque[list[RecordT]] = deque()
         self._later: list[RecordT] = []
-        """Goes with the next decision."""
+        """Records that are written with the next decision."""
         self.decided = 0
-        """How many decisions were appended here."""
+        """Number of decisions that were appended here."""
         self.committed = 0
-        """How many of them are committed."""
+        """Number of them that are committed."""
         self.generation = 0
-        """A new generation begins whenever decisions were dropped."""
+        """Generation of the decisions; a new one begins whenever decisions were dropped."""
         self._written = 0
-        """How many of them are in the log, committed or not."""
+        """Number of them that are in the log, committed or not."""
         self._writes = 0
-        """How many batches wait to be committed."""
+        """Number of batches that wait to be committed."""
         self._is_write_scheduled = False
         self._waiting: Purgatory[None] = Purgatory()
 
     def append(self, records: list[RecordT]) -> None:
-        """Takes a decision's records, which are on their way to the log from now on. They are
-        committed all or not at all."""
+        """Takes the records of a decision, to be written to the log. Either all of them are
+        committed, or none."""
         self._pending.append(records)
         self.decided += 1
         if self._writes < WRITES_MAX and not self._is_write_scheduled:
@@ -76,23 +76,24 @@ class CoordinatorLog(Generic[RecordT]):
             asyncio.get_running_loop().call_soon(self._write)
 
     def append_later(self, records: list[RecordT]) -> None:
-        """Takes records on which no answer is based: they go with the next decision, or with
-        `write_rest`, and cost no batch of their own where decisions come one after another."""
+        """Takes records on which no answer is based. They are written with the next decision or by
+        `write_rest`, and need no batch of their own while decisions keep coming."""
         self._later += records
 
     def write_rest(self) -> None:
-        """Has what `append_later` took written, unless a decision has taken it along."""
+        """Writes the records that `append_later` took, unless a decision has taken them along."""
         if self._later:
             records, self._later = self._later, []
             self.append(records)
 
     async def until_committed(self) -> None:
-        """Returns when all that is decided by now is committed. Raises what `drop` is given."""
+        """Returns when everything decided so far is committed. Raises the error that `drop` is
+        given."""
         if self.committed < self.decided:
             await self._waiting.add(self.decided, None)
 
     def drop(self, error: RayqError) -> None:
-        """Forgets what is not committed; the requests that wait for it get the error."""
+        """Forgets uncommitted decisions; the requests that wait for them get the error."""
         self.generation += 1
         self._writes = 0
         self._pending.clear()
@@ -156,8 +157,8 @@ class CoordinatorLog(Generic[RecordT]):
 
     async def replay(self, take: Callable[[bytes | None, bytes | None], None]) -> int:
         """Gives `take` each key and value up to the log's present end, once all of it is committed;
-        returns how many records that were. Raises CorruptBatchError, StorageError, and what `take`
-        raises."""
+        returns the number of records. Raises CorruptBatchError, StorageError, and the errors of
+        `take`."""
         replica_log = self._replica_log
         end = replica_log.log.end_offset
         while not self._leader.state.may_serve or replica_log.high_watermark < end:

@@ -25,7 +25,7 @@ _MARK = "_rayq_answers"
 
 class _Handler(NamedTuple):
     owner: Callable[[Any], Any] | None
-    """Finds the part of the server that has the method. None: the server itself."""
+    """Function that finds the part of the server that has the method. None: the server itself."""
     method: str
     takes_all: bool
 
@@ -35,7 +35,7 @@ def answers(
 ) -> Callable[
     [Callable[[ServerT, RequestT], AnswerT]], Callable[[ServerT, RequestT], AnswerT]
 ]:
-    """Marks a method that answers a request, and takes nothing but the request."""
+    """Marks a method that answers a request, and takes only the request."""
     return _mark(kind, takes_all=False)
 
 
@@ -45,7 +45,7 @@ def answers_peer(
     [Callable[[ServerT, Peer, RequestT, memoryview], AnswerT]],
     Callable[[ServerT, Peer, RequestT, memoryview], AnswerT],
 ]:
-    """Marks a method that answers a request, and takes who asks and the payload, too."""
+    """Marks a method that answers a request, and also takes the peer and the payload."""
     return _mark(kind, takes_all=True)
 
 
@@ -59,8 +59,8 @@ def _mark(kind: type[AnyRequest], *, takes_all: bool) -> Callable[[Any], Any]:
 
 class HandlerTable:
     """The requests that `server` answers. `parts` are the classes of its attributes that answer
-    some of them; another table has those that are `decided_elsewhere`. Raises TypeError unless the
-    table is complete."""
+    some of them; requests that are `decided_elsewhere` are in another table. Raises TypeError
+    unless the table is complete."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class HandlerTable:
     def answer(
         self, server: Any, peer: Peer, request: AnyRequest, payload: memoryview = NO_PAYLOAD
     ) -> Result | Awaitable[Result]:
-        """Calls the request's handler. Raises KeyError where the table has none, and what the
-        handler raises."""
+        """Calls the request's handler. Raises KeyError if the table has none, and the handler's
+        errors."""
         method = self.method_of(server, request)
         takes_all = self._handlers[type(request)].takes_all
         answer: Result | Awaitable[Result] = (

@@ -20,7 +20,7 @@ class ReplicaHostSpec(msgspec.Struct, frozen=True):
     incarnation: str
     data_path: str
     names: tuple[str, ...]
-    """The partitions it starts with, `topic-partition`: for the process's name only."""
+    """The partitions that it starts with, as `topic-partition`: only for the process's name."""
 
 
 class ObjectServerSpec(msgspec.Struct, frozen=True):
@@ -36,11 +36,11 @@ class HostProcess(Protocol):
     """A replica process, or the object server, as its broker sees it."""
 
     async def wait_dead(self) -> str:
-        """Returns when the process is gone, with what is known of why."""
+        """Returns when the process is gone, with the reason if known."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL; does nothing when it is gone."""
+        """Sends SIGKILL; does nothing if the process is gone."""
         ...
 
 
@@ -48,25 +48,27 @@ class Runtime(Protocol):
     """Starts and finds replica processes on this node."""
 
     processes_max: int
-    """How many replica processes a broker starts, where `replicas_per_process` is not given."""
+    """Maximum number of replica processes of a broker, unless `replicas_per_process` is given."""
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
-        """Returns once the process is on its way; it presents itself to its broker. Raises
+        """Returns once the process is being started; it presents itself to its broker. Raises
         RayqError when it could not be started."""
         ...
 
     async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
-        """As `start_replica_host`, for the process that alone talks to the object store."""
+        """Starts the object server, the only process that talks to the object store, as
+        `start_replica_host` does."""
         ...
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
-        """A process that an earlier broker process started; None when that process is gone."""
+        """Returns a process that an earlier broker process started; None if that process is
+        gone."""
         ...
 
 
 class RunCleaner(Protocol):
     """Runs one pass of `storage.cleaner` at low priority, so that neither the caller's event loop
-    nor anybody's writes wait for it. Cancelling it stops the pass."""
+    nor any write waits for it. Cancelling it stops the pass."""
 
     async def __call__(self, job: CleaningJob) -> CleaningResult:
         """Raises DirectoryInUseError when another pass runs on that disk, CorruptBatchError,
@@ -80,7 +82,7 @@ def host_name(spec: ReplicaHostSpec) -> str:
 
 
 def object_server_name(spec: ObjectServerSpec) -> str:
-    """As `host_name`."""
+    """The object server's name, as `host_name`."""
     return f"rayq:{spec.cluster_name}:objects-{spec.broker}:{spec.incarnation[:8]}"
 
 

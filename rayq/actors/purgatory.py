@@ -24,14 +24,14 @@ class Purgatory(Generic[T]):
         self._waiters: deque[_Waiter[T]] = deque()
 
     def add(self, offset: int, answer: T, *, deadline_s: float = math.inf) -> asyncio.Future[T]:
-        """A future that gives `answer` once `offset` is reached. `deadline_s` is on the monotonic
-        clock; see `expire`."""
+        """Returns a future that gives `answer` once `offset` is reached. `deadline_s` is on the
+        monotonic clock; see `expire`."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiters = self._waiters
-        place = len(waiters)
-        while place and waiters[place - 1].offset > offset:
-            place -= 1  # A duplicate waits beside its original.
-        waiters.insert(place, _Waiter(offset, deadline_s, answer, future))
+        index = len(waiters)
+        while index and waiters[index - 1].offset > offset:
+            index -= 1  # A duplicate waits beside its original.
+        waiters.insert(index, _Waiter(offset, deadline_s, answer, future))
         return future
 
     @property
@@ -54,7 +54,7 @@ class Purgatory(Generic[T]):
                 waiter.future.set_exception(error)
 
     def expire(self, now_s: float, error: Exception) -> None:
-        """Fails the requests whose deadline is over."""
+        """Fails the requests whose deadline has passed."""
         if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
             return
         kept: deque[_Waiter[T]] = deque()

@@ -12,7 +12,8 @@ class Signal:
 
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
-        """Each with what has to hold before it is woken. Dicts keep their order."""
+        """Waiters, each with the condition that must hold before it is woken. Dicts keep their
+        order."""
 
     def notify(self) -> None:
         waiters, self._waiters = self._waiters, {}
@@ -25,9 +26,9 @@ class Signal:
                 self._waiters[waiter] = holds
 
     async def wait(self, timeout_s: float, *, holds: Callable[[], bool] | None = None) -> bool:
-        """Whether a notification came in time; where `holds` is given, one at which it held. It is
-        called by who notifies: where thousands wait for different things, none is woken in vain. So
-        it is cheap, and raises nothing."""
+        """Returns whether a notification came in time; if `holds` is given, one at which it held.
+        The notifier calls `holds`, so that none of thousands of tasks that wait for different
+        things is woken in vain. So it must be cheap, and raise nothing."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = holds
@@ -45,7 +46,8 @@ class Signal:
         return True
 
     async def wait_until(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until `holds()`, which is checked at each notification. False: it took too long."""
+        """Waits until `holds()` is true, which is checked at each notification. Returns False after
+        `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while not holds():

@@ -51,7 +51,7 @@ BYTES_PER_REPLICA = MIB
 class Broker:
     """See the module. `start` returns when the broker listens; the broker serves until `stopped`.
 
-    `peers` are addresses of other brokers, where they were last known.
+    `peers` are the last known addresses of other brokers.
     """
 
     handlers: ClassVar[HandlerTable]
@@ -89,9 +89,9 @@ class Broker:
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> Address:
-        """Opens and locks the directory, listens, and goes to work. Returns where it listens.
-        Raises DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError,
-        OSError; what was opened is closed again then, so that another object may try."""
+        """Opens and locks the directory, listens, and starts to serve. Returns the address. Raises
+        DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError, OSError;
+        everything that was opened is then closed again, so that another object may try."""
         self._directory = DataDirectory.open(self._environment, self._data_path)
         with contextlib.ExitStack() as opened:
             opened.callback(self._directory.close)
@@ -100,7 +100,8 @@ class Broker:
         return endpoint
 
     async def _open(self, opened: contextlib.ExitStack) -> Address:
-        """The rest of `start`. What has to be closed if it fails half-way is put on `opened`."""
+        """Does the rest of `start`. Puts everything on `opened` that must be closed if it fails
+        half-way."""
         environment = self._environment
         meta = self._directory.meta
         identity = Identity(
@@ -180,7 +181,8 @@ class Broker:
         return self.endpoint
 
     async def stop(self) -> None:
-        """A controlled stop: replicas first, their ends reported, then this process's server."""
+        """Stops the broker in order: the replicas, the report of their ends, then this process's
+        server."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -195,7 +197,7 @@ class Broker:
             logger.warning("the ends of the logs could not be reported: %s", error)
 
     def close(self) -> None:
-        """Lets go of everything; after `stop`, or where the process dies anyway."""
+        """Releases everything; after `stop`, or if the process dies anyway."""
         if self.controller_host.controller is not None:
             self.controller_host.controller.end("its broker stops")
         self._server.close()
@@ -206,7 +208,7 @@ class Broker:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the committed metadata here shows this process with a session."""
+        """True if the committed metadata here shows this process with a session."""
         known = self.metadata.state.brokers.get(self._directory.meta.broker)
         return (
             known is not None
@@ -215,24 +217,23 @@ class Broker:
         )
 
     def recovering_partitions(self) -> dict[str, str]:
-        """The partitions that are not what they will be once all live brokers' replicas are in
-        sync, by name, and why not."""
+        """The partitions that still wait for replicas of live brokers, by name, with the reason."""
         state = self.metadata.state
-        found = {}
+        recovering = {}
         for topic, number, partition in state.all_partitions():
             value = partition.value
             in_sync = {member.broker for member in value.isr}
             behind = [
-                one
-                for one in value.origin or value.replicas
-                if state.is_live(one) and one not in in_sync
+                broker
+                for broker in value.origin or value.replicas
+                if state.is_live(broker) and broker not in in_sync
             ]
             if value.leader is None:
                 reason = offline_reason(state, topic, number)
-                found[f"{topic.name}-{number}"] = f"is offline: it {reason}"
+                recovering[f"{topic.name}-{number}"] = f"is offline: it {reason}"
             elif behind:
-                found[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
-        return found
+                recovering[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
+        return recovering
 
     def _measure(self) -> list[Sample]:
         sample = self._environment.metrics.sample
@@ -267,16 +268,16 @@ class Broker:
     # --- the session with the controller ----------------------------------------------------
 
     async def _keep_session(self) -> None:
-        """Renews the session for ever. Half of a session is the longest wait for any one answer: a
-        controller that is gone may hold this broker up for no longer, since the next controller
-        ends the sessions of all whom it has not heard for a session."""
+        """Renews the session forever. It waits at most half a session for any answer: a controller
+        that is gone must not hold this broker up for longer, since the next controller ends the
+        sessions of all brokers that it has not heard for a session."""
         interval_s = self._config.heartbeat_interval_ms / 1000
         broker = self._directory.meta.broker
         is_told = False
         while not self._is_stopping:
             trouble = self.metadata.trouble
             if trouble is not None:
-                # Others take over: the replicas here would lead on with metadata of long ago.
+                # Others take over: the replicas here would continue to lead with outdated metadata.
                 if not is_told:
                     logger.error(
                         "broker %d cannot follow the metadata, and gives up its session until it "
@@ -298,10 +299,10 @@ class Broker:
             except Exception as error:
                 if isinstance(error, RayqError):
                     logger.debug("broker %d: %s", broker, error)
-                else:  # A bug or a failing disk: said loudly, but the session must be kept.
+                else:  # A bug or a failing disk: logged as an error, but the session must be kept.
                     logger.exception("broker %d could not renew its session", broker)
                 await self._find_controller(epoch)
-                # A controller that takes over is heard by what it writes.
+                # This broker hears of a controller that takes over by its writes.
                 await self.metadata.changed.wait(RETRY_S)
                 continue
             await asyncio.sleep(interval_s)
@@ -330,7 +331,7 @@ class Broker:
         try:
             answer = await self._ask_controller(request, self._session_s / 2)
         except StaleBrokerError as error:
-            # This directory is an old copy: what it promised and accepted may be forgotten. Under a
+            # This directory is an old copy: its promises and accepted records may be lost. Under a
             # new id it counts as empty, and has no vote until it has caught up.
             logger.error("broker %d: %s", meta.broker, error)
             self._directory.renew_directory_id()
@@ -338,7 +339,7 @@ class Broker:
         self._registered_epoch = answer.controller_epoch
 
     async def _find_controller(self, epoch: int) -> None:
-        """Asks the other brokers who the controller is, until one of a later epoch than `epoch` is
+        """Asks the other brokers for the controller, until one of a later epoch than `epoch` is
         known here."""
         for at in self._known_brokers():
             if self.metadata.controller_epoch > epoch:
@@ -359,7 +360,7 @@ class Broker:
         request: messages.Request[messages.ResponseT],
         timeout_s: float = FORWARD_TIMEOUT_S,
     ) -> messages.ResponseT:
-        """Asks the controller. Raises ControllerUnavailableError where no controller is known, else
+        """Asks the controller. Raises ControllerUnavailableError if no controller is known, else
         the error that the controller answers."""
         hosted = self.controller_host.controller
         if hosted is not None:
@@ -384,9 +385,9 @@ class Broker:
         return self.handlers.answer(self, peer, request, payload)
 
     async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
-        """Changes are the controller's. Only requests of clients and of this node's own replica
-        processes are forwarded, so that two brokers that each take the other for the controller
-        cannot send in circles."""
+        """Forwards a change to the controller. Only requests of clients and of this node's own
+        replica processes are forwarded, so that two brokers that take each other for the controller
+        cannot forward in circles."""
         is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
         if self.controller_host.controller is None and not is_ours:
             raise NotControllerError(
@@ -471,8 +472,8 @@ class Broker:
 
 
 def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int) -> int:
-    """How many replicas a broker may carry: as configured, else by its share of the node's memory,
-    and by how many files its processes may open."""
+    """Maximum number of replicas of a broker: as configured, else by its share of the node's
+    memory, and by the number of files that its processes may open."""
     if config.max_replicas_per_broker is not None:
         return config.max_replicas_per_broker
     per_process = shares().replicas_max

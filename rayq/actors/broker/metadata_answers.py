@@ -21,7 +21,7 @@ from rayq.wire.codec import ENCODER
 
 
 class MetadataAnswers:
-    """Answers clients by the copy of the metadata that this broker has.
+    """Answers clients from this broker's copy of the metadata.
 
     `is_registered()` says whether that copy shows this broker's process with a session.
     """
@@ -33,14 +33,14 @@ class MetadataAnswers:
         self._cluster_id = cluster_id
         self._is_registered = is_registered
         self._encoded: dict[str, msgspec.Raw] = {}
-        """Topics as they are told to clients, by name."""
+        """Encoded descriptions of topics for clients, by name."""
 
     def forget(self, records: Sequence[MetadataRecord] | None) -> None:
-        """Has what these records changed encoded anew; None: all of it."""
-        moved = [one for one in records or () if isinstance(one, RemoteMoved)]
+        """Drops the encoded descriptions that these records change; None: all of them."""
+        moved = [record for record in records or () if isinstance(record, RemoteMoved)]
         if records is None or len(moved) < len(records):
             self._encoded.clear()
-        for record in moved:  # They come often: what is encoded of other topics stays.
+        for record in moved:  # They come often: the encoded descriptions of other topics stay.
             topic = self._metadata.state.topics.get(record.topic_id)
             if topic is not None:
                 self._encoded.pop(topic.name, None)
@@ -71,7 +71,7 @@ class MetadataAnswers:
             topic = state.topics[state.topic_ids[after]]
             topics.append(self._described(topic))
             partitions += len(topic.partitions)
-        # Until its own registration is committed here, what this broker knows may be from long ago.
+        # Until its own registration is committed here, this broker's metadata may be outdated.
         controller = metadata.controller if self._is_registered() else None
         return messages.MetadataResponse(
             cluster_id=self._cluster_id,
@@ -104,14 +104,14 @@ class MetadataAnswers:
             names = set(state.queue_ids)
             if request.names is not None:
                 names.intersection_update(request.names)
-                found = (state.queues.get(queue_id) for queue_id in request.queue_ids)
-                names.update(queue.name for queue in found if queue is not None)
+                queues = (state.queues.get(queue_id) for queue_id in request.queue_ids)
+                names.update(queue.name for queue in queues if queue is not None)
             left = sorted(name for name in names if name > request.after)
             page = left[: messages.QUEUES_PAGE]
             queues = [state.queues[state.queue_ids[name]] for name in page]
             return messages.DescribeQueuesResponse(
                 self._metadata.version,
-                [described_queue(one, state.topics[one.topic_id].name) for one in queues],
+                [described_queue(queue, state.topics[queue.topic_id].name) for queue in queues],
                 page[-1] if len(page) < len(left) else None,
             )
 
@@ -128,8 +128,8 @@ class MetadataAnswers:
                 for pin in state.pins.values()
             ],
             garbage=[
-                messages.GarbageSummary(one.topic_id, one.name, one.deleted_ms)
-                for one in state.garbage.values()
+                messages.GarbageSummary(garbage.topic_id, garbage.name, garbage.deleted_ms)
+                for garbage in state.garbage.values()
             ],
             object_server=None if objects is None else objects.endpoint,
             trouble=None if objects is None else objects.trouble or objects.halt,
@@ -144,7 +144,7 @@ class MetadataAnswers:
             )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
-        """A topic as it is told to clients, encoded once for all clients until metadata change."""
+        """A topic's description for clients, encoded once for all clients until metadata change."""
         encoded = self._encoded.get(topic.name)
         if encoded is None:
             encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))

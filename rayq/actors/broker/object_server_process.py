@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.5
 START_TIMEOUT_S = 60.0
 SILENT_SESSIONS = 3
-"""It yields to every other process of the node, so it may be silent for so many sessions."""
+"""Number of sessions that it may be silent for, since it yields to every other process of the
+node."""
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
 STABLE_S = 10.0
-"""A process that ran for so long is started again after the shortest pause."""
+"""Uptime after which a process that ended is started again after the shortest pause."""
 
 
 class ObjectServerProcess:
@@ -48,7 +49,7 @@ class ObjectServerProcess:
         self._broker = broker
         self._data_path = data_path
         self._incarnation: str | None = None
-        """Of the one that was started last, while it lives."""
+        """Incarnation of the process that was started last, while it lives."""
         self._process: HostProcess | None = None
         self._backoff_s = BACKOFF_S
         self._started_s = 0.0
@@ -58,12 +59,12 @@ class ObjectServerProcess:
         self._gone = Signal()
         self._is_stopping = False
         self.endpoint: Address | None = None
-        """Where it listens. None until it has presented itself."""
+        """Address of its server. None until it has presented itself."""
 
     @property
     def trouble(self) -> str | None:
-        """Why the object store cannot be used from this node. None: a probe was written and read
-        there."""
+        """The reason that the object store cannot be used from this node. None: a probe was written
+        and read there."""
         return self._failure if self.endpoint is None else self._reported
 
     async def run(self) -> None:
@@ -72,7 +73,7 @@ class ObjectServerProcess:
             if self._process is None:
                 await self._start()
             now_s = self._environment.clock.monotonic()
-            # Time in which this process itself stood still counts for nobody.
+            # Time in which this process itself was paused does not count.
             self._heard_s += max(0.0, now_s - last_s - 2 * LOOK_INTERVAL_S)
             last_s = now_s
             self._end_silent(now_s)
@@ -101,7 +102,7 @@ class ObjectServerProcess:
 
     async def _watch(self, process: HostProcess) -> None:
         reason = await process.wait_dead()
-        # A last word of it that is still on its way does not count.
+        # A last heartbeat of it that is still in flight does not count.
         self._process = self._incarnation = self.endpoint = None
         if not self._is_stopping:
             self._failure = f"its object server ended: {reason}"
@@ -124,8 +125,8 @@ class ObjectServerProcess:
         return self._backoff_s
 
     def attach(self, request: messages.AttachObjectServer) -> messages.Done:
-        """The object server presents itself, again and again. Raises StaleBrokerError where it is
-        not the one that is wanted."""
+        """Takes a heartbeat of the object server. Raises StaleBrokerError if it is not the wanted
+        one."""
         if request.incarnation != self._incarnation or self._is_stopping:
             process = self._runtime.adopt(request.pid, request.pid_start_time)
             if process is not None:
@@ -137,7 +138,7 @@ class ObjectServerProcess:
         return messages.Done()
 
     def stop(self) -> None:
-        """Ends it. What it was doing is as if it had crashed."""
+        """Kills it: work in progress is lost as in a crash."""
         self._is_stopping = True
         if self._process is not None:
             self._process.kill()

@@ -19,8 +19,8 @@ from rayq.wire.pool import ConnectionPool
 
 
 class ObjectStoreAccess:
-    """See the module. Only where the cluster has a `remote_storage_url`. `ask_controller` sends a
-    request to the controller; it raises RayqError. `is_current()` says whether the metadata here
+    """See the module. Exists only if the cluster has a `remote_storage_url`. `ask_controller` sends
+    a request to the controller; it raises RayqError. `is_current()` says whether the metadata here
     are known to be current."""
 
     def __init__(
@@ -76,15 +76,15 @@ class ObjectStoreAccess:
 
     @property
     def endpoint(self) -> Address | None:
-        """Where the object server listens; None while there is none."""
+        """Address of the object server; None while there is none."""
         return self._server.endpoint
 
     @property
     def trouble(self) -> str | None:
-        """Why this node cannot use the object store. None: it can."""
+        """The reason that this node cannot use the object store. None: it can."""
         return self._server.trouble
 
     @property
     def halt(self) -> str | None:
-        """Why leaders may neither store nor delete objects. None: they may."""
+        """The reason that leaders may neither store nor delete objects. None: they may."""
         return self._ownership.halt

@@ -26,7 +26,7 @@ from rayq.records import TopicIdPartition
 
 
 def described_queue(queue: Queue, topic: str) -> messages.QueueMetadata:
-    """A queue as it is told to the leaders of its topic, and to clients."""
+    """A queue's description for the leaders of its topic, and for clients."""
     return messages.QueueMetadata(
         queue_id=queue.queue_id,
         name=queue.name,
@@ -46,14 +46,14 @@ class PlacedReplicas:
         self._incarnation = incarnation
         self._changed_at: dict[TopicIdPartition, int] = {}
         self._known_since = metadata.version
-        """Any assignment may have changed by this version: when it did is not known."""
+        """Version up to which any assignment may have changed, at an unknown version."""
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
         for topic, number, _ in self._metadata.state.replicas_on(self._broker):
             yield topic.topic_id, number
 
     def find(self, key: TopicIdPartition) -> tuple[Topic, Partition] | None:
-        """The topic and its partition; None where the partition is not placed here."""
+        """The topic and its partition; None if the partition is not placed here."""
         topic = self._metadata.state.topics.get(key[0])
         partition = None if topic is None else topic.partitions.get(key[1])
         if topic is None or partition is None or self._broker not in partition.value.replicas:
@@ -63,10 +63,10 @@ class PlacedReplicas:
     def assignment(
         self, number: int, topic: Topic, partition: Partition
     ) -> messages.PartitionAssignment:
-        """What the replica here has to know of its partition."""
+        """The assignment of the replica here: all that it must know of its partition."""
         value = partition.value
         leader = None if value.leader is None else partition.processes.get(value.leader)
-        running = {broker: one.incarnation for broker, one in partition.processes.items()}
+        running = {broker: process.incarnation for broker, process in partition.processes.items()}
         return messages.PartitionAssignment(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -103,7 +103,7 @@ class PlacedReplicas:
         version = self._metadata.version
         touched: set[TopicIdPartition] = set()
         topics: set[str] = set()
-        """All of their partitions here are touched."""
+        """Topics all of whose partitions here are touched."""
         if records is None:
             touched.update(self)
         for record in records or ():
@@ -111,7 +111,7 @@ class PlacedReplicas:
                 case PartitionChanged():
                     touched.add((record.topic_id, record.partition))
                     if record.value.partition_epoch == 0:
-                        topics.add(record.topic_id)  # It has a partition more.
+                        topics.add(record.topic_id)  # It has one more partition.
                 case ReplicaRegistered() | ReplicaGone() | RemoteMoved() | RemoteDoubted():
                     touched.add((record.topic_id, record.partition))
                 case SnapshotPinned():
@@ -133,28 +133,30 @@ class PlacedReplicas:
         return touched
 
     def changed_at(self, key: TopicIdPartition) -> int:
-        """The version of the metadata in which the partition's assignment changed last."""
+        """The version of the metadata in which the partition's assignment last changed."""
         return self._changed_at.get(key, self._known_since)
 
     def forget(self, key: TopicIdPartition) -> None:
-        """The partition's files are gone."""
+        """Forgets a partition whose files are gone."""
         self._changed_at.pop(key, None)
 
     @property
     def is_current(self) -> bool:
-        """Whether the metadata here is known to be current: it has this process registered."""
+        """Returns whether the metadata here is known to be current: it has this process
+        registered."""
         known = self._metadata.state.brokers.get(self._broker)
         return known is not None and known.registration.incarnation == self._incarnation
 
     def may_remove(self, key: TopicIdPartition) -> bool:
-        """Whether the files of a partition that is not placed here may go: its topic was deleted
-        while this process watched, or the partition was moved away and has what it needs elsewhere.
+        """Returns whether the files of a partition that is not placed here may be removed: its
+        topic was deleted while this process watched, or the partition was moved away and has what
+        it needs elsewhere.
 
-        Only asked once the metadata `is_current`: what a broker that has just started applies may
-        be of long ago, when a partition that it holds had not been placed here yet. Metadata that
-        is behind does no harm after that: should the partition be placed here again by now, no
-        other server counts on what is here before this broker reports a replica process that it
-        starts after this, on newer metadata (`placed_epoch`).
+        Call it only once the metadata `is_current`: a broker that has just started may apply
+        records from long ago, when a partition that it holds had not been placed here yet. Metadata
+        that is behind does no harm after that: even if the partition is placed here again by now,
+        no other server counts on the files here before this broker reports a replica process that
+        it starts after this, on newer metadata (`placed_epoch`).
         """
         topic = self._metadata.state.topics.get(key[0])
         if topic is None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 60.0
 CLOCK_LOOK_S = 5.0
-"""A wall clock that leaps is noticed as soon as that."""
+"""Interval at which a leap of the wall clock is noticed."""
 LATE_PUTS_MS = DAY_MS
 
 
@@ -62,7 +62,7 @@ class RemoteGarbageSweep:
         self._swept_once: set[str] = set()
         """The topics, by id, whose objects were removed for the first time."""
         self._known: set[str] = set()
-        """The deleted topics that were there at the last look, by id."""
+        """The deleted topics at the last look, by id."""
 
     async def run(self) -> None:
         clock = self._environment.clock
@@ -71,7 +71,7 @@ class RemoteGarbageSweep:
             while (left_s := look_s - clock.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, CLOCK_LOOK_S))
                 self._look_at_clock()
-            live = [one for one, known in self._metadata.state.brokers.items() if known.live]
+            live = [broker for broker, known in self._metadata.state.brokers.items() if known.live]
             if self._broker != min(live, default=None):
                 continue
             self._swept_once.intersection_update(self._metadata.state.garbage)
@@ -85,8 +85,9 @@ class RemoteGarbageSweep:
                     )
 
     def _look_at_clock(self) -> None:
-        """How long ago a topic was deleted only the wall clock says, which may be wrong just now:
-        until it was right for long enough that was no longer ago than this process knows."""
+        """Doubts the age of newly deleted topics. Only the wall clock says how long ago a topic was
+        deleted, and it may be wrong just now: until it has been right for long enough, a deletion
+        counts as no older than this process knows."""
         garbage = self._metadata.state.garbage
         for topic_id in garbage.keys() - self._known:
             self._clock_watch.doubt(garbage[topic_id].deleted_ms)
@@ -117,13 +118,13 @@ class RemoteGarbageSweep:
             )
 
     async def _look_for_others(self) -> None:
-        """Raises RemoteStorageError where another cluster uses this one's folder."""
+        """Raises RemoteStorageError if another cluster uses this cluster's folder."""
         await self._ownership.look()
         if self._ownership.halt is not None:
             raise RemoteStorageError(self._ownership.halt)
 
     async def _remove(self, garbage: RemoteGarbage, prefix: str) -> int:
-        """Deletes the objects whose names begin with `prefix`. Returns how many there were."""
+        """Deletes the objects whose names begin with `prefix`. Returns their number."""
         removed, passed = 0, 0
         async for page in list_objects(self._objects, prefix):
             names = [name for name, _, _ in page if parse_name(name) is not None]
@@ -133,7 +134,7 @@ class RemoteGarbageSweep:
             await self._ask_controller(
                 messages.BeginRemoval(garbage.topic_id, garbage.deleted_ms)
             )
-            # The cluster that they were taken over from may have been told to go on.
+            # The cluster that they were taken over from may have been told to continue.
             await self._look_for_others()
             await self._objects.ask(messages.DeleteObjects(names))
             removed += len(names)

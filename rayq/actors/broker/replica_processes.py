@@ -28,7 +28,7 @@ START_TIMEOUT_S = 60.0
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
 STABLE_S = 10.0
-"""A process that ran for so long may be started again at once."""
+"""Uptime after which a process that ended may be started again at once."""
 STOP_TIMEOUT_S = 15.0
 
 
@@ -40,23 +40,23 @@ class ReplicaProcess:
     started_s: float
     keys: set[TopicIdPartition] = field(default_factory=set)
     names: list[str] = field(default_factory=list)
-    """The partitions that it begins with, for operators that look at the processes."""
+    """The partitions that it starts with, for operators that look at the processes."""
     process: HostProcess | None = None
     endpoint: Address | None = None
     """None until it has presented itself."""
     statuses: dict[TopicIdPartition, messages.ReplicaStatus] = field(default_factory=dict)
     let_go: set[TopicIdPartition] = field(default_factory=set)
-    """What it was told to close. It never hosts these again: its incarnation stands for a log whose
-    directory may be gone since."""
+    """Partitions that it was told to close. It never hosts these again: its incarnation stands for
+    a log whose directory may be gone since."""
     remote_backlog_bytes: int = 0
-    """What waits on its disk for the object store."""
+    """Bytes on its disk that wait to be uploaded to the object store."""
     heard_s: float = 0.0
     changed: Signal = field(default_factory=Signal)
 
     def forget_deleted(self, topics: Container[str]) -> list[str]:
-        """Forgets what it let go of topics that are not among `topics` any more: their ids do not
-        come again. Without this a process would remember each topic that there ever was. Returns
-        the ids."""
+        """Forgets the partitions it let go of topics that are no longer among `topics`: their ids
+        do not come again. Without this a process would remember every topic that ever existed.
+        Returns the ids."""
         gone = {topic_id for topic_id, _ in self.let_go if topic_id not in topics}
         if gone:
             self.let_go = {key for key in self.let_go if key[0] not in gone}
@@ -65,7 +65,7 @@ class ReplicaProcess:
     def registration(
         self, endpoint: Address, status: messages.ReplicaStatus, partition_epoch: int = 0
     ) -> messages.ReplicaRegistration:
-        """One of the process's replicas, as the controller is told of it."""
+        """The registration of one of the process's replicas with the controller."""
         return messages.ReplicaRegistration(
             topic_id=status.topic_id,
             partition=status.partition,
@@ -103,11 +103,11 @@ class ReplicaProcesses:
         self._on_gone = on_gone
         self._hosts: dict[str, ReplicaProcess] = {}
         self._waiting: list[ReplicaProcess] = []
-        """Those of them that are not being started yet."""
+        """Processes among them that are not being started yet."""
         self._not_before_s: dict[TopicIdPartition, float] = {}
         self._backoff_s: dict[TopicIdPartition, float] = {}
         self.starting = 0
-        """Processes that were started and have not presented themselves yet."""
+        """Number of processes that were started and have not presented themselves yet."""
         self._is_stopping = False
 
     def __iter__(self) -> Iterator[ReplicaProcess]:
@@ -120,8 +120,8 @@ class ReplicaProcesses:
         return self._hosts.get(incarnation)
 
     def is_hosted(self, key: TopicIdPartition) -> bool:
-        """Whether a process has the partition, or was not yet heard to have let go of it: it may
-        be about to open the directory."""
+        """Returns whether a process has the partition, or has not yet confirmed that it let go of
+        it: it may be about to open the directory."""
         return any(key in host.keys for host in self._hosts.values())
 
     # --- starting ---------------------------------------------------------------------------
@@ -149,10 +149,11 @@ class ReplicaProcesses:
     def _with_room(
         self, key: TopicIdPartition, of_topic: Mapping[str, Counter[str]]
     ) -> ReplicaProcess | None:
-        """A process that may host one partition more, and never hosted this one. Where the config
-        leaves it open, each of the first partitions gets its own, and a further one joins the
-        process that has fewest of its topic, and fewest in all: one process that dies shall take
-        few leaders of a topic along. `of_topic` counts the partitions of each process."""
+        """A process that may host one more partition, and never hosted this one. Unless the config
+        says otherwise, each of the first partitions gets its own process, and a further one joins
+        the process that has the fewest of its topic, and the fewest in total: a process that dies
+        should take few leaders of a topic along. `of_topic` counts the partitions of each
+        process."""
         hosts = [host for host in self._hosts.values() if key not in host.let_go]
         per_process = self._config.replicas_per_process
         if per_process is not None:
@@ -191,15 +192,15 @@ class ReplicaProcesses:
         self._watch(host)
 
     def attach(self, request: messages.AttachReplicaHost) -> ReplicaProcess:
-        """A process presents itself: one that was started here, or that outlived the previous
-        broker process. Raises StaleBrokerError."""
+        """Takes a process that presents itself: one that was started here, or that outlived the
+        previous broker process. Raises StaleBrokerError."""
         host = self._hosts.get(request.incarnation)
         if host is None:
             process = self._runtime.adopt(request.pid, request.pid_start_time)
             if process is None or self._is_stopping:
                 raise StaleBrokerError(f"No process {request.pid} runs on this node.")
             keys = {(status.topic_id, status.partition) for status in request.replicas}
-            if any(keys & one.keys for one in self._hosts.values()):
+            if any(keys & host.keys for host in self._hosts.values()):
                 process.kill()  # It held no directory when the other process was started.
                 raise StaleBrokerError("Another process was started for these partitions.")
             now_s = self._environment.clock.monotonic()
@@ -241,8 +242,8 @@ class ReplicaProcesses:
         self._on_gone()
 
     def check_sessions(self, late_s: float) -> None:
-        """Kills the processes that are silent. The broker's process itself was late by `late_s`:
-        every process gets that much longer."""
+        """Kills the processes that are silent. Every process gets `late_s` more time, by which the
+        broker's own process was late."""
         now_s = self._environment.clock.monotonic()
         session_s = self._config.session_timeout_ms / 1000
         for host in self:
@@ -260,7 +261,7 @@ class ReplicaProcesses:
     # --- backing off ------------------------------------------------------------------------
 
     def may_start(self, key: TopicIdPartition, now_s: float) -> bool:
-        """Whether the partition's process ended long enough ago."""
+        """Returns whether the partition's process ended long enough ago."""
         return self._not_before_s.get(key, 0.0) <= now_s
 
     def next_backoff_s(self, key: TopicIdPartition) -> float:
@@ -272,7 +273,7 @@ class ReplicaProcesses:
         self._not_before_s[key] = now_s + backoff_s
 
     def forget(self, key: TopicIdPartition) -> None:
-        """The partition's files are gone."""
+        """Forgets a partition whose files are gone."""
         self._backoff_s.pop(key, None)
         self._not_before_s.pop(key, None)
 
@@ -283,7 +284,7 @@ class ReplicaProcesses:
         if process is None:
             return False
         process.kill()
-        self._not_before_s[key] = now_s + BACKOFF_S  # It needs a moment to go.
+        self._not_before_s[key] = now_s + BACKOFF_S  # It needs a moment to exit.
         return True
 
     # --- stopping ---------------------------------------------------------------------------
@@ -292,12 +293,12 @@ class ReplicaProcesses:
         """Stops every process and returns where each log ended."""
         self._is_stopping = True
         ends = await asyncio.gather(*(self._stop_host(host) for host in self))
-        return [end for some in ends for end in some]
+        return [end for host_ends in ends for end in host_ends]
 
     async def _stop_host(self, host: ReplicaProcess) -> list[messages.ReplicaRegistration]:
         endpoint = host.endpoint
         ends: list[messages.ReplicaRegistration] = []
-        # A process that hosts nothing any more has no ends to tell; it was killed a moment ago.
+        # A process that no longer hosts anything has no ends to report; it was killed a moment ago.
         if endpoint is not None and host.keys:
             try:
                 answer, _ = await self._pool.request(

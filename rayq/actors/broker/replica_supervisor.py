@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 STARTS_AT_ONCE_PER_NODE = 2
 REPORT_INTERVAL_S = 0.1
 LOOK_INTERVAL_S = 1.0
-"""Everything is looked at when something happened, and also this often. While something is still to
-be started or reported, it is looked at in each report interval."""
+"""Interval at which everything is checked even if nothing happened. While something is still to be
+started or reported, everything is checked in each report interval."""
 _NO_NEWS = (RemoteMoved, RemoteDoubted, SnapshotPinned, SnapshotUnpinned, RequestDone)
-"""What changes neither which replicas there are nor their processes."""
+"""Records that change neither the replicas nor their processes."""
 
 
 class ReplicaSupervisor:
@@ -83,22 +83,22 @@ class ReplicaSupervisor:
         )
         self._placed = PlacedReplicas(metadata, self._broker, incarnation)
         self._failed: dict[TopicIdPartition, str] = {}
-        """Replicas that stopped on a disk error: not started again by this broker process."""
+        """Replicas that stopped on a disk error, which this broker process does not start again."""
         self._damaged: dict[TopicIdPartition, str] = {}
-        """The incarnation that found the damage, for the replicas among them that start again
-        because only their logs are damaged."""
+        """The incarnation that found the damage, for those failed replicas that start again because
+        only their logs are damaged."""
         self._copy_anew_from_s: dict[TopicIdPartition, float] = {}
-        """For replicas that started again as they are, because the others did not have all of the
-        log: when to look again whether they have."""
+        """Time of the next check whether the others have all of the log, for replicas that started
+        again as they are because the others did not."""
         self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
         self._has_news = True
-        """Something happened since everything was looked at last."""
+        """True if something happened since everything was last checked."""
         self._is_stopping = False
         self._started_s = environment.clock.monotonic()
 
     async def run(self) -> None:
-        """Reconciles for ever: processes against metadata, metadata against processes."""
+        """Reconciles forever: processes with metadata, metadata with processes."""
         for path in self._directory.leftovers():
             self._environment.tasks.spawn(self._remove(path), f"remove {path}")
         last_s = self._environment.clock.monotonic()
@@ -115,7 +115,8 @@ class ReplicaSupervisor:
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
-                # One partition's directory fails: its replica says so itself, the others go on.
+                # One partition's directory fails: its replica reports that itself, the others
+                # continue.
                 logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(REPORT_INTERVAL_S)
 
@@ -139,17 +140,17 @@ class ReplicaSupervisor:
 
     @property
     def failed_count(self) -> int:
-        """How many replicas stopped on a disk error."""
+        """Number of replicas that stopped on a disk error."""
         return len(self._failed)
 
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
-        """Committed records were applied (None: a snapshot was)."""
+        """Takes note that committed records (None: a snapshot) were applied."""
         hosted = {key for host in self._hosts for key in host.keys}
         touched = self._placed.take(records, hosted)
         for host in self._hosts:
             if host.keys & touched:
                 host.changed.notify()
-        if records is not None and all(isinstance(one, _NO_NEWS) for one in records):
+        if records is not None and all(isinstance(record, _NO_NEWS) for record in records):
             return  # Only replicas act on them.
         if not touched or any(key in hosted or self._placed.find(key) for key in touched):
             self._look_again()
@@ -162,8 +163,8 @@ class ReplicaSupervisor:
         self._tidy_from_s = self._environment.clock.monotonic()
 
     def held(self) -> list[TopicIdPartition]:
-        """The partitions whose directories replica processes hold: they outlived the broker's
-        process before."""
+        """The partitions whose directories replica processes hold that outlived the previous broker
+        process."""
         held = []
         for meta, path in self._directory.partitions():
             if DataDirectory.partition_holder(self._environment.disk, path) is not None:
@@ -174,7 +175,7 @@ class ReplicaSupervisor:
 
     @answers(messages.AttachReplicaHost)
     def attach(self, request: messages.AttachReplicaHost) -> messages.AttachReplicaHostResponse:
-        """A replica process presents itself. Raises StaleBrokerError."""
+        """Takes a replica process that presents itself. Raises StaleBrokerError."""
         host = self._hosts.attach(request)
         self._note(host, request.replicas)
         self.wake()
@@ -205,13 +206,13 @@ class ReplicaSupervisor:
                 for key in host.keys | known:
                     is_new = key not in known or self._placed.changed_at(key) > request.version
                     is_hosted = key in host.keys and key not in host.let_go
-                    found = self._placed.find(key) if is_hosted else None
-                    if found is None:
+                    placed = self._placed.find(key) if is_hosted else None
+                    if placed is None:
                         if key in known:
                             removed.append(key)
                             host.let_go.add(key)
                     elif is_new:
-                        assignments.append(self._placed.assignment(key[1], *found))
+                        assignments.append(self._placed.assignment(key[1], *placed))
                 deleted = host.forget_deleted(self._metadata.state.topics)
             remaining_s = deadline_s - self._environment.clock.monotonic()
             if assignments or removed or deleted or remaining_s <= 0:
@@ -228,12 +229,12 @@ class ReplicaSupervisor:
             removed,
             object_server=None if self._objects is None else self._objects.endpoint,
             remote_halt=None if self._objects is None else self._objects.halt,
-            remote_backlog_bytes=sum(one.remote_backlog_bytes for one in self._hosts),
+            remote_backlog_bytes=sum(host.remote_backlog_bytes for host in self._hosts),
             deleted=deleted,
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:
-        """Takes note of what a process says of its replicas. Returns whether something is new."""
+        """Takes note of a process's report of its replicas. Returns whether something is new."""
         host.heard_s = self._environment.clock.monotonic()
         before = host.statuses
         host.statuses = {(status.topic_id, status.partition): status for status in statuses}
@@ -256,16 +257,16 @@ class ReplicaSupervisor:
     # --- metadata against processes ---------------------------------------------------------
 
     def _start_missing(self) -> bool:
-        """Starts what is missing, as far as it may be started now. Returns whether anything was
+        """Starts missing replicas, as far as they may be started now. Returns whether any was
         missing."""
         is_missing = False
         startable: dict[TopicIdPartition, str] = {}
         now_s = self._environment.clock.monotonic()
         hosted = {key for host in self._hosts for key in host.keys}
         nodes = {
-            number: one.registration.node_id
-            for number, one in self._metadata.state.brokers.items()
-            if one.live
+            number: broker.registration.node_id
+            for number, broker in self._metadata.state.brokers.items()
+            if broker.live
         }
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
@@ -275,19 +276,19 @@ class ReplicaSupervisor:
             is_missing = True
             if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
                 continue
-            found = self._placed.find(key)
-            assert found is not None
-            startable[key] = f"{found[0].name}-{key[1]}"
+            placed = self._placed.find(key)
+            assert placed is not None
+            startable[key] = f"{placed[0].name}-{key[1]}"
         self._hosts.assign(startable)
         self._hosts.start_waiting(starts_max)
         return is_missing or self._hosts.starting > 0
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
-        """Whether no process holds the partition's directory. A process that an earlier broker
-        process started has a session to present itself, then it is killed."""
-        found = self._placed.find(key)
-        assert found is not None
-        path = self._directory.partition_path(found[0].name, key[1])
+        """Returns whether no process holds the partition's directory. A process that an earlier
+        broker process started has one session to present itself, then it is killed."""
+        placed = self._placed.find(key)
+        assert placed is not None
+        path = self._directory.partition_path(placed[0].name, key[1])
         holder = DataDirectory.partition_holder(self._environment.disk, path)
         if holder is None:
             owner = DataDirectory.partition_topic_id(self._environment.disk, path)
@@ -299,7 +300,7 @@ class ReplicaSupervisor:
             self._directory.quarantine(path)
             return True
         if holder.incarnation in self._hosts:
-            return False  # The process was told to let go: it does once its last flush ends.
+            return False  # The process was told to let go, and does once its last flush ends.
         if now_s - self._started_s > self._config.session_timeout_ms / 1000:
             assert holder.start_time is not None, holder
             if self._hosts.kill_holder(key, holder.pid, holder.start_time, now_s):
@@ -326,9 +327,9 @@ class ReplicaSupervisor:
         in_use = []
         for host in self._hosts:
             for key in host.keys:
-                found = self._placed.find(key)
-                if found is not None:
-                    in_use.append((found[0].name, key[1]))
+                placed = self._placed.find(key)
+                if placed is not None:
+                    in_use.append((placed[0].name, key[1]))
         for meta, path in self._directory.partitions(except_for=in_use):
             key = (meta.topic_id, meta.partition)
             if self._placed.find(key) is not None or self._hosts.is_hosted(key):
@@ -348,8 +349,8 @@ class ReplicaSupervisor:
         self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:
-        """Removes what processes began to make for replicas that are not placed here any more: the
-        disk was full, or they died."""
+        """Removes unfinished directories of replicas that are no longer placed here: the disk was
+        full, or their processes died."""
         topics = self._metadata.state.topics
         keys = {*self._placed, *(key for host in self._hosts for key in host.keys)}
         in_use = [(topics[topic].name, number) for topic, number in keys if topic in topics]
@@ -368,8 +369,8 @@ class ReplicaSupervisor:
     # --- processes against metadata ---------------------------------------------------------
 
     async def _report(self) -> bool:
-        """Tells the controller what the metadata does not show yet. Returns whether there was
-        anything to tell."""
+        """Reports to the controller what the metadata does not show yet. Returns whether there was
+        anything to report."""
         if not self._placed.is_current:
             return True
         register: list[messages.ReplicaRegistration] = []
@@ -411,22 +412,22 @@ class ReplicaSupervisor:
         return bool(failed or register)
 
     def _is_gone(self, key: TopicIdPartition, incarnation: str) -> bool:
-        """Whether a registered process is known not to serve this partition any more."""
+        """Returns whether a registered process is known to no longer serve this partition."""
         host = self._hosts.get(incarnation)
         if host is not None:
             return key in self._failed or key in host.let_go
-        found = self._placed.find(key)
-        assert found is not None
-        path = self._directory.partition_path(found[0].name, key[1])
+        placed = self._placed.find(key)
+        assert placed is not None
+        path = self._directory.partition_path(placed[0].name, key[1])
         if DataDirectory.partition_holder(self._environment.disk, path) is None:
             return True
         # Another process holds the directory: one of this broker's, or one that is still to come.
         return self._hosts.is_hosted(key)
 
     async def _start_damaged_again(self) -> None:
-        """A replica whose log is damaged is copied anew from the others, where they have all of the
-        log. Where they may not have it, the replica starts again as it is: most of its log is
-        sound, and what is damaged in the others' logs may be sound here."""
+        """Replaces a damaged log by a new copy from the others, if they have all of the log. If
+        they may not have it, the replica starts again as it is: most of its log is sound, and what
+        is damaged in the others' logs may be sound here."""
         now_s = self._environment.clock.monotonic()
         self._give_up_damaged(now_s)
         for key, incarnation in list(self._damaged.items()):
@@ -443,20 +444,20 @@ class ReplicaSupervisor:
                 )
             )
             backoff_s = self._hosts.next_backoff_s(key)
-            found = self._placed.find(key)
-            if found is not None:
-                path = self._directory.partition_path(found[0].name, key[1])
+            placed = self._placed.find(key)
+            if placed is not None:
+                path = self._directory.partition_path(placed[0].name, key[1])
                 disk = self._environment.disk
                 if DataDirectory.partition_holder(disk, path) is not None:
                     continue
-                if may_copy_anew(*found, self._broker) and (
+                if may_copy_anew(*placed, self._broker) and (
                     DataDirectory.partition_topic_id(disk, path) in (None, key[0])
                 ):
                     logger.warning("%s is damaged: it is copied again from its leader", path)
                     aside = self._directory.quarantine(path, to_remove=True)
                     self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
                 else:
-                    # The moment differs between brokers: two that let go at once would both be
+                    # The moment differs between brokers: if two let go at once, both would be
                     # refused.
                     spread = 2 + 2 * self._environment.random.random()
                     self._copy_anew_from_s[key] = now_s + spread * backoff_s
@@ -465,22 +466,22 @@ class ReplicaSupervisor:
             self._hosts.back_off(key, backoff_s, now_s)
 
     def _give_up_damaged(self, now_s: float) -> None:
-        """A log that is known to be damaged, but had to start again as it is, is given up for a new
+        """Gives up a log that is known to be damaged, but had to start again as it is, for a new
         copy as soon as the others have all of it. It may take long until a reader comes to that
-        place and finds the damage anew."""
+        offset and finds the damage again."""
         for key, from_s in list(self._copy_anew_from_s.items()):
-            found = self._placed.find(key)
-            if found is None or key in self._damaged:
+            placed = self._placed.find(key)
+            if placed is None or key in self._damaged:
                 del self._copy_anew_from_s[key]
-            elif now_s >= from_s and have_others_all(*found, self._broker):
-                process = found[1].processes.get(self._broker)
+            elif now_s >= from_s and have_others_all(*placed, self._broker):
+                process = placed[1].processes.get(self._broker)
                 if process is not None and process.incarnation in self._hosts:
                     del self._copy_anew_from_s[key]
                     self._damaged[key] = process.incarnation
                     self._failed[key] = "its log is damaged"
 
     async def _tell(self, request: messages.AnyRequest) -> None:
-        """Asks for a change. Returns when the metadata here shows it. Raises RayqError."""
+        """Requests a change. Returns when the metadata here shows it. Raises RayqError."""
         answer = await self._ask_controller(request)
         is_shown = await self._metadata.changed.wait_until(
             lambda: self._metadata.version >= answer.version,

@@ -35,13 +35,13 @@ class StoreOwnership:
     def __init__(
         self, metadata: MetadataKeeper, objects: ObjectLink, *, is_current: Callable[[], bool]
     ) -> None:
-        """`is_current()` says whether the metadata here are known to be current: those of long ago
-        would take marks of this very cluster for another's."""
+        """`is_current()` says whether the metadata here are known to be current: by outdated
+        metadata, marks of this very cluster would look like another's."""
         self._metadata = metadata
         self._objects = objects
         self._is_current = is_current
         self._looked_epoch = 0
-        """The controller epoch in which the marks were looked at last."""
+        """The controller epoch in which the marks were last checked."""
         self.halt: str | None = NOT_LOOKED
 
     async def run(self) -> None:
@@ -69,7 +69,7 @@ class StoreOwnership:
         epoch = state.controller_epoch
         mark = state.marks.get(epoch)
         if mark is not None:
-            content = repr(state.controller).encode()  # For people that wonder whose it is.
+            content = repr(state.controller).encode()  # For people who wonder whose it is.
             await self._objects.ask(
                 messages.PutBlob(names.owner_mark(self._objects.cluster_id, epoch, mark)),
                 checked_file.encode("owner", MARK_VERSION, content),
@@ -92,5 +92,6 @@ class StoreOwnership:
                 logger.error("no objects are stored or deleted: %s", self.halt)
 
     def _is_of_old(self) -> bool:
-        """A controller has begun since: its mark may have been taken for that of another."""
+        """Returns whether a controller has started since: its mark may have been taken for another
+        cluster's."""
         return self._metadata.state.controller_epoch != self._looked_epoch
