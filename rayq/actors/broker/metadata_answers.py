@@ -60,8 +60,8 @@ class MetadataAnswers:
     ) -> messages.MetadataResponse:
         metadata, state, after = self._metadata, self._metadata.state, request.after
         if asked is not None:
-            found = (state.topics.get(topic_id) for topic_id in request.topic_ids)
-            asked |= {topic.name for topic in found if topic is not None}
+            found_topics = (state.topics.get(topic_id) for topic_id in request.topic_ids)
+            asked |= {topic.name for topic in found_topics if topic is not None}
         names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
         left = deque(sorted(name for name in names if name > after))
         topics: list[messages.TopicMetadata] = []

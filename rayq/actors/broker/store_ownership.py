@@ -74,12 +74,12 @@ class StoreOwnership:
                 messages.PutBlob(names.owner_mark(self._objects.cluster_id, epoch, mark)),
                 checked_file.encode("owner", MARK_VERSION, content),
             )
-        found: list[tuple[int, str]] = []
+        marks: list[tuple[int, str]] = []
         prefix = names.owners_prefix(self._objects.cluster_id)
         async for page in list_objects(self._objects, prefix):
-            found.extend(names.parse_owner_mark(name) for name, _, _ in page)
+            marks.extend(names.parse_owner_mark(name) for name, _, _ in page)
         self._looked_epoch = epoch
-        unknown = unknown_marks(self._metadata.state, found)
+        unknown = unknown_marks(self._metadata.state, marks)
         before, self.halt = self.halt, None
         if unknown:
             self.halt = (

@@ -54,18 +54,19 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 SILENT_HEARTBEATS = 2
-"""A voter that heard a controller within so many heartbeats is not asked for its vote. A broker
-that was silent for longer may be gone."""
+"""Number of heartbeat intervals after which a silent broker may be gone. A voter that heard a
+controller more recently is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
-"""While the whole cluster stops, brokers are told so at once, and one that stops sends no more
-heartbeats. A heartbeat so long after the last stop shows that the stop of the cluster died."""
+"""Time after the last stop of a broker at which a heartbeat shows that the stop of the whole
+cluster was abandoned. Brokers are told of that stop at once, and one that stops sends no more
+heartbeats."""
 OFFLINE_PATIENCE_S = 30.0
-"""How long after a controller's start partitions without a leader are no warning: after a start of
-the whole cluster its brokers and replicas are still coming back."""
+"""Time after a controller's start during which partitions without a leader are not logged as
+warnings: after a start of the whole cluster its brokers and replicas are still coming back."""
 FOUND_PATIENCE_S = 5.0
-"""How long a new partition, one of whose replicas runs, waits for the others to start."""
+"""Time that a new partition, one of whose replicas runs, waits for the others to start."""
 
 
 class Controller:
@@ -98,22 +99,22 @@ class Controller:
         self.state = ClusterState()
         self._heard_s: dict[int, float] = {}
         self._gone_since_s: dict[int, float] = {}
-        """Since when brokers have had no session, as far as this controller has seen it."""
+        """Time since which brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._store = ObjectStoreFacts(config.remote_storage_url, troubles={})
         self._facts = Facts(
             config, environment.new_id, environment.clock.wall_ms, self._heard, self._store
         )
         self._pinned_s: dict[str, float] = {}
-        """When each pin was set or renewed, as far as this controller has seen it."""
+        """Time at which each pin was set or renewed, as far as this controller has seen it."""
         self._started_s = 0.0
         self._stop_expected_until_s: float | None = None
-        """When the next broker should have stopped. While the whole cluster stops no leader is
-        elected, leaders stay where they are, and nothing is moved."""
+        """Time by which the next broker should have stopped. While the whole cluster stops no
+        leader is elected, leaders stay where they are, and nothing is moved."""
         self._cluster_starts = True
-        """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
+        """True until `OFFLINE_PATIENCE_S` after the start of this epoch."""
         self._changes = asyncio.Lock()
-        """Held by the change of a client that is decided next."""
+        """Lock held by the client's change that is decided next."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
         self._implausible = Seldom(logger, logging.ERROR, environment.clock.monotonic)
@@ -141,8 +142,8 @@ class Controller:
         self._quorum.end(reason)
 
     async def handle(self, request: messages.AnyRequest) -> messages.Response:
-        """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
-        NotControllerError: the outcome of a change is then unknown."""
+        """Answers once everything that was decided, or seen, is committed. Raises the errors of
+        `core`, and NotControllerError: the outcome of a change is then unknown."""
         if isinstance(request, messages.Change):
             await self._turn_of_a_change()
         index = before_index = self._quorum.last_index
@@ -154,18 +155,19 @@ class Controller:
             records, answer = self._decide(request)
             if request_id is not None and (records or self._quorum.last_index > before_index):
                 records = [*records, RequestDone(request_id)]
-            # A controller that dies leaves all of it, or nothing, to a repetition.
+            # After a controller's death, a retry finds all of it or nothing.
             index = self._append(records, reason_of(request), together=True)
         except RayqError:
-            # What the refusal is based on may not be committed yet.
+            # The state that the refusal is based on may not be committed yet.
             await self._quorum.committed(self._quorum.last_index)
             raise
         await self._quorum.committed(index)
         return messages.ChangeResponse(index) if answer is None else answer
 
     async def _turn_of_a_change(self) -> None:
-        """Changes of clients come over the connections of brokers, and one may concern thousands of
-        partitions. So one is decided in a turn of the loop: heartbeats come in between."""
+        """Waits for a turn, so that one client's change is decided in each turn of the loop and
+        heartbeats are handled in between. Changes come over the connections of brokers, and one may
+        concern thousands of partitions."""
         async with self._changes:
             await asyncio.sleep(0)
 
@@ -328,9 +330,10 @@ class Controller:
     def _append(
         self, records: Sequence[MetadataRecord], reason: str, *, together: bool = False
     ) -> int:
-        """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
-        for the log lines of what changed: it is known here, where something is decided, and not on
-        the brokers, which only replay. So there is one line for the whole cluster."""
+        """Adds records to the log and to the state at once: the next decision builds on them.
+        `reason` is for the log lines about the changes: it is known here, where the decision is
+        made, and not on the brokers, which only replay. So there is one line for the whole
+        cluster."""
         if not records:
             return self._quorum.last_index
         index = self._quorum.append(records, together=together)
@@ -373,7 +376,8 @@ class Controller:
             self._end_cluster_stop("the stop of the cluster died half-way")
 
     def _end_cluster_stop(self, reason: str) -> None:
-        """The cluster goes on: what was not elected meanwhile is elected now."""
+        """Ends the stop, as the cluster continues: elections that were held back meanwhile happen
+        now."""
         self._stop_expected_until_s = None
         self._append(broker_changes.settle_everything(self.state, self._heard()), reason)
 
@@ -383,8 +387,8 @@ class Controller:
         return set(self._heard_s)
 
     def _heard_lately(self) -> set[int]:
-        """The brokers that seem to run: changes that can wait should wait for the others, until
-        they are heard again or their sessions end."""
+        """The brokers that seem to run: changes that can wait should wait for the other brokers,
+        until they are heard again or their sessions end."""
         silent_s_max = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
         from_s = self._environment.clock.monotonic() - silent_s_max
         return {
@@ -394,7 +398,7 @@ class Controller:
         }
 
     def _found_late(self, now_s: float) -> None:
-        """Founds new partitions that have waited long enough for a replica that does not start."""
+        """Starts new partitions that have waited long enough for a replica that does not start."""
         waiting = {
             (topic.topic_id, number)
             for topic, number, partition in self.state.all_partitions()
@@ -418,11 +422,11 @@ class Controller:
                 self._metrics.warn_of_offline("nobody came to lead it since the controller started")
 
     def _unpin_expired(self, now_s: float) -> None:
-        """Ends the pins whose time is over. A pin of an earlier controller has all of it again."""
+        """Ends the expired pins. A pin from an earlier controller gets its whole time again."""
         pins = self.state.pins
-        self._pinned_s = {one: self._pinned_s.get(one, now_s) for one in pins}
+        self._pinned_s = {pin: self._pinned_s.get(pin, now_s) for pin in pins}
         expired = {
-            one for one, at_s in self._pinned_s.items() if now_s - at_s > pins[one].ttl_ms / 1000
+            pin for pin, at_s in self._pinned_s.items() if now_s - at_s > pins[pin].ttl_ms / 1000
         }
         if expired:
             self._append(
@@ -440,11 +444,13 @@ class Controller:
         """Moves the replicas of brokers that have been gone for too long."""
         delay_ms = self._config.replica_rebuild_delay_ms
         away = {number for number, broker in self.state.brokers.items() if not broker.live}
-        self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in sorted(away)}
+        self._gone_since_s = {
+            broker: self._gone_since_s.get(broker, now_s) for broker in sorted(away)
+        }
         if delay_ms is None:
             return
         gone = {
-            one for one, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
+            broker for broker, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
         }
         if gone:
             self._append(
@@ -453,8 +459,8 @@ class Controller:
             )
 
     async def _watch_sessions(self) -> None:
-        """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
-        machine is busy) gives every broker that much longer."""
+        """Ends sessions of silent brokers. If a pass is late (this process was paused, or the
+        machine is busy), every broker gets that much more time."""
         interval_s = self._config.heartbeat_interval_ms / 1000 / 2
         clock = self._environment.clock
         last_s = clock.monotonic()
@@ -469,9 +475,11 @@ class Controller:
                 self._started_s += late_s
                 if self._stop_expected_until_s is not None:
                     self._stop_expected_until_s += late_s
-                self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
-                self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
-                self._pinned_s = {one: at_s + late_s for one, at_s in self._pinned_s.items()}
+                self._gone_since_s = {
+                    broker: at_s + late_s for broker, at_s in self._gone_since_s.items()
+                }
+                self._heard_s = {broker: at_s + late_s for broker, at_s in self._heard_s.items()}
+                self._pinned_s = {pin: at_s + late_s for pin, at_s in self._pinned_s.items()}
                 self._quorum.excuse(late_s)
             if not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
                 self.end("no majority of the voters answered for a session")

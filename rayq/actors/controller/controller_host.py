@@ -19,10 +19,9 @@ logger = logging.getLogger(__name__)
 class ControllerHost:
     """Hosts a controller in this process whenever the cluster needs one (docs/protocol.md, rule 5).
 
-    `silent_s()` says for how long no controller was heard. The preferred host has no patience at
-    its start (the voters have: see `Quorum.take_over`); a stand-in waits
-    `controller_patience_ms` plus up to half of it at random, so that stand-ins seldom race each
-    other.
+    `silent_s()` is the time since a controller was heard. The preferred host does not wait at its
+    start (the voters do: see `Quorum.take_over`); a stand-in waits `controller_patience_ms` plus up
+    to half of it at random, so that stand-ins seldom race each other.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class ControllerHost:
         environment.metrics.add_source(self._measure)
 
     async def run(self) -> None:
-        """Waits for silence, takes over, hosts until the epoch ends; for ever."""
+        """Waits for silence, takes over, and hosts until the epoch ends; forever."""
         patience_s = 0.0 if self._is_preferred else self._patience_s()
         while True:
             if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
@@ -70,9 +69,9 @@ class ControllerHost:
                 controller.end(f"could not take over: {error}")
                 if isinstance(error, RayqError):
                     logger.info("controller: %s", error)
-                else:  # A bug of ours: said loudly, but the cluster must not lose its stand-ins.
+                else:  # A bug of ours: it is logged, but the cluster must not lose its stand-ins.
                     logger.exception("the controller could not start")
-                # Short and random: two hosts that race must not meet again and again.
+                # Short and random: two hosts that race must not collide repeatedly.
                 await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
                 if self._is_preferred:
                     patience_s = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class ControllerMetrics:
-    """What is counted in one controller epoch; call `end` with it. Counts go on from those of an
-    earlier epoch in the same process, and begin at 0 in another one, as Prometheus takes
+    """Metrics of one controller epoch; call `end` when it ends. Counts continue from those of an
+    earlier epoch in the same process, and start at 0 in another process, as Prometheus expects of
     counters."""
 
     def __init__(self, environment: Environment, state: ClusterState) -> None:
@@ -36,8 +36,8 @@ class ControllerMetrics:
         *,
         brokers_come_or_go: bool,
     ) -> None:
-        """The state shows a new value of a partition. `brokers_come_or_go` says that the whole
-        cluster stops, or has just started: a partition without a leader is no worry then."""
+        """Counts and logs a partition's new value. `brokers_come_or_go` says that the whole cluster
+        stops, or has just started: a partition without a leader is no warning then."""
         if before is None:
             return  # It was created: no replica leads it yet.
         topic, partition = self._state.topics[record.topic_id], record.partition
@@ -101,8 +101,8 @@ class ControllerMetrics:
                 )
 
     def _measure(self) -> list[Sample]:
-        # From the state that decides: sums over leaders would leave out partitions that have none,
-        # and count some twice while leaders change.
+        # Counted from the controller's state: sums over leaders would leave out partitions that
+        # have none, and count some twice while leaders change.
         state, sample = self._state, self._metrics.sample
         partitions = offline = underreplicated = under_min_isr = 0
         for topic, _, partition in state.all_partitions():
@@ -142,7 +142,7 @@ def _move_told(before: PartitionValue, after: PartitionValue) -> str:
 
 
 def reason_of(request: messages.AnyRequest) -> str:
-    """Why the metadata changes, as the log lines say it."""
+    """The reason of a change of the metadata, for the log lines."""
     match request:
         case messages.RegisterBroker():
             return f"broker {request.broker} started"

@@ -23,7 +23,7 @@ ASK_TIMEOUT_S = 5.0
 class ControllerServer:
     """Serves the controller while it is hosted here, and watches for silence while it is not.
 
-    It has no disk: the log is on the voters. `brokers` are addresses to find them at.
+    It has no disk: the log is on the voters. `brokers` are addresses where they can be found.
     """
 
     def __init__(
@@ -71,11 +71,12 @@ class ControllerServer:
         return self.endpoint
 
     async def broker_nodes(self) -> dict[int, str]:
-        """The node of each broker, as it registered last. Raises ControllerUnavailableError."""
+        """The node of each broker, from its last registration. Raises
+        ControllerUnavailableError."""
         controller = self.controller_host.controller
         if controller is not None:
             known = controller.state.brokers
-            return {number: one.registration.node_id for number, one in known.items()}
+            return {number: broker.registration.node_id for number, broker in known.items()}
         for at in self._brokers:
             try:
                 answer, _ = await self._pool.request(
@@ -83,11 +84,11 @@ class ControllerServer:
                 )
             except RayqError:
                 continue
-            return {one.broker: one.node_id for one in answer.brokers}
+            return {broker.broker: broker.node_id for broker in answer.brokers}
         raise ControllerUnavailableError("No broker answers, and the controller is not here.")
 
     async def prepare_stop(self) -> None:
-        """Tells the controller, wherever it is, that the whole cluster is about to stop: see
+        """Tells the controller, wherever it runs, that the whole cluster is about to stop: see
         `messages.PrepareStop`. Raises ControllerUnavailableError."""
         controller = self.controller_host.controller
         if controller is not None:
@@ -122,7 +123,8 @@ class ControllerServer:
         return controller.handle(request)
 
     async def _listen_for_another(self) -> None:
-        """Keeps the brokers' addresses up to date, and asks them whether a controller is heard."""
+        """Keeps the brokers' addresses up to date, and asks the brokers whether they hear a
+        controller."""
         interval_s = self._config.heartbeat_interval_ms / 1000
         clock = self._environment.clock
         while True:
@@ -131,8 +133,8 @@ class ControllerServer:
             if controller is not None:
                 self._heard_s = clock.monotonic()
                 known = [
-                    (one.registration.host, one.registration.port)
-                    for one in controller.state.brokers.values()
+                    (broker.registration.host, broker.registration.port)
+                    for broker in controller.state.brokers.values()
                 ]
                 self._brokers = list(dict.fromkeys([*known, *self._brokers]))[:1000]
                 continue

@@ -28,13 +28,13 @@ def description(state: GroupState, name: str, group: Group) -> messages.Describe
         members=[
             messages.GroupMemberDescription(
                 member=shown_part(member),
-                instance=one.instance,
-                client=one.client,
-                member_epoch=one.member_epoch,
-                assigned=named(state, one.assigned),
-                revoking=named(state, one.revoking),
+                instance=value.instance,
+                client=value.client,
+                member_epoch=value.member_epoch,
+                assigned=named(state, value.assigned),
+                revoking=named(state, value.revoking),
             )
-            for member, one in sorted(group.members.items())
+            for member, value in sorted(group.members.items())
         ],
         offsets=committed_offsets(group, sorted(group.offsets)),
         rebalance_reason=group.value.reason,
@@ -45,7 +45,7 @@ def description(state: GroupState, name: str, group: Group) -> messages.Describe
 def committed_offsets(
     group: Group, wanted: Iterable[TopicIdPartition]
 ) -> list[messages.CommittedOffset]:
-    """The committed offsets of the wanted partitions, where there is one."""
+    """The committed offsets of those wanted partitions that have one."""
     return [
         messages.CommittedOffset(
             topic_id=topic_id,
@@ -62,5 +62,7 @@ def committed_offsets(
 
 def named(state: GroupState, partitions: Partitions) -> list[TopicPartitionId]:
     """The partitions with the names of their topics, sorted."""
-    found = sorted((state.name_of_topic(topic_id), topic_id, one) for topic_id, one in partitions)
-    return [TopicPartitionId(topic, topic_id, one) for topic, topic_id, one in found]
+    listed = sorted(
+        (state.name_of_topic(topic_id), topic_id, partition) for topic_id, partition in partitions
+    )
+    return [TopicPartitionId(topic, topic_id, partition) for topic, topic_id, partition in listed]

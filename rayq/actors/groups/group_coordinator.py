@@ -45,10 +45,10 @@ from rayq.wire.server import Peer
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often sessions are looked at."""
+"""Interval at which sessions are checked."""
 TOPICS_WAIT_MS = 2_000
 TOPICS_INTERVAL_S = 0.05
-"""The least time between two looks at the topics, however fast the metadata changes."""
+"""Minimum interval between two looks at the topics, however fast the metadata changes."""
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
 OFFSETS_PER_BATCH_MAX = 1000
@@ -75,28 +75,31 @@ class GroupCoordinator(Coordinator[Record]):
         clock_watch: ClockWatch,
         links: Links,
     ) -> None:
-        """`ask_broker` asks the broker of this node, whose metadata was at `metadata_version` when
-        this replica was told to lead. `links` ask the coordinators of transactions."""
+        """`ask_broker` sends a request to this node's broker, whose metadata was at
+        `metadata_version` when this replica was told to lead. `links` ask the coordinators of
+        transactions."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._version = metadata_version
         self._clock_watch = clock_watch
         self._links = links
         self._aborts: set[group_transactions.Transaction] = set()
-        """The transactions that are being aborted, since their members are gone."""
+        """Transactions that are being aborted because their members are gone."""
         self._topic_id = assignment.topic_id
         self._partitions = assignment.partitions
-        """How many `__consumer_offsets` has. 0: from an older broker; then the topics say it."""
+        """Number of partitions of `__consumer_offsets`. 0: from an older broker; then the topics
+        say it."""
         self._assignors = load_assignors(self._config.group_assignors)
         self.state = GroupState(self._assignors)
-        """What is decided, committed or not."""
+        """The decided state, committed or not."""
         self._has_topics = False
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
         self._latest: dict[MemberKey, Beat] = {}
-        """The newest heartbeat of each member, while it is under way: only that one is held."""
+        """The newest pending heartbeat of each member: only that one is held."""
         self._connections: dict[MemberKey, asyncio.Future[None]] = {}
         self._watched: dict[asyncio.Future[None], dict[MemberKey, None]] = {}
-        """The connections whose end is noticed, each with its members, which may all have left."""
+        """The connections that are watched for their end, each with its members, which may all have
+        left."""
         self._requests_waiting = 0
         self._topics_wanted = Signal()
         self._forget_source = self._environment.metrics.add_source(self._measure)
@@ -110,7 +113,8 @@ class GroupCoordinator(Coordinator[Record]):
         ]
 
     def end(self, reason: str) -> None:
-        """Another process coordinates: the requests that wait are told."""
+        """Ends this coordinator, as another process coordinates: the requests that wait are
+        told."""
         self._forget_source()
         for group in self.state.groups:
             self._environment.metrics.forget(group=group)
@@ -207,13 +211,13 @@ class GroupCoordinator(Coordinator[Record]):
         return group_changes.find_member(self.state, *key, request.instance)
 
     def _release(self, key: MemberKey) -> None:
-        """Lets the member's held heartbeat look again whether it is to be answered."""
+        """Makes the member's held heartbeat check again whether to answer."""
         held = self._held.pop(key, None)
         if held is not None:
             _wake(held)
 
     def _watch(self, key: MemberKey, peer: Peer) -> None:
-        """Learns when the connection of the member's last heartbeat ends."""
+        """Watches for the end of the connection of the member's last heartbeat."""
         self._unwatch(key)
         self._connections[key] = peer.closed
         if peer.closed not in self._watched:
@@ -241,9 +245,10 @@ class GroupCoordinator(Coordinator[Record]):
         transaction = request.transaction
         if transaction is not None and not group_transactions.has_joined(self.state, *transaction):
             await self._links.join(*transaction, self._topic_id, self._partition)
-            # All is checked after the join: the member may have lost its partitions meanwhile.
+            # Everything is checked after the join: the member may have lost its partitions
+            # meanwhile.
             await self._begin_for(request.group, is_write=True)
-        offsets = [OffsetCommit(*one) for one in request.offsets]
+        offsets = [OffsetCommit(*offset) for offset in request.offsets]
         now_ms = self._environment.clock.wall_ms()
 
         def decide() -> Decision[Record, messages.CommitOffsetsResponse]:
@@ -270,7 +275,7 @@ class GroupCoordinator(Coordinator[Record]):
         def decide() -> Decision[Record, messages.FetchCommittedResponse]:
             group = self.state.groups.get(request.group)
             group_offsets.check_none_pending(group, request.group, request.partitions)
-            # A record that changes nothing: once it is committed, no newer coordinator had begun.
+            # A record that changes nothing: when it is committed, no newer coordinator had started.
             unchanged = GroupRecord(request.group, None if group is None else group.value)
             return Decision([unchanged], lambda: fetched(group or Group()))
 
@@ -299,7 +304,7 @@ class GroupCoordinator(Coordinator[Record]):
 
     @answers(messages.WriteMarker)
     async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
-        """A transaction ended: its positions take effect, or none does. See
+        """Applies the end of a transaction: all of its offsets take effect, or none. See
         `messages.WriteMarker`."""
         await self._begin(is_write=True)
         return await self._answer(
@@ -349,7 +354,7 @@ class GroupCoordinator(Coordinator[Record]):
     async def describe_open_transactions(
         self, request: messages.DescribeOpenTransactions
     ) -> messages.DescribeOpenTransactionsResponse:
-        """The transactions that hold positions here; of offsets the answer says nothing."""
+        """The transactions that hold positions here; the answer has no offsets of them."""
         await self._begin(is_write=True)
 
         def answer() -> messages.DescribeOpenTransactionsResponse:
@@ -499,7 +504,7 @@ class GroupCoordinator(Coordinator[Record]):
     # --- background -------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Ends sessions and forgets old positions, until the state is dropped."""
+        """Ends sessions and expires old offsets, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
         last_s = clock.monotonic()
@@ -591,8 +596,8 @@ class GroupCoordinator(Coordinator[Record]):
             if answer.version >= wanted and self._is_loaded:
                 self._version = answer.version
                 topics = {
-                    one.name: SubscribedTopic(one.topic_id, len(one.partitions))
-                    for one in answer.topics
+                    topic.name: SubscribedTopic(topic.topic_id, len(topic.partitions))
+                    for topic in answer.topics
                 }
                 if topics != self.state.topics:
                     self.state.take_topics(topics)

@@ -34,9 +34,9 @@ from rayq.storage.metadata_log import MetadataLog
 logger = logging.getLogger(__name__)
 
 REOPEN_INTERVAL_S = 1.0
-"""How often a log that has failed is opened again: that reads and writes all of it."""
+"""Interval at which a failed log is opened again: that reads and writes all of it."""
 WRITE_PATIENCE_S = 3.0
-"""A write that has not ended by then hangs. A slow disk takes less, also under load."""
+"""Time after which a write counts as hanging. A slow disk takes less, even under load."""
 
 
 class MetadataKeeper:
@@ -64,7 +64,7 @@ class MetadataKeeper:
         self._reopen_from_s = 0.0
         self._writing_since_s: float | None = None
         self._failure: str | None = None
-        """Why the last write failed. Each message of a controller tries it again."""
+        """The reason that the last write failed. Each message of a controller tries again."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
@@ -77,7 +77,7 @@ class MetadataKeeper:
         self._take_up()
 
     def known_brokers(self) -> list[Address]:
-        """Where brokers listened when last heard of: hints, committed or not."""
+        """The last known addresses of brokers: hints, committed or not."""
         known = {
             number: (broker.registration.host, broker.registration.port)
             for number, broker in self.state.brokers.items()
@@ -86,7 +86,8 @@ class MetadataKeeper:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last records, or an epoch, could not be taken: what is known here gets old."""
+        """The reason that the last records, or an epoch, could not be taken: the metadata here get
+        outdated."""
         since_s = self._writing_since_s
         if since_s is not None:
             writing_s = self._environment.clock.monotonic() - since_s
@@ -95,29 +96,29 @@ class MetadataKeeper:
         return self._directory.trouble or self._failure
 
     def note_heard(self) -> None:
-        """Takes note that the controller answered."""
+        """Notes that the controller answered."""
         self._heard_s = self._environment.clock.monotonic()
 
     @property
     def heard_ms_ago(self) -> int | None:
-        """How long ago a controller was heard; None: not since this broker started."""
+        """Time since a controller was heard; None: not since this broker started."""
         if self._heard_s is None:
             return None
         return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
 
     @property
     def silent_s(self) -> float:
-        """For how long no controller was heard, at most since the start."""
+        """Time since a controller was heard, at most since the start."""
         since_s = self._started_s if self._heard_s is None else self._heard_s
         return self._environment.clock.monotonic() - since_s
 
     @property
     def has_been_led(self) -> bool:
-        """Whether any controller ever asked this voter for its promise."""
+        """Returns whether any controller ever asked this voter for its promise."""
         return self._log.promised_epoch > 0
 
     def note_controller(self, epoch: int, controller: Address) -> None:
-        """Another broker says which process is the controller."""
+        """Notes the controller's address that another broker named."""
         if epoch >= self.controller_epoch:
             self.controller_epoch, self.controller = epoch, controller
 
@@ -126,7 +127,7 @@ class MetadataKeeper:
         return self._voters
 
     def _take_up(self) -> None:
-        """Goes on from what the disk holds. A snapshot there may be newer than what is known: it is
+        """Continues from the log on disk. A snapshot there may be newer than the state here: it is
         of committed records."""
         index = self._log.snapshot_index
         if index is not None and index > self.version:
@@ -134,8 +135,8 @@ class MetadataKeeper:
         self._look_at_tail()
 
     def _look_at_tail(self) -> None:
-        """Takes note of what uncommitted records say. Kept aside, because the log may be in the
-        hands of a thread when they are asked for."""
+        """Notes the contents of uncommitted records. They are kept aside, because a thread may be
+        using the log when they are needed."""
         self._voters = self.state.voters
         for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
             for record in decode_entry(data):
@@ -177,7 +178,7 @@ class MetadataKeeper:
     async def read(
         self, request: messages.ReadMetadataLog
     ) -> tuple[messages.ReadMetadataLogResponse, bytes]:
-        """A part of the log. Raises FencedEpochError."""
+        """Returns a part of the log. Raises FencedEpochError."""
         async with self._lock:
             if request.epoch != self._log.promised_epoch:
                 raise self._fenced(request.epoch)
@@ -199,8 +200,8 @@ class MetadataKeeper:
     async def append(
         self, request: messages.AppendMetadata, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Takes records. Raises FencedEpochError, StalePartitionError (the previous record is not
-        there), StorageError."""
+        """Appends records. Raises FencedEpochError, StalePartitionError (the previous record is
+        missing), StorageError."""
         entries = decode_entries(payload)
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
@@ -227,7 +228,7 @@ class MetadataKeeper:
     async def install(
         self, request: messages.InstallMetadataSnapshot, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Takes a snapshot in place of the log. Raises FencedEpochError, StorageError."""
+        """Replaces the log by a snapshot. Raises FencedEpochError, StorageError."""
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
@@ -236,7 +237,7 @@ class MetadataKeeper:
                 await self._write(
                     lambda log: log.install_snapshot(request.last_index, request.last_epoch, data)
                 )
-            if request.last_index > self.version:  # Not where the disk had a newer one.
+            if request.last_index > self.version:  # Not if the disk had a newer one.
                 self._restore(request.last_index, data)
                 self._look_at_tail()
                 self._on_applied(None)
@@ -248,8 +249,8 @@ class MetadataKeeper:
     # --- inside -----------------------------------------------------------------------------
 
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
-        """Changes the log. A log that a failed write has ended is opened anew first: then what the
-        disk holds counts, whatever became of that write. Raises StorageError."""
+        """Changes the log. A log that ended with a failed write is opened again first: then the
+        contents of the disk count, whatever became of that write. Raises StorageError."""
         # A write to files that were removed would succeed, and count for the majority.
         if (trouble := self._directory.trouble) is not None:
             raise StorageError(trouble)
@@ -277,7 +278,8 @@ class MetadataKeeper:
 
     @contextlib.asynccontextmanager
     async def _noting_trouble(self) -> AsyncIterator[None]:
-        """Takes note of what keeps this broker from following the metadata, a refusal apart."""
+        """Notes any failure that keeps this broker from following the metadata, except a
+        refusal."""
         try:
             yield
         except (FencedEpochError, StalePartitionError):

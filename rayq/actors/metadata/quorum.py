@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 APPEND_BYTES_MAX = MIB
 RETRY_S = 0.1
 GREETING_INTERVAL_S = 0.5
-"""How often a broker that did not answer the candidate is asked again, until it does."""
+"""Interval at which a broker that did not answer the candidate is asked again, until it does."""
 STRAGGLERS_S = 0.1
-"""How long a candidate waits for more answers once it has those of a majority."""
+"""Time that a candidate waits for more answers once it has those of a majority."""
 Entry = tuple[int, int, bytes]
 """`(index, epoch, encoded record)`"""
 Answer = tuple[messages.PrepareResponse, Address]
-"""What a broker said to `Prepare`, and where it listens."""
+"""A broker's answer to `Prepare`, and its address."""
 
 encode_entries = msgspec.msgpack.Encoder().encode
 decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
@@ -59,7 +59,7 @@ decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
 
 @dataclass(slots=True)
 class _Peer:
-    """A broker that is sent the log."""
+    """A broker to which the log is sent."""
 
     broker: int
     directory_id: str
@@ -69,8 +69,8 @@ class _Peer:
     match_index: int = 0
     acknowledged_s: float = 0.0
     has_vote: bool = True
-    """False for an old copy of a voter's directory: it is told where the controller is, so that it
-    can register and come back as another, and counts for nothing until it has."""
+    """False for an old copy of a voter's directory: it is told the controller's address, so that it
+    can register and come back under another id, and it does not count until then."""
     wake: Signal = field(default_factory=Signal)
     step_back: int = 1
     sent_commit_index: int = -1
@@ -123,27 +123,31 @@ class Quorum:
         Raises ControllerUnavailableError, which names what is missing or the voters that hear a
         controller, and FencedEpochError (another controller is ahead).
         """
-        found = await self._ask(known, epoch=0, is_probe=True)
-        if not found:
+        answers = await self._ask(known, epoch=0, is_probe=True)
+        if not answers:
             raise ControllerUnavailableError(f"None of the brokers at {list(known)} answers.")
-        self._set_voters_of(found)
-        self._require_majority(found)
-        self._require_silence(found, silent_s_min)
-        self.epoch = max(answer.promised_epoch for answer, _ in found) + 1
-        by_voter = {(answer.broker, answer.directory_id): at for answer, at in found}
+        self._set_voters_of(answers)
+        self._require_majority(answers)
+        self._require_silence(answers, silent_s_min)
+        self.epoch = max(answer.promised_epoch for answer, _ in answers) + 1
+        by_voter = {(answer.broker, answer.directory_id): at for answer, at in answers}
         promised = await self._ask(
             [by_voter[key] for key in self._voter_keys() if key in by_voter],
             epoch=self.epoch,
             is_probe=False,
         )
         self._require_majority(promised)
-        best, best_at = max(promised, key=lambda one: (one[0].last_epoch, one[0].last_index))
+        best, best_at = max(
+            promised, key=lambda promise: (promise[0].last_epoch, promise[0].last_index)
+        )
         self._set_voters_of([(best, best_at)])
         await self._adopt(best_at)
         records = self._all_records()
         old_copies = _old_copies(records, [answer for answer, _ in promised])
-        self._require_majority([one for one in promised if one[0].broker not in old_copies])
-        for answer, at in found:
+        self._require_majority(
+            [promise for promise in promised if promise[0].broker not in old_copies]
+        )
+        for answer, at in answers:
             self._add(answer, at, has_vote=answer.broker not in old_copies)
         host, port = self._endpoint
         has_object_store = self._config.remote_storage_url is not None
@@ -152,7 +156,7 @@ class Quorum:
         self._epoch_index = self.append([started])
         for peer in self._peers.values():
             self._start_pusher(peer)
-        late = set(known) - {at for _, at in found}
+        late = set(known) - {at for _, at in answers}
         self._greeters = [
             self._environment.tasks.spawn(self._greet(at, records), "greeting-a-late-broker")
             for at in sorted(late)
@@ -161,7 +165,7 @@ class Quorum:
         return [*records, started]
 
     async def _greet(self, at: Address, records: Sequence[MetadataRecord]) -> None:
-        """Sends the log to a broker that did not answer in time, from when it answers on. A broker
+        """Sends the log to a broker that did not answer in time, as soon as it answers. A broker
         that starts for the first time may know no other broker: it would never hear of the
         controller."""
         request = messages.Prepare(self._cluster_id, 0, *self._endpoint, is_probe=True)
@@ -181,14 +185,14 @@ class Quorum:
     async def _ask(
         self, endpoints: Sequence[Address], *, epoch: int, is_probe: bool
     ) -> list[Answer]:
-        """The answers, one for each broker. Does not wait long for the rest once a majority of the
-        voters (those of the best log among the answers) has answered."""
+        """Returns the answers, one for each broker. Does not wait long for the rest once a majority
+        of the voters (those of the best log among the answers) has answered."""
         request = messages.Prepare(self._cluster_id, epoch, *self._endpoint, is_probe=is_probe)
-        found: dict[int, Answer] = {}
+        by_broker: dict[int, Answer] = {}
 
         async def ask(at: Address) -> None:
             answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
-            found[answer.broker] = (answer, at)
+            by_broker[answer.broker] = (answer, at)
 
         waiting = {asyncio.ensure_future(ask(at)) for at in dict.fromkeys(endpoints)}
         timeout_s = None
@@ -204,15 +208,15 @@ class Quorum:
                 ):
                     _cancel_all(waiting)
                     raise error
-            if found and timeout_s is None:
-                self._set_voters_of(list(found.values()))
-                if not self._missing_voters(list(found.values()))[1]:
+            if by_broker and timeout_s is None:
+                self._set_voters_of(list(by_broker.values()))
+                if not self._missing_voters(list(by_broker.values()))[1]:
                     timeout_s = STRAGGLERS_S
         _cancel_all(waiting)
-        return [found[broker] for broker in sorted(found)]
+        return [by_broker[broker] for broker in sorted(by_broker)]
 
     def _set_voters_of(self, answers: Sequence[Answer]) -> None:
-        best, _ = max(answers, key=lambda one: (one[0].last_epoch, one[0].last_index))
+        best, _ = max(answers, key=lambda answer: (answer[0].last_epoch, answer[0].last_index))
         self.voters = tuple(Voter(broker, directory) for broker, directory in best.voters)
 
     def _voter_keys(self) -> list[tuple[int, str]]:
@@ -233,11 +237,11 @@ class Quorum:
                 f"{names or 'a formatted broker'}. Start these brokers with their directories."
             )
 
-    def _require_silence(self, found: Sequence[Answer], silent_s_min: float) -> None:
-        """Raises ControllerUnavailableError where a majority of the voters hears a controller."""
+    def _require_silence(self, answers: Sequence[Answer], silent_s_min: float) -> None:
+        """Raises ControllerUnavailableError if a majority of the voters hears a controller."""
         hearing = [
             answer.broker
-            for answer, _ in found
+            for answer, _ in answers
             if (answer.broker, answer.directory_id) in self._voter_keys()
             and answer.heard_ms_ago is not None
             and answer.heard_ms_ago < silent_s_min * 1000
@@ -310,7 +314,7 @@ class Quorum:
         )
 
     def add_peer(self, broker: int, directory_id: str, endpoint: Address) -> None:
-        """A broker registered: send it the log."""
+        """Starts to send the log to a broker that registered."""
         known = self._peers.get(broker)
         if known is not None:
             if (known.host, known.port, known.directory_id) == (*endpoint, directory_id):
@@ -329,13 +333,14 @@ class Quorum:
         self._start_pusher(peer)
 
     def remove_peer(self, broker: int) -> None:
-        """A broker was removed: it is sent nothing more."""
+        """Stops sending to a broker that was removed."""
         peer = self._peers.pop(broker, None)
         if peer is not None and peer.pusher is not None:
             peer.pusher.cancel()
 
     def is_connected(self, broker: int) -> bool:
-        """Whether there is an open connection to the broker: it ends at once with its process."""
+        """Returns whether there is an open connection to the broker: it ends at once with its
+        process."""
         peer = self._peers.get(broker)
         connection = None if peer is None else self._pool.current(peer.host, peer.port)
         return connection is not None and not connection.closed
@@ -352,7 +357,7 @@ class Quorum:
         return len(self._entries)
 
     def has_majority(self) -> bool:
-        """Whether a majority of the voters answered within a session."""
+        """Returns whether a majority of the voters answered within a session."""
         since_s = self._environment.clock.monotonic() - self._timeout_s
         heard = sum(
             peer is not None and peer.acknowledged_s >= since_s for peer in self._voting_peers()
@@ -360,7 +365,7 @@ class Quorum:
         return heard > len(self.voters) // 2
 
     def excuse(self, late_s: float) -> None:
-        """This process stood still for so long, and could hear no voter meanwhile."""
+        """Ignores the last `late_s`, in which this process was paused and could hear no voter."""
         for peer in self._peers.values():
             peer.acknowledged_s += late_s
 
@@ -396,7 +401,7 @@ class Quorum:
                 self.end(f"broker {peer.broker} follows a newer one: {error}")
                 return
             except StalePartitionError:
-                # Its log does not hold what should come before: start further back.
+                # Its log does not hold the preceding record: start further back.
                 peer.next_index = max(1, peer.next_index - peer.step_back)
                 peer.step_back *= 2
                 continue
@@ -471,7 +476,7 @@ class Quorum:
         return self._entries[index - self._entries[0][0]][1]
 
     def _voting_peers(self) -> list[_Peer | None]:
-        """For each voter its peer, None where that broker is not there with that directory."""
+        """The peer of each voter, None if that broker is not there with that directory."""
         peers: list[_Peer | None] = []
         for voter in self.voters:
             peer = self._peers.get(voter.broker)
@@ -487,7 +492,7 @@ class Quorum:
             reverse=True,
         )
         by_majority = held[len(held) // 2]
-        # A record of an older epoch is committed only by one of this epoch after it (Raft 5.4.2).
+        # A record of an older epoch is committed only by a later one of this epoch (Raft 5.4.2).
         if by_majority >= self._epoch_index > 0 and by_majority > self.commit_index:
             self.commit_index = min(by_majority, self.last_index)
             self._committed.notify()
@@ -498,9 +503,9 @@ class Quorum:
 def _old_copies(
     records: Sequence[MetadataRecord], answers: Sequence[messages.PrepareResponse]
 ) -> set[int]:
-    """The brokers whose directory is an old copy, by what the log says of their last start: what
-    such a broker promised and accepted may be forgotten, so it has no vote."""
-    newest = {one.broker: one for one in records if isinstance(one, BrokerRegistered)}
+    """The brokers whose directory is an old copy, compared with their last start in the log: such a
+    broker may have lost its promises and accepted records, so it has no vote."""
+    newest = {record.broker: record for record in records if isinstance(record, BrokerRegistered)}
     old = set()
     for answer in answers:
         known = newest.get(answer.broker)

@@ -24,7 +24,7 @@ from rayq.remote_names import (
 )
 
 CLAIM_S = 60.0
-"""So long a mark that was seen counts."""
+"""Time for which a mark that was seen counts."""
 
 
 class FolderClaims:
@@ -35,12 +35,12 @@ class FolderClaims:
         self._client = client
         self._cluster_id = cluster_id
         self._seen_s: dict[str, float] = {}
-        """By cluster id: when this cluster's mark was seen in its folder."""
+        """Time at which this cluster's mark was seen in a cluster's folder, by cluster id."""
 
     async def check(self, names: Iterable[str]) -> None:
-        """Raises InvalidRequestError for what is no name of a partition's object, and
-        RemoteStorageError for one in a folder that is another cluster's."""
-        others = set()
+        """Raises InvalidRequestError for a name that is not a partition's object, and
+        RemoteStorageError for an object in another cluster's folder."""
+        foreign_ids = set()
         for name in names:
             parsed = parse_name(name)
             if parsed is None:
@@ -48,12 +48,12 @@ class FolderClaims:
                     f"{name!r} is no name of an object of rayq's: it is not written or deleted."
                 )
             if parsed.cluster_id != self._cluster_id:
-                others.add(parsed.cluster_id)
-        for cluster_id in sorted(others):
+                foreign_ids.add(parsed.cluster_id)
+        for cluster_id in sorted(foreign_ids):
             await self._check_taken_over(cluster_id)
 
     async def check_blob(self, name: str) -> None:
-        """As `check`, of what may also be a mark of this cluster."""
+        """As `check`, but the name may also be a mark of this cluster."""
         if not is_owner_mark_of(self._cluster_id, name):
             await self.check([name])
 
@@ -63,11 +63,11 @@ class FolderClaims:
             return
         prefix, mark = owners_prefix(cluster_id), takeover_mark(cluster_id, self._cluster_id)
         latest = await self._client.list(prefix, owner_mark(cluster_id, TAKEOVER_EPOCH, ""))
-        if [one.name for one in latest] != [mark]:
-            found = [one.name.removeprefix(prefix) for one in latest]
+        if [meta.name for meta in latest] != [mark]:
+            names = [meta.name.removeprefix(prefix) for meta in latest]
             raise RemoteStorageError(
                 f"The objects in the folder {cluster_id} are of another cluster, and are neither "
                 f"written nor deleted: `rayq topic restore` takes them over by the mark {mark}, "
-                f"and beside the other cluster's own there are the marks {found} now."
+                f"and beside the other cluster's own there are the marks {names} now."
             )
         self._seen_s[cluster_id] = now_s

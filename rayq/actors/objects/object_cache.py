@@ -39,20 +39,21 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = "remote-cache"
 GET_BYTES_MAX = 8 * MIB
-"""One request to the object store reads so much; larger reads are several, side by side."""
+"""Maximum size of one request to the object store; larger reads are several requests in
+parallel."""
 READ_AHEAD_BYTES_MAX = 32 * MIB
 GRACE_S = 2.0
-"""A file whose place was told stays for so long."""
+"""Time for which a file stays after its path was given out."""
 KEPT_FREE_BYTES = GIB
-"""The cache leaves so much of the disk to the logs."""
+"""Disk space that the cache leaves to the logs."""
 FOOTER = -1
-"""The number of the part that is the footer."""
+"""The part number of the footer."""
 
 _Loading = asyncio.Task["RayqError | None"]
 
 
 class _Object:
-    """What the cache has of one object."""
+    """The cached parts of one object."""
 
     def __init__(self, name: str, object_bytes: int, data_bytes: int, path: str) -> None:
         self.name = name
@@ -70,11 +71,11 @@ class _Object:
         """The numbers of the parts that hold bytes from `start` up to `end`, in their order."""
         part_bytes = data_object.CRC_BYTES
         data_end = min(end, self.data_bytes)
-        found = list(range(start // part_bytes, -(-data_end // part_bytes)))
-        return [*found, FOOTER] if end > self.data_bytes else found
+        numbers = list(range(start // part_bytes, -(-data_end // part_bytes)))
+        return [*numbers, FOOTER] if end > self.data_bytes else numbers
 
     def place(self, part: int) -> tuple[int, int]:
-        """Where a part begins and ends."""
+        """The start and end of a part in the object."""
         if part == FOOTER:
             return self.data_bytes, self.object_bytes
         start = part * data_object.CRC_BYTES
@@ -100,7 +101,7 @@ class ObjectCache:
         self._bytes_max = bytes_max
         self._limit_bytes = bytes_max
         self._objects: dict[str, _Object] = {}
-        """Those used longest ago come first."""
+        """Objects, least recently used first."""
         self._made = 0
         self._size_bytes = 0
         self._hits = environment.metrics.counter("rayq_remote_cache_hits_total")
@@ -110,7 +111,7 @@ class ObjectCache:
         )
 
     async def start(self) -> None:
-        """Removes what earlier processes have left. Raises OSError."""
+        """Removes the files of earlier processes. Raises OSError."""
         await self._environment.threads.run(
             _empty, self._environment.disk, self._above, self._directory
         )
@@ -125,30 +126,30 @@ class ObjectCache:
                 f"{request.name} has {request.object_bytes} bytes, {request.data_bytes} of them "
                 f"records: no {request.length} bytes at {start}."
             )
-        one = self._object(request)
-        wanted = one.parts(start, end)
-        self._load(one, wanted)
-        if one.present.issuperset(wanted):
+        cached = self._object(request)
+        wanted = cached.parts(start, end)
+        self._load(cached, wanted)
+        if cached.present.issuperset(wanted):
             self._hits.value += 1
         else:
             self._misses.value += 1
         ahead_end = end + min(request.read_ahead_bytes, READ_AHEAD_BYTES_MAX)
-        if end < one.data_bytes and request.read_ahead_bytes:
-            self._load(one, one.parts(end, min(ahead_end, one.data_bytes)))
-        await self._wait(one, wanted, request.wait_ms / 1000)
-        one.used_s = self._environment.clock.monotonic()
-        return messages.ReadObjectResponse(one.path, start, end - start)
+        if end < cached.data_bytes and request.read_ahead_bytes:
+            self._load(cached, cached.parts(end, min(ahead_end, cached.data_bytes)))
+        await self._wait(cached, wanted, request.wait_ms / 1000)
+        cached.used_s = self._environment.clock.monotonic()
+        return messages.ReadObjectResponse(cached.path, start, end - start)
 
     def drop(self, name: str) -> None:
-        """The next read gets the object anew."""
-        one = self._objects.pop(name, None)
-        if one is not None:
-            one.is_dropped = True
-            self._size_bytes -= one.size_bytes
-            self._environment.tasks.spawn(self._remove(one.path), f"remove {one.path}")
+        """Drops an object, so that the next read loads it again."""
+        cached = self._objects.pop(name, None)
+        if cached is not None:
+            cached.is_dropped = True
+            self._size_bytes -= cached.size_bytes
+            self._environment.tasks.spawn(self._remove(cached.path), f"remove {cached.path}")
 
     async def make_room(self) -> None:
-        """Takes notice of how much of the disk is free, and drops what is too much."""
+        """Checks the free disk space, and drops objects that exceed the room."""
         try:
             free_bytes = await self._environment.threads.run(
                 self._environment.disk.free_bytes, self._directory
@@ -162,11 +163,11 @@ class ObjectCache:
 
     def _evict(self) -> None:
         old_s = self._environment.clock.monotonic() - GRACE_S
-        for one in list(self._objects.values()):
+        for cached in list(self._objects.values()):
             if self._size_bytes <= self._limit_bytes:
                 return
-            if not one.loading and one.used_s < old_s:
-                self.drop(one.name)
+            if not cached.loading and cached.used_s < old_s:
+                self.drop(cached.name)
 
     async def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):
@@ -176,20 +177,21 @@ class ObjectCache:
 
     def _object(self, request: messages.ReadObject) -> _Object:
         sizes = (request.object_bytes, request.data_bytes)
-        one = self._objects.pop(request.name, None)
-        if one is None or (one.object_bytes, one.data_bytes) != sizes:
-            if one is not None:
-                self._objects[one.name] = one
-                self.drop(one.name)
+        cached = self._objects.pop(request.name, None)
+        if cached is None or (cached.object_bytes, cached.data_bytes) != sizes:
+            if cached is not None:
+                self._objects[cached.name] = cached
+                self.drop(cached.name)
             self._made += 1
-            one = _Object(request.name, *sizes, f"{self._directory}/{self._made}")
-        self._objects[one.name] = one  # Behind those used before.
-        one.used_s = self._environment.clock.monotonic()
-        return one
+            cached = _Object(request.name, *sizes, f"{self._directory}/{self._made}")
+        self._objects[cached.name] = cached  # Behind those used before.
+        cached.used_s = self._environment.clock.monotonic()
+        return cached
 
-    async def _wait(self, one: _Object, parts: Sequence[int], wait_s: float) -> None:
-        """Returns when the parts are there. Raises RemoteSlowError, or why they cannot be read."""
-        loading = {one.loading[part]: None for part in parts if part in one.loading}
+    async def _wait(self, cached: _Object, parts: Sequence[int], wait_s: float) -> None:
+        """Returns when the parts are there. Raises RemoteSlowError, or the error of reading
+        them."""
+        loading = {cached.loading[part]: None for part in parts if part in cached.loading}
         if not loading:
             return
         done, pending = await asyncio.wait(loading, timeout=wait_s)
@@ -198,34 +200,34 @@ class ObjectCache:
                 raise type(error)(error.message)
         if pending:
             raise RemoteSlowError(
-                f"{one.name} was not read from the object store within {wait_s:.1f} s. The read "
+                f"{cached.name} was not read from the object store within {wait_s:.1f} s. The read "
                 "goes on: ask again."
             )
 
-    def _load(self, one: _Object, parts: Sequence[int]) -> None:
-        """Begins to read those of the parts that are not there. The footer comes along."""
-        missing = [part for part in parts if part not in one.present | one.loading.keys()]
+    def _load(self, cached: _Object, parts: Sequence[int]) -> None:
+        """Starts to read the missing parts, and the footer with them."""
+        missing = [part for part in parts if part not in cached.present | cached.loading.keys()]
         if not missing:
             return
-        footer_loads = one.footer is None and FOOTER not in one.loading
+        footer_loads = cached.footer is None and FOOTER not in cached.loading
         if footer_loads and FOOTER not in missing:
             missing.append(FOOTER)
-        footer_run: _Loading | None = one.loading.get(FOOTER)
+        footer_run: _Loading | None = cached.loading.get(FOOTER)
         # The run with the footer comes first, since the others wait for it.
-        for run in sorted(self._runs(one, missing), key=lambda run: FOOTER not in run):
-            work = self._fetch(one, run, footer_run)
-            task = self._environment.tasks.spawn(work, f"read {one.name}")
+        for run in sorted(self._runs(cached, missing), key=lambda run: FOOTER not in run):
+            work = self._fetch(cached, run, footer_run)
+            task = self._environment.tasks.spawn(work, f"read {cached.name}")
             if FOOTER in run:
                 footer_run = task
-            one.loading.update(dict.fromkeys(run, task))
+            cached.loading.update(dict.fromkeys(run, task))
 
-    def _runs(self, one: _Object, parts: Sequence[int]) -> list[list[int]]:
-        """The parts by requests: side by side in the object, up to `GET_BYTES_MAX`."""
+    def _runs(self, cached: _Object, parts: Sequence[int]) -> list[list[int]]:
+        """Groups the parts into requests: contiguous in the object, up to `GET_BYTES_MAX`."""
         runs: list[list[int]] = []
         for part in parts:
-            start, end = one.place(part)
+            start, end = cached.place(part)
             if runs:
-                run_start, run_end = one.place(runs[-1][0])[0], one.place(runs[-1][-1])[1]
+                run_start, run_end = cached.place(runs[-1][0])[0], cached.place(runs[-1][-1])[1]
                 if run_end == start and end - run_start <= GET_BYTES_MAX:
                     runs[-1].append(part)
                     continue
@@ -233,20 +235,21 @@ class ObjectCache:
         return runs
 
     async def _fetch(
-        self, one: _Object, run: Sequence[int], footer_run: _Loading | None
+        self, cached: _Object, run: Sequence[int], footer_run: _Loading | None
     ) -> RayqError | None:
-        """Reads a run of parts. An error is a value: several wait for it, or nobody."""
-        start, end = one.place(run[0])[0], one.place(run[-1])[1]
+        """Reads a run of parts. Returns an error instead of raising it: several may wait for it, or
+        nobody."""
+        start, end = cached.place(run[0])[0], cached.place(run[-1])[1]
 
         async def take(data: bytes) -> None:
-            await self._take(one, run, data, footer_run)
+            await self._take(cached, run, data, footer_run)
 
         try:
-            await self._client.get_checked(one.name, take, start, end - start)
+            await self._client.get_checked(cached.name, take, start, end - start)
         except RayqError as error:
             return error
         except OSError as error:
-            # The logs need the room more.
+            # The logs need the space more.
             self._limit_bytes = 0
             self._evict()
             return RemoteStorageError(
@@ -255,42 +258,42 @@ class ObjectCache:
             )
         finally:
             for part in run:
-                one.loading.pop(part, None)
-        if one.is_dropped:
-            await self._remove(one.path)
+                cached.loading.pop(part, None)
+        if cached.is_dropped:
+            await self._remove(cached.path)
         else:
-            one.present.update(run)
-            one.size_bytes += end - start
+            cached.present.update(run)
+            cached.size_bytes += end - start
             self._size_bytes += end - start
             self._evict()
         return None
 
     async def _take(
-        self, one: _Object, run: Sequence[int], data: bytes, footer_run: _Loading | None
+        self, cached: _Object, run: Sequence[int], data: bytes, footer_run: _Loading | None
     ) -> None:
         """Checks the bytes of a run, and writes them to the file. Raises RemoteDamagedError,
-        OSError, and why the footer could not be read."""
-        start, end = one.place(run[0])[0], one.place(run[-1])[1]
+        OSError, and the error of reading the footer."""
+        start, end = cached.place(run[0])[0], cached.place(run[-1])[1]
         if len(data) != end - start:
             raise RemoteDamagedError(
-                f"{one.name} has {len(data)} bytes at {start} instead of {end - start}."
+                f"{cached.name} has {len(data)} bytes at {start} instead of {end - start}."
             )
         if run[-1] == FOOTER:
-            footer = read_footer(data[one.data_bytes - start :], one.name)
-            if footer.data_bytes != one.data_bytes:
+            footer = read_footer(data[cached.data_bytes - start :], cached.name)
+            if footer.data_bytes != cached.data_bytes:
                 raise RemoteDamagedError(
-                    f"{one.name} has {footer.data_bytes} bytes of records by its footer, and "
-                    f"{one.data_bytes} by the manifest."
+                    f"{cached.name} has {footer.data_bytes} bytes of records by its footer, and "
+                    f"{cached.data_bytes} by the manifest."
                 )
-            one.footer = footer
-        elif one.footer is None:
+            cached.footer = footer
+        elif cached.footer is None:
             assert footer_run is not None
             if (error := await asyncio.shield(footer_run)) is not None:
                 raise type(error)(error.message)
-        assert one.footer is not None
-        parts = one.footer.crc_parts(start, end - start) if run[0] != FOOTER else []
+        assert cached.footer is not None
+        parts = cached.footer.crc_parts(start, end - start) if run[0] != FOOTER else []
         await self._environment.threads.run(
-            _write_checked, self._environment.disk, one.path, one.name, data, start, parts
+            _write_checked, self._environment.disk, cached.path, cached.name, data, start, parts
         )
 
 
@@ -308,8 +311,8 @@ def _write_checked(
     start: int,
     parts: Sequence[tuple[int, int, int]],
 ) -> None:
-    """Writes a run of an object to its file. Raises OSError, and RemoteDamagedError where a part
-    does not match its CRC."""
+    """Writes a run of an object to its file. Raises OSError, and RemoteDamagedError if a part does
+    not match its CRC."""
     for position, length, crc in parts:
         if google_crc32c.value(data[position - start : position - start + length]) != crc:
             raise RemoteDamagedError(

@@ -42,17 +42,18 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 ORPHAN_S = 30.0
-"""Without its broker for so long an object server ends: the next broker process starts another."""
+"""Time without its broker after which an object server exits: the next broker process starts
+another."""
 PROBE_S = 60.0
-"""How often the object store is probed while it works."""
+"""Interval of the probes while the object store works."""
 PROBE_AGAIN_S, PROBE_AGAIN_S_MAX = 1.0, 60.0
-"""How soon while it does not: at first, and at most."""
+"""Initial and maximum interval of the probes while it does not."""
 OLD_PROBE_MS = 3_600_000
 STARTING = "the object server has not reached the object store yet"
 
 
 class ObjectServer:
-    """See the module. `run` serves until the broker does not want it any more, or is gone."""
+    """See the module. `run` serves until the broker rejects it or is gone."""
 
     handlers: ClassVar[HandlerTable]
 
@@ -82,7 +83,7 @@ class ObjectServer:
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._server = Server(environment, identity, self._handle, config)
         self._probe_due = Signal()
-        """Somebody's request failed."""
+        """Notified when a request failed."""
         self._client = StoreClient(environment, config, store, self._probe_due.notify)
         self._claims = FolderClaims(environment.clock, self._client, meta.cluster_id)
         self._uploads = RecordUploads(environment, self._client, self._claims, spec.data_path)
@@ -96,7 +97,8 @@ class ObjectServer:
         self._trouble: str | None = STARTING
 
     async def run(self) -> None:
-        """Raises OSError where the cache's directory cannot be made, or nothing listened to."""
+        """Serves. Raises OSError if the cache's directory or the listening socket cannot be
+        made."""
         await self._cache.start()
         await self._server.start(self._host, 0)
         probes = self._environment.tasks.spawn(self._probe_for_ever(), "object store probes")
@@ -107,7 +109,7 @@ class ObjectServer:
             self.abort()
 
     def abort(self) -> None:
-        """Drops everything as it is, as the end of the process would."""
+        """Drops everything at once, as the end of the process would."""
         self._server.close()
         self._pool.close()
 
@@ -172,7 +174,8 @@ class ObjectServer:
                 await self._probe_due.wait(PROBE_S)
 
     async def _probe(self) -> None:
-        """Writes an object, reads and deletes it: all that will be needed is allowed and works."""
+        """Writes, reads, lists and deletes an object, to check that all needed operations are
+        allowed and work."""
         probe_id = self._environment.new_id()
         name = probe_name(self._cluster_id, self._spec.broker, probe_id)
         content = name.encode()
@@ -186,14 +189,14 @@ class ObjectServer:
             await self._client.delete([name])
 
     async def _remove_old_probes(self) -> None:
-        """Those that a crash has left."""
+        """Removes the probes that a crash has left."""
         try:
-            found = await self._client.list(probes_prefix(self._cluster_id, self._spec.broker), "")
-            newest_ms = max((one.modified_ms for one in found), default=0)
+            probes = await self._client.list(probes_prefix(self._cluster_id, self._spec.broker), "")
+            newest_ms = max((probe.modified_ms for probe in probes), default=0)
             old = [
-                one.name
-                for one in found
-                if one.modified_ms < newest_ms - OLD_PROBE_MS and is_probe(one.name)
+                probe.name
+                for probe in probes
+                if probe.modified_ms < newest_ms - OLD_PROBE_MS and is_probe(probe.name)
             ]
             await self._client.delete(old)
         except RayqError as error:
@@ -249,17 +252,17 @@ class ObjectServer:
     async def _list(self, request: messages.ListObjects) -> Result:
         if not is_listed(request.prefix):
             raise InvalidRequestError(f"{request.prefix!r} is no folder of rayq's.")
-        found = await self._client.list(request.prefix, request.after)
+        listed = await self._client.list(request.prefix, request.after)
         return messages.ListObjectsResponse(
-            objects=[(one.name, one.size_bytes, one.modified_ms) for one in found],
-            next_after=found[-1].name if found else None,
+            objects=[(meta.name, meta.size_bytes, meta.modified_ms) for meta in listed],
+            next_after=listed[-1].name if listed else None,
         )
 
     @answers(messages.HeadObjects)
     async def _head(self, request: messages.HeadObjects) -> Result:
-        found = await asyncio.gather(*(self._client.head(name) for name in request.names))
+        metas = await asyncio.gather(*(self._client.head(name) for name in request.names))
         return messages.HeadObjectsResponse(
-            [None if one is None else (one.size_bytes, one.modified_ms) for one in found]
+            [None if meta is None else (meta.size_bytes, meta.modified_ms) for meta in metas]
         )
 
     @answers(messages.DeleteObjects)
@@ -279,7 +282,7 @@ class ObjectServer:
 
 
 def _is_intact(name: str, content: bytes) -> bool:
-    """Whether a manifest or a page is what was made; other blobs have no CRC of rayq's."""
+    """Returns whether a manifest or a page is intact; other blobs have no CRC of rayq's."""
     return parse_name(name) is None or checked_file.is_intact(content)
 
 

@@ -19,8 +19,8 @@ from rayq.storage.remote.data_object import DataObject, describe_batches
 
 
 class RecordUploads:
-    """See the module. A crash leaves nothing, or an object that no manifest names: the sweep takes
-    it."""
+    """See the module. A crash leaves nothing, or an object that no manifest names, which the sweep
+    removes."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RecordUploads:
             if not path.startswith(f"{self._data_path}/") or min(part.position, part.length) < 0:
                 raise InvalidRequestError(f"{part} is no range of a file of this broker.")
         size_bytes = sum(part.length for part in request.ranges)
-        # What goes beyond is a batch that is large by itself.
+        # Only a single large batch exceeds it.
         if not 0 < size_bytes <= data_object.OBJECT_DATA_BYTES_MAX + BATCH_BYTES_MAX:
             raise InvalidRequestError(f"{request.name} would have {size_bytes} bytes.")
         return name
@@ -77,7 +77,7 @@ class RecordUploads:
 def _make(
     disk: Disk, request: messages.StoreRecords, name: RemoteName
 ) -> tuple[bytearray, DataObject]:
-    """The bytes of the object, from the very memory that was checked."""
+    """Makes the bytes of the object, from the very memory that was checked."""
     data = _read(disk, request.ranges)
     with memoryview(data) as view:
         made = describe_batches(
@@ -97,13 +97,13 @@ def _read(disk: Disk, ranges: Sequence[messages.LocalRange]) -> bytearray:
     for part in ranges:
         try:
             with closing(disk.open(part.path, writable=False)) as file:
-                found = file.pread(part.length, part.position)
+                chunk = file.pread(part.length, part.position)
         except OSError as error:
             raise StorageError(f"{part.path} cannot be read to be stored: {error}.") from error
-        if len(found) != part.length:
+        if len(chunk) != part.length:
             raise CorruptBatchError(
-                f"{part.path} ends at {part.position + len(found)}, {part.length - len(found)} "
+                f"{part.path} ends at {part.position + len(chunk)}, {part.length - len(chunk)} "
                 "bytes before the log says: these records cannot be stored."
             )
-        data += found
+        data += chunk
     return data

@@ -29,13 +29,14 @@ T = TypeVar("T")
 ATTEMPTS_MAX = 3
 RETRY_S = 0.2
 RETRIES_BEGIN_S_MAX = 20.0
-"""After so long a request is not repeated any more: who asked has a deadline."""
+"""Time after which a request is no longer retried: the caller has a deadline."""
 DAMAGED_ATTEMPTS_MAX = 3
 READS_AT_ONCE_MAX = 16
 UPLOADS_AT_ONCE_MAX = 3
-"""Each of them is in memory, with its up to 64 MiB."""
+"""Maximum number of concurrent uploads. Each is in memory, with up to 64 MiB."""
 UPLOAD_TURN_S_MAX = 15.0
-"""An upload that would wait longer for its turn is refused: its leader asks again later."""
+"""Maximum time that an upload waits for its turn; else it is refused, and its leader asks again
+later."""
 BURST_S = 1.0
 
 COUNTED_ERRORS = (
@@ -48,7 +49,7 @@ COUNTED_ERRORS = (
 
 
 class Throttle:
-    """At most so many bytes a second, in the order of the callers. None: no limit."""
+    """Limit of the bytes per second, in the order of the callers. None: no limit."""
 
     def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
         self._clock = clock
@@ -56,7 +57,7 @@ class Throttle:
         self._free_at_s = 0.0
 
     async def take(self, size_bytes: int, patience_s: float | None = None) -> None:
-        """Returns when the bytes may go. Raises RemoteSlowError at once where that would take
+        """Returns when the bytes may be sent. Raises RemoteSlowError at once if that would take
         longer than `patience_s`."""
         if self._bytes_per_s is None:
             return
@@ -71,7 +72,7 @@ class Throttle:
             await asyncio.sleep(wait_s)
 
     def spend(self, size_bytes: int) -> None:
-        """These bytes go at once, and count for those that come later."""
+        """Counts bytes that are sent at once, so that later callers wait for them."""
         if self._bytes_per_s is not None:
             now_s = self._clock.monotonic()
             starts_s = max(self._free_at_s, now_s - BURST_S)
@@ -79,10 +80,10 @@ class Throttle:
 
 
 class StoreClient:
-    """The object store within the limits of the config. Each call is repeated where its outcome is
-    not known: names are written once, so that a repeated PUT or DELETE changes nothing. Raises what
-    `ObjectStore` raises. `on_error` is called at each error that is the store's, and not that of
-    the name asked for."""
+    """The object store within the limits of the config. Each call is retried if its outcome is
+    unknown: names are written once, so that a repeated PUT or DELETE changes nothing. Raises the
+    errors of `ObjectStore`. `on_error` is called at each error that is the store's, and not that of
+    the requested name."""
 
     def __init__(
         self,
@@ -102,13 +103,13 @@ class StoreClient:
         self._read_turns = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._uploaded = environment.metrics.counter("rayq_remote_uploaded_bytes_total")
         self._downloaded = environment.metrics.counter("rayq_remote_downloaded_bytes_total")
-        for error in COUNTED_ERRORS:  # At 0 from the beginning, or the first would be no increase.
+        for error in COUNTED_ERRORS:  # Counts start at 0, or the first error would be no increase.
             environment.metrics.counter("rayq_remote_errors_total", error=error.__name__)
 
     @asynccontextmanager
     async def upload_turn(self, size_bytes: int) -> AsyncIterator[None]:
-        """Within it so many bytes may be read and sent. Raises RemoteSlowError where it would come
-        too late."""
+        """Context in which `size_bytes` may be read and sent. Raises RemoteSlowError if the turn
+        would come too late."""
         try:
             async with asyncio.timeout(UPLOAD_TURN_S_MAX):
                 await self._upload_turns.acquire()
@@ -124,17 +125,18 @@ class StoreClient:
             self._upload_turns.release()
 
     async def put_small(self, name: str, data: Buffer) -> None:
-        """As `put`, without a turn: what commits an upload does not wait for other uploads."""
+        """As `put`, without a turn: the commit of an upload does not wait for other uploads."""
         self._uploads.spend(len(data))
         await self.put(name, data)
 
     async def put(self, name: str, data: Buffer) -> None:
-        """Within `upload_turn`."""
+        """Stores an object; call it within `upload_turn`."""
         await self._repeat("put", lambda: self._store.put(name, data))
         self._uploaded.value += len(data)
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
-        """What is read whole, such as a manifest, does not wait for its pace."""
+        """Reads an object or a range. A whole object, such as a manifest, does not wait for the
+        rate limit."""
         async with self._read_turns:
             if length is not None:
                 await self._downloads.take(length)
@@ -151,9 +153,9 @@ class StoreClient:
         position: int = 0,
         length: int | None = None,
     ) -> bytes:
-        """As `get`, of bytes that `check` takes. Where it raises RemoteDamagedError they are read
-        again: they may be damaged on the way. The error is final only when the store gives the same
-        wrong bytes twice; else RemoteStorageError."""
+        """As `get`, and `check` verifies the bytes. If it raises RemoteDamagedError they are read
+        again: they may have been damaged in transit. The error is final only when the store returns
+        the same wrong bytes twice; else RemoteStorageError."""
         seen: set[int] = set()
         for attempt in range(1, DAMAGED_ATTEMPTS_MAX + 1):
             data = await self.get(name, position, length)
@@ -176,7 +178,7 @@ class StoreClient:
         raise AssertionError("unreachable")
 
     async def head(self, name: str) -> ObjectMeta | None:
-        """None: there is no such object."""
+        """Returns the object's metadata. None: there is no such object."""
         async with self._read_turns:
             try:
                 return await self._repeat("head", lambda: self._store.head(name))
@@ -184,7 +186,7 @@ class StoreClient:
                 return None
 
     async def list(self, prefix: str, after: str) -> Sequence[ObjectMeta]:
-        """Raises RemoteListError for a page that cannot be."""
+        """Lists a page of objects. Raises RemoteListError for an impossible page."""
 
         async def checked() -> Sequence[ObjectMeta]:
             page = await self._store.list(prefix, after)
