@@ -173,7 +173,7 @@ class Coordinator(ABC, Generic[RecordT]):
             return False
         return not self._leader.state.is_under_min_isr
 
-    # --- beginning anew ---------------------------------------------------------------------
+    # --- starting over ----------------------------------------------------------------------
 
     def _reset(self, error: RayqError) -> None:
         """Starts over from the log: an append failed, so what was decided may never be

@@ -50,13 +50,13 @@ def committed_offsets(
         messages.CommittedOffset(
             topic_id=topic_id,
             partition=partition,
-            offset=one.offset,
-            last_epoch=one.last_epoch,
-            metadata=one.metadata,
-            commit_time_ms=one.commit_time_ms,
+            offset=committed.offset,
+            last_epoch=committed.last_epoch,
+            metadata=committed.metadata,
+            commit_time_ms=committed.commit_time_ms,
         )
         for topic_id, partition in wanted
-        if (one := group.offsets.get((topic_id, partition))) is not None
+        if (committed := group.offsets.get((topic_id, partition))) is not None
     ]
 
 

@@ -475,7 +475,7 @@ class GroupCoordinator(Coordinator[Record]):
                 reason=value.reason,
             )
 
-    # --- beginning anew ---------------------------------------------------------------------
+    # --- starting over ----------------------------------------------------------------------
 
     def _fail_all(self, error: RayqError) -> None:
         super()._fail_all(error)
@@ -537,7 +537,7 @@ class GroupCoordinator(Coordinator[Record]):
                     return
 
     async def _end_sessions(self, now_s: float, now_ms: int) -> bool:
-        """As `_of_each_group`."""
+        """Ends expired sessions. Returns as `_of_each_group`."""
         grace_ms = self._config.group_disconnect_grace_ms
         return await self._of_each_group(
             lambda name: group_changes.end_sessions(
@@ -546,7 +546,7 @@ class GroupCoordinator(Coordinator[Record]):
         )
 
     async def _forget_old(self, now_s: float) -> bool:
-        """As `_of_each_group`."""
+        """Forgets expired offsets and deleted topics. Returns as `_of_each_group`."""
         old_ms, retention_ms = self._clock_watch.now_ms(), self._config.offsets_retention_ms
         goes_on = await self._of_each_group(
             lambda name: group_offsets.expire_offsets(
@@ -564,9 +564,9 @@ class GroupCoordinator(Coordinator[Record]):
         return goes_on
 
     async def _of_each_group(self, decide: Callable[[str], list[Record]]) -> bool:
-        """Decides of one group after the other, and others have their turn in between. One decision
-        of all of them would keep heartbeats waiting, and might be larger than any batch. False: the
-        state was dropped meanwhile, and nothing more may follow from it."""
+        """Decides for one group after the other, with other tasks in between. One decision for all
+        of them would keep heartbeats waiting, and might be larger than any batch. Returns False if
+        the state was dropped meanwhile, and nothing more may follow from it."""
         generation = self._log.generation
         for name in list(self.state.groups):
             if records := decide(name):

@@ -53,7 +53,7 @@ class FolderClaims:
             await self._check_taken_over(cluster_id)
 
     async def check_blob(self, name: str) -> None:
-        """As `check`, but the name may also be a mark of this cluster."""
+        """Does `check`, but the name may also be a mark of this cluster."""
         if not is_owner_mark_of(self._cluster_id, name):
             await self.check([name])
 

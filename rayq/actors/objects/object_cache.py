@@ -149,7 +149,7 @@ class ObjectCache:
             self._environment.tasks.spawn(self._remove(cached.path), f"remove {cached.path}")
 
     async def make_room(self) -> None:
-        """Checks the free disk space, and drops objects that exceed the room."""
+        """Adapts the size limit to the free disk space, and evicts objects beyond it."""
         try:
             free_bytes = await self._environment.threads.run(
                 self._environment.disk.free_bytes, self._directory

@@ -125,7 +125,7 @@ class StoreClient:
             self._upload_turns.release()
 
     async def put_small(self, name: str, data: Buffer) -> None:
-        """As `put`, without a turn: the commit of an upload does not wait for other uploads."""
+        """Does `put` without a turn: the commit of an upload does not wait for other uploads."""
         self._uploads.spend(len(data))
         await self.put(name, data)
 
@@ -153,7 +153,7 @@ class StoreClient:
         position: int = 0,
         length: int | None = None,
     ) -> bytes:
-        """As `get`, and `check` verifies the bytes. If it raises RemoteDamagedError they are read
+        """Does `get`, and `check` verifies the bytes. If it raises RemoteDamagedError they are read
         again: they may have been damaged in transit. The error is final only when the store returns
         the same wrong bytes twice; else RemoteStorageError."""
         seen: set[int] = set()

@@ -11,20 +11,20 @@ from rayq.core.queue_state import QueueState
 from rayq.errors import RayqError
 
 FULL_GIVEN = 16
-"""A write that locks no more records than this is taken by a keeper that is full, too: else what it
-holds of records that nobody has would never become less."""
+"""Maximum number of records that a write may lock for a full keeper to take it: else its data about
+records that nobody has would never shrink."""
 
 LINGER_S = 0.01
-"""So long acknowledgements that nobody waits for wait for the next take, to be written together
-with its locks, from the end of the write that is under way on: consumers then need one write for
-each take, not two, and no take waits for a write that has acknowledgements only."""
+"""Time that acknowledgements nobody waits for are held back after the end of the current write, to
+be written with the locks of the next take: consumers then need one write for each take, not two,
+and no take waits for a write that has only acknowledgements."""
 
 Kept = asyncio.Future[None]
 
 
 class QueueCommits:
-    """See the module. `run` writes until an error ends it, which all get that wait. `on_kept()` is
-    called after each write."""
+    """See the module. `run` writes until an error ends it; all waiters get that error. `on_kept()`
+    is called after each write."""
 
     def __init__(
         self, state: QueueState, journal: Journal, *, on_kept: Callable[[], None]
@@ -34,21 +34,22 @@ class QueueCommits:
         self._on_kept = on_kept
         self._loop = asyncio.get_running_loop()
         self._current: Kept | None = None
-        """Of the write that is under way."""
+        """Future of the current write."""
         self._next: Kept | None = None
-        """Of all decisions since it began."""
+        """Future of the next write, with all decisions since the current one began."""
         self._wanted: asyncio.Future[None] | None = None
         self._may_linger = False
-        """Whether the write of `_next` need not begin at once."""
+        """True if the write of `_next` need not begin at once."""
         self._linger: asyncio.TimerHandle | None = None
-        """Until it begins all the same."""
+        """Timer that starts it anyway."""
         self._error: RayqError | None = None
         self.kept_start = 0
-        """All below is settled, durably."""
+        """Offset below which everything is durably settled."""
 
     def kept(self, *, may_linger: bool = False) -> Kept | None:
-        """Done once all decisions by now are kept; None where they are. Many callers get the same
-        one. `may_linger`: the write need not begin at once. Raises what ended the writes."""
+        """Returns a future that is done once all decisions so far are kept; None if they already
+        are. Many callers share one. `may_linger`: the write need not begin at once. Raises the
+        error that ended the writes."""
         if self._error is not None:
             raise self._error
         if self._next is None:
@@ -65,7 +66,7 @@ class QueueCommits:
         return self._next
 
     def ask_for_room(self) -> None:
-        """Asks a keeper that was full once more, also where there is nothing to write."""
+        """Asks a full keeper again, even if there is nothing to write."""
         if self._error is None and self._next is None:
             self._next = self._loop.create_future()
             self._write_now()
@@ -82,20 +83,20 @@ class QueueCommits:
             self._wanted.set_result(None)
 
     async def until_kept(self) -> None:
-        """Returns once all decisions by now are kept. Raises what ended the writes."""
+        """Returns once all decisions so far are kept. Raises the error that ended the writes."""
         kept = self.kept()
         if kept is not None:
             await asyncio.shield(kept)
 
     async def run(self) -> None:
-        """Writes, one at a time. Raises what the journal raises for good."""
+        """Writes, one at a time. Raises the permanent errors of the journal."""
         while True:
             if self._next is None or self._may_linger:
                 if self._may_linger and self._linger is None:
                     self._linger_now()
                 self._wanted = self._loop.create_future()
                 await self._wanted
-                # What is decided in this turn of the loop goes along.
+                # Decisions of this turn of the loop are written with it.
                 await asyncio.sleep(0)
             self._current, self._next = self._next, None
             assert self._current is not None
@@ -109,7 +110,7 @@ class QueueCommits:
             self._on_kept()
 
     def end(self, error: RayqError) -> None:
-        """Nothing is kept any more: all that wait get the error."""
+        """Ends the writes: all waiters get the error."""
         self._error = error
         if self._linger is not None:
             self._linger.cancel()
@@ -121,6 +122,6 @@ class QueueCommits:
 
 
 def as_error(error: BaseException) -> RayqError:
-    """What a future of `kept` failed with."""
+    """The error with which a future of `kept` failed."""
     assert isinstance(error, RayqError)
     return error

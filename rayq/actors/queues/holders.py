@@ -9,10 +9,10 @@ from collections.abc import Callable, Set
 from rayq.wire.server import Peer
 
 GRACE_S = 1.0
-"""So long a holder may be without a connection: it connects anew within it, and says so."""
+"""Time that a holder may be without a connection: it reconnects within it, and says so."""
 HOLDERS_MAX = 10_000
-"""The most holders that are known of one connection. One that was named before so many others is
-forgotten: its locks run out by time."""
+"""Maximum number of known holders of a connection. The holder that was named first is forgotten:
+its locks expire by time."""
 
 Connection = asyncio.Future[None]
 
@@ -30,25 +30,25 @@ class Holders:
         self._connections: dict[Connection, dict[str, None]] = {}
         self._holders: dict[str, dict[Connection, None]] = {}
         self._left: dict[str, Connection] = {}
-        """Those without a connection, by the last one that they had."""
+        """Holders without a connection, each with its last one."""
         self._gone: dict[str, None] = {}
-        """The last that have had none for `GRACE_S`."""
+        """The last holders that have had no connection for `GRACE_S`."""
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     @property
     def connections(self) -> int:
-        """How many connections have named holders: as many as there are consumers, about. Holders
-        are more: a consumer takes another name after each take that failed."""
+        """Number of connections that have named holders, which is about the number of consumers.
+        There are more holders: a consumer takes another name after each failed take."""
         return len(self._connections)
 
     @property
     def gone(self) -> Set[str]:
-        """The last `HOLDERS_MAX` that have had no connection for `GRACE_S`. A queue that begins
-        again has their locks again, where it was not kept that they are free."""
+        """The last `HOLDERS_MAX` that have had no connection for `GRACE_S`. A queue that is opened
+        again has their locks again if their release was not kept."""
         return self._gone.keys()
 
     def heard(self, holder: str, peer: Peer) -> None:
-        """A request of this holder came over a connection."""
+        """Notes that a request of this holder came over a connection."""
         connection = peer.closed
         connections = self._holders.get(holder)
         if connections is not None and connection in connections:
@@ -68,7 +68,8 @@ class Holders:
 
     def _closed(self, connection: Connection) -> None:
         self._on_closed(connection)
-        # They end together: to look for the locks of each alone would keep all others waiting.
+        # They end together: searching the locks of each one separately would keep all others
+        # waiting.
         holders = list(self._connections.get(connection, ()))
         left = [holder for holder in holders if self._forget(connection, holder)]
         self._connections.pop(connection, None)
@@ -79,7 +80,7 @@ class Holders:
             )
 
     def _forget(self, connection: Connection, holder: str) -> bool:
-        """Whether no other connection has named it."""
+        """Forgets a holder of a connection. Returns whether no other connection has named it."""
         del self._connections[connection][holder]
         connections = self._holders[holder]
         del connections[connection]

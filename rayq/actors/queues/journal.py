@@ -27,8 +27,8 @@ RETRY_MAX_S = 0.5
 
 class Journal:
     """The state of one queue in one data partition, for one opening by its leader. It may be used
-    by one task at a time. Waits as long as the keeper cannot be reached: cancel the task when the
-    leader ends.
+    by one task at a time. Its calls wait as long as the keeper cannot be reached: cancel the task
+    when the leader ends.
 
     Raises QueueFencedError for good once a later leader has opened the state, or the queue was
     deleted.
@@ -44,7 +44,7 @@ class Journal:
         data_leader_epoch: int,
         is_full: bool = False,
     ) -> None:
-        """`is_full`: the keeper has refused to keep what was given out just now."""
+        """`is_full`: the keeper has just refused to keep locks."""
         self._links = links
         self._queue_id = queue_id
         self._data_partition = data_partition
@@ -52,18 +52,20 @@ class Journal:
         self._opener = environment.new_id()
         self._sequence = 0
         self.fence = 0
-        """0 before the opening. Each opening of this state has a higher one."""
+        """Fence of this opening; each opening of the state has a higher one. 0 before the
+        opening."""
         self.fence_min = 0
-        """What was given out under lower state epochs is void: the keeper lost records since."""
+        """Locks that were given out under lower state epochs are void: the keeper lost records
+        since."""
         self.is_full = is_full
-        """As of the last write: the keeper holds so much that no more records should be given out.
-        `write([])` asks again."""
+        """True if the keeper, as of the last write, is so full that no more records should be given
+        out. `write([])` asks again."""
         self.trouble: str | None = None
-        """Why the keeper cannot be reached, while it cannot."""
+        """The reason that the keeper cannot be reached, while it cannot."""
 
     async def open(self) -> list[KeptRecord]:
-        """Takes the state over, and returns its kept records in the order of their keys. Earlier
-        openings can write no more from now on."""
+        """Takes over the state, and returns its kept records in the order of their keys. From now
+        on earlier openings can no longer write."""
         records: list[KeptRecord] = []
         after: bytes | None = b""
         while after is not None:
@@ -87,9 +89,9 @@ class Journal:
         )
 
     async def write(self, records: Sequence[KeptRecord], *, gives_out: bool = True) -> None:
-        """Returns once the records are durable, all of them. One write may be under way at a time.
-        Raises QueueLimitError where it `gives_out` many records, and the keeper is full to its last
-        reserve: nothing is written then."""
+        """Returns once all of the records are durable. Only one write may be in flight. Raises
+        QueueLimitError if it `gives_out` many records and the keeper is full to its last reserve:
+        nothing is written then."""
         self._sequence += 1
         parts = parts_of(records)
         number = 0
@@ -98,7 +100,7 @@ class Journal:
             try:
                 answer, _ = await self._ask(build, parts[number])
             except QueuePartsMissingError:
-                # Another keeper has begun meanwhile, or an answer was lost.
+                # Another keeper has started meanwhile, or an answer was lost.
                 await asyncio.sleep(RETRY_S)
                 number = 0
                 continue
@@ -124,8 +126,8 @@ class Journal:
     async def _ask(
         self, build: Build[messages.ResponseT], payload: bytes = b""
     ) -> tuple[messages.ResponseT, memoryview]:
-        """The keeper's answer, asked for again and again. A repetition is harmless: see
-        `messages.OpenQueueState` and `messages.WriteQueueState`."""
+        """Asks the keeper until it answers. A retry is harmless: see `messages.OpenQueueState` and
+        `messages.WriteQueueState`."""
         retry_s = RETRY_S
         while True:
             try:

@@ -37,7 +37,7 @@ class LeaderQueues:
         clock_watch: ClockWatch,
         age_watch: ClockWatch,
     ) -> None:
-        """`clock_watch` is for delays, `age_watch` for what is deleted by age."""
+        """`clock_watch` is for delays, `age_watch` for deletion by age."""
         self._replica_log = replica_log
         self._leader = leader
         self._environment = replica_log.environment
@@ -52,12 +52,12 @@ class LeaderQueues:
         self.committed(assignment)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """The queues of the topic, by the partition's committed metadata."""
-        found = {queue.queue_id: queue for queue in assignment.queues}
-        for queue_id in [one for one in self._queues if one not in found]:
+        """Takes the queues of the topic from the partition's committed metadata."""
+        queues = {queue.queue_id: queue for queue in assignment.queues}
+        for queue_id in [queue_id for queue_id in self._queues if queue_id not in queues]:
             gone = self._queues.pop(queue_id)
             gone.end(UnknownQueueError(f"Queue {gone.queue.name} was deleted."))
-        for queue_id, queue in found.items():
+        for queue_id, queue in queues.items():
             known = self._queues.get(queue_id)
             if known is None:
                 self._queues[queue_id] = QueueLeader(
@@ -79,14 +79,14 @@ class LeaderQueues:
         self._changed.notify()
 
     async def _watch(self) -> None:
-        """Takes that wait hear of each record that is committed, at once."""
+        """Wakes waiting takes at once for each committed record."""
         while True:
             await self._replica_log.committed.wait(IDLE_WAIT_S)
             for queue in self._queues.values():
                 queue.wake()
 
     def end(self, reason: str) -> None:
-        """Another replica leads: the requests that wait are told."""
+        """Ends all queues, as another replica leads: the requests that wait are told."""
         self._ended = NotLeaderError(
             f"Broker {self._replica_log.broker} leads {self._replica_log.where} no more "
             f"({reason}): ask for new metadata."
@@ -113,8 +113,8 @@ class LeaderQueues:
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def _find(self, queue_id: str) -> QueueLeader:
-        """The queue's leader here; the metadata that name a new queue may be on their way. Raises
-        UnknownQueueError, NotLeaderError."""
+        """Finds the queue's leader here; the metadata that name a new queue may be on their way.
+        Raises UnknownQueueError, NotLeaderError."""
         await self._changed.wait_until(
             lambda: self._ended is not None or queue_id in self._queues, LOADING_WAIT_S
         )
@@ -128,11 +128,11 @@ class LeaderQueues:
         return self._queues[queue_id]
 
     def drop_reads(self) -> None:
-        """A reader found damage in what was read."""
+        """Drops all reads, as a reader found damage in them."""
         self._reads.drop_all()
 
     def tick(self) -> None:
-        """What is due by time; to be called a few times a second."""
+        """Does the periodic work; call it a few times per second."""
         self._reads.drop_unused()
         if not self._queues:
             return
@@ -141,7 +141,7 @@ class LeaderQueues:
         self._hold()
 
     def _hold(self) -> None:
-        """Retention waits for the queues that own the topic."""
+        """Makes retention wait for the queues that own the topic."""
         held: int | None = None
         is_followed = False
         for queue in self._queues.values():
@@ -158,7 +158,7 @@ class LeaderQueues:
         self._replica_log.deletes_what_is_done = is_followed
 
     def measure(self) -> list[Sample]:
-        """The figures of all queues that are open."""
+        """The metrics of all open queues."""
         return [
             sample
             for queue in self._queues.values()

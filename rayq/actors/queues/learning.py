@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 PIECES_AHEAD_MAX = 16
-"""So many pieces of the log one take of an ordered queue looks through."""
+"""Maximum number of pieces of the log that one take of an ordered queue scans."""
 
 
 class Given(NamedTuple):
-    """What a take gets: locks, and the batches that have their records."""
+    """The result of a take: locks, and the batches that have their records."""
 
     locks: list[Lock]
     parts: list[Buffer]
@@ -53,7 +53,7 @@ class Learner:
     ) -> None:
         self.state = state
         self.was_kept = was_kept
-        """Whether the queue was there before this opening."""
+        """True if the queue existed before this opening."""
         self._replica_log = replica_log
         self._reads = reads
         self._place = place
@@ -76,8 +76,8 @@ class Learner:
         reads: QueueReads,
         clock_watch: ClockWatch,
     ) -> Learner:
-        """Takes up what was kept of a queue, compared with the log, for the opening of this fence.
-        Its first changes are to be kept before anything else."""
+        """Loads the kept state of a queue, compared with the log, for the opening of this fence.
+        Its first changes must be kept before anything else."""
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         now_ms = clock_watch.now_ms()
@@ -117,13 +117,14 @@ class Learner:
         if config.retention == "topic":
             state.holds = None
         elif state.holds is None:
-            # Nobody took note of what was learned so far: there may be chunks anywhere.
+            # Nobody noted the chunks of what was learned so far: there may be some anywhere.
             until_ms = self._clock_watch.now_ms() + OPEN_VALUE_MS_MAX
             log_start = self._replica_log.log.start_offset
             state.holds = LargeHolds([(log_start, state.learned, until_ms)])
 
     async def _tell_keys(self) -> None:
-        """Unsettled records may lie scattered: each piece of the log is looked through once."""
+        """Tells the state the keys of unsettled records. They may be scattered: each piece of the
+        log is scanned once."""
         told = 0
         for first, last in self.state.keys_wanted():
             offset = max(first, told)
@@ -139,15 +140,15 @@ class Learner:
                     await self.check(offset)
                     raise
                 offset = told = piece.next_offset
-                await asyncio.sleep(0)  # The others of this process may have waited for long.
-        # What compaction took out since has none.
+                await asyncio.sleep(0)  # Other tasks of this process may have waited for long.
+        # Records that compaction has removed since have none.
         self.state.tell_keys(self.state.learned, [])
 
     # --- learning -------------------------------------------------------------------------------
 
     async def learn(self, *, is_listing: bool = False) -> bool:
-        """Goes on a bit. False: there is no more for now, or no room to know it (`QueueState`).
-        Raises what the reads raise."""
+        """Learns the next part of the log. Returns False if there is no more for now, or no room to
+        hold it (`QueueState`). Raises the errors of the reads."""
         try:
             return await self._learn_more(is_listing=is_listing)
         except CorruptBatchError:
@@ -155,8 +156,8 @@ class Learner:
             raise
 
     async def check(self, offset: int) -> None:
-        """A batch at this offset, or behind it, is damaged in what was read: this disk is looked
-        at, which ends the replica where others have better bytes."""
+        """Checks this disk after a read found a damaged batch at or after this offset. This ends
+        the replica if others have better bytes."""
         self._reads.drop_all()
         try:
             await self._replica_log.verify(offset)
@@ -185,7 +186,7 @@ class Learner:
         return True
 
     def _hold_large(self, piece: Piece, first: int, end: int) -> None:
-        """Retention waits for the large values in the offsets [first, end), just learned."""
+        """Makes retention wait for the large values in the offsets [first, end), just learned."""
         holds = self.state.holds
         if holds is None:
             return
@@ -196,20 +197,22 @@ class Learner:
                 holds.large(offset, first_chunk)
 
     def hold_moved(self, value: bytes | None) -> None:
-        """Retention waits for the chunks of this manifest: a copy of its record points at them."""
+        """Makes retention wait for the chunks of this manifest: a copy of its record refers to
+        them."""
         first_chunk = first_chunk_in(value, *self._place)
         if self.state.holds is not None and first_chunk is not None:
             self.state.holds.moved(first_chunk, self._clock_watch.now_ms())
 
     def purge(self, end: int) -> int:
-        """See `QueueState.purge`. It passes over what was not read: there may be chunks."""
+        """See `QueueState.purge`. It skips records that were not read: there may be chunks among
+        them."""
         if self.state.holds is not None and end > self.state.learned:
             self.state.holds.chunk(self.state.learned, self._clock_watch.now_ms())
         return self.state.purge(end)
 
     def learn_epoch(self) -> int | None:
-        """Tells the state under which leader epoch the next record was appended. Returns where the
-        epoch after that begins; None: that is the last one."""
+        """Tells the state the leader epoch under which the next record was appended. Returns the
+        start offset of the following epoch; None: there is none."""
         epochs, learned = self._replica_log.log.epochs.entries(), self.state.learned
         behind = None
         for epoch, first in reversed(epochs):
@@ -244,9 +247,9 @@ class Learner:
         is_gone: Callable[[], bool],
         tells_begins: bool = False,
     ) -> Given:
-        """Locks up to `count_max` records, and brings them; more than `bytes_max` bytes only where
-        the first batch has more. Nothing for a holder that `is_gone`. Raises what the reads
-        raise, before anything is locked."""
+        """Locks up to `count_max` records, and returns them; more than `bytes_max` bytes only if
+        the first batch has more. Gives nothing to a holder that `is_gone`. Raises the errors of the
+        reads before anything is locked."""
         given = Given([], [])
         from_offset = 0
         while count_max > 0:
@@ -283,7 +286,7 @@ class Learner:
                 tells_begins=tells_begins,
             )
             for piece in pieces:
-                runs = [one for one in locks if piece.has_some(*one[:2])]
+                runs = [run for run in locks if piece.has_some(*run[:2])]
                 if runs:
                     parts = piece.cut(runs)
                     given.parts.extend(parts)
@@ -296,8 +299,8 @@ class Learner:
     async def _look_ahead(
         self, pieces: list[Piece], first: int, end: int, count_max: int, bytes_max: int
     ) -> int:
-        """Reads on from `end`, and returns where it came to: the later records of a key go to a
-        consumer only in the same take as its first."""
+        """Reads on from `end`, and returns the offset that it reached: the later records of a key
+        go to a consumer only in the same take as its first."""
         bytes_max -= pieces[0].bytes_between(first, end)
         while bytes_max > 0 and len(pieces) < PIECES_AHEAD_MAX:
             if self.state.learned <= end and (
@@ -305,7 +308,7 @@ class Learner:
             ):
                 break
             if end < pieces[-1].next_offset:
-                break  # The bytes are spent.
+                break  # The byte limit is used up.
             piece = await self._reads.piece(end)
             stop = piece.end_of(end, bytes_max, at_least_one=False)
             if stop <= end:
@@ -319,7 +322,8 @@ class Learner:
 def _compare(
     state: QueueState, queue: messages.QueueMetadata, replica_log: ReplicaLog, fence: int
 ) -> None:
-    """Sees whether an unclean election cut off what the queue knows, and forgets it then."""
+    """Checks whether an unclean election truncated records that the queue knows, and forgets
+    those."""
     log = replica_log.log
     end = common_end(
         state.epochs,

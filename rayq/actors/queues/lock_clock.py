@@ -7,11 +7,11 @@ from collections.abc import Callable
 from rayq.environment import Clock
 
 GAP_S = 1.0
-"""A longer time between two looks is a pause of the process: only so much of it counts."""
+"""Maximum time between two looks that counts: a longer time is a pause of the process."""
 
 
 class LockClock:
-    """See the module. `can_hear()` says whether requests are answered just now."""
+    """See the module. `can_hear()` says whether requests are currently answered."""
 
     def __init__(self, clock: Clock, can_hear: Callable[[], bool]) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class LockClock:
         self._looked_s = clock.monotonic()
 
     def look(self) -> float:
-        """To be called a few times a second: by how much each lock is prolonged."""
+        """Returns the time by which each lock is prolonged; call it a few times per second."""
         now_s = self._clock.monotonic()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if not self._can_hear():

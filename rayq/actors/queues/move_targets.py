@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where a target ends: what is appended later is not below."""
+    """The end of a target: later appends are not below it."""
 
     offset: int
     epoch: int | None
@@ -35,20 +35,20 @@ class End(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What a look through a target has shown."""
+    """Result of a scan of a target."""
 
     is_there: bool
-    """The batch is in the target's log."""
+    """True if the batch is in the target's log."""
     next_offset: int
     epoch: int | None
     """The leader epoch of the last batch below `next_offset`, as `End.epoch`."""
     has_gaps: bool = False
-    """The batch may have been there, and may be gone: retention or compaction took some of what was
-    to be looked through."""
+    """True if the batch may have been there and may be gone: retention or compaction removed some
+    of the range to scan."""
 
 
 def unlooked(move: Move) -> Looked:
-    """Before the first look."""
+    """The state before the first scan."""
     return Looked(False, move.scan_from, move.scan_epoch)
 
 
@@ -59,7 +59,8 @@ class MoveTargets:
         self._links = links
 
     async def append(self, move: Move, payload: bytearray) -> str | None:
-        """Returns None once the batch is in the target's log; or why it never gets there."""
+        """Appends the batch. Returns None once it is in the target's log, or the reason that it
+        never gets there."""
         try:
             answer, _ = await self._links.exchange(
                 move.topic_id,
@@ -80,15 +81,15 @@ class MoveTargets:
         return None
 
     async def look(self, move: Move, before: Looked) -> Looked:
-        """Looks for the batch among what is committed, from where an earlier look has ended."""
+        """Looks for the batch in the committed log, from the end of an earlier scan."""
         _, offset, epoch, has_gaps = before
         looks_from = offset
         while True:
             try:
                 answer, headers = await self._fetch(move, offset, epoch)
             except (OffsetOutOfRangeError, LogTruncatedError):
-                # Retention removed what was to be read; or an unclean election cut the log below,
-                # so the batch may be anywhere in what was written since.
+                # Retention removed the range to read; or an unclean election truncated the log
+                # below it, so the batch may be anywhere in the records written since.
                 start = await self._offset(Target(move.topic_id, move.partition))
                 has_gaps = has_gaps or start > 0
                 offset, epoch, looks_from = start, None, 0
@@ -102,8 +103,8 @@ class MoveTargets:
             epoch = headers[-1].leader_epoch if headers else None
 
     async def remembers(self, move: Move) -> bool:
-        """Whether the target's leader knows the producer id of the move: then it knows which batch
-        it appended last."""
+        """Returns whether the target's leader knows the producer id of the move: then it knows
+        which batch it appended last."""
         answer = await self._links.ask_leader(
             move.topic_id,
             move.partition,
@@ -114,18 +115,18 @@ class MoveTargets:
         return bool(answer.producer_ids)
 
     async def _is_ours(self, move: Move, offset: int) -> bool:
-        """Whether the batch at this offset, which has the move's number, is the move's."""
+        """Returns whether the batch at this offset, which has the move's number, is the move's."""
         try:
             _, headers = await self._fetch(move, offset, None)
         except OffsetOutOfRangeError:  # It expired meanwhile.
             return True
-        found = [header for header in headers if header.base_offset == offset]
-        return not found or _is_of(found[0], move)
+        matches = [header for header in headers if header.base_offset == offset]
+        return not matches or _is_of(matches[0], move)
 
     async def _fetch(
         self, move: Move, offset: int, last_epoch: int | None
     ) -> tuple[messages.FetchResponse, list[BatchHeader]]:
-        """Committed batches of the target, of which only the headers count."""
+        """Reads committed batches of the target, of which only the headers count."""
         answer, payload = await self._links.exchange(
             move.topic_id,
             move.partition,
@@ -148,7 +149,7 @@ class MoveTargets:
         return End(answer.offset, answer.last_epoch)
 
     async def _offset(self, target: Target) -> int:
-        """The log start."""
+        """Returns the log start."""
         answer = await self._ask_offset(target, messages.EARLIEST)
         assert answer.offset is not None, "only times can be missed"
         return answer.offset
@@ -163,7 +164,7 @@ class MoveTargets:
 
 
 def _is_of(header: BatchHeader, move: Move) -> bool:
-    """Whether a batch in the target's log is that of a move."""
+    """Returns whether a batch in the target's log is that of a move."""
     if (header.producer_id, header.producer_epoch) != (move.producer_id, move.producer_epoch):
         return False
     is_whole = header.record_count == header.last_offset_delta + 1

@@ -10,7 +10,7 @@ from rayq.core.queue_moves import Dying
 from rayq.records import Headers
 
 BATCH_BYTES = MIB // 2
-"""The records of a batch have so many bytes at most, except a single one."""
+"""Maximum size of the records of a batch; a single record may be larger."""
 
 
 class MovedRecord(NamedTuple):
@@ -20,7 +20,7 @@ class MovedRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     is_large: bool = False
-    """The value is a manifest (`core.large_values`)."""
+    """True if the value is a manifest (`core.large_values`)."""
 
     @property
     def size_bytes(self) -> int:
@@ -32,7 +32,7 @@ Records = list[tuple[Dying, MovedRecord]]
 
 
 def batches(records: Records) -> Iterator[Records]:
-    """Cuts records into what goes into one batch each. A large one has a batch of its own."""
+    """Splits records into batches. A large record has a batch of its own."""
     batch: Records = []
     batch_bytes = 0
     for pair in records:

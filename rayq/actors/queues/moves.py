@@ -28,22 +28,22 @@ from rayq.errors import InvalidRequestError, OutcomeUnknownError, RayqError
 logger = logging.getLogger(__name__)
 
 RECORDS_MAX = 500
-"""How many records one batch moves."""
+"""Maximum number of records that one batch moves."""
 READ_BYTES = 4 * MIB
-"""So much is read at once."""
+"""Maximum number of bytes that are read at once."""
 HELD_S = 15.0
-"""A dead letter that its target refuses is tried again after so long: somebody may have raised
+"""Interval at which a dead letter that its target refused is retried: somebody may have raised
 `max_message_bytes`."""
 ANSWER_S = 20.0
-"""A request for moves is answered by then; what is still under way goes on."""
+"""Timeout of the answer to a request for moves; unfinished moves continue."""
 HELD_SHORT_S = 0.5
-"""The same, where the leaders or brokers asked cannot answer just now."""
+"""The retry interval if the leaders or brokers that were asked cannot answer just now."""
 
 
 class QueueMoves:
     """See the module. One opening of one queue in one partition; `stop` is final.
 
-    `trouble` says what keeps records from being moved, None where all is well.
+    `trouble` says what keeps records from being moved; None: nothing does.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class QueueMoves:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = False
         self._under_way: dict[int, asyncio.Future[str | None]] = {}
-        """By offset: what becomes of a record that is being moved. None: it is in its target; else
-        why it is not."""
+        """Outcome of each record that is being moved, by offset. None: it is in its target; else
+        the reason that it is not."""
         self._held: dict[int, float] = {}
-        """Dead letters that were refused, and when each is tried again."""
+        """Refused dead letters, with the time at which each is retried."""
         self._troubles = self._numbered.troubles
         self._where = self._numbered.where
 
@@ -70,7 +70,7 @@ class QueueMoves:
         return next(iter(self._troubles.values()), None)
 
     def start(self) -> None:
-        """Goes on with what was begun, then moves each record that fails for good."""
+        """Finishes the moves that were begun, then moves each record that fails for good."""
         for move in self._state.moves():
             for record in move.records:
                 self._expect(record.offset)
@@ -78,11 +78,11 @@ class QueueMoves:
         self._spawn(self._run, f"{self._where}: dead letters")
 
     def wake(self) -> None:
-        """Records may have failed for good."""
+        """Wakes the mover, as records may have failed for good."""
         self._changed.notify()
 
     def stop(self) -> None:
-        """The leader ends; moves that are under way are left to the next one."""
+        """Stops, as the leader ends; moves in progress are left to the next leader."""
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
@@ -92,7 +92,8 @@ class QueueMoves:
         self._under_way.clear()
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """A function: a coroutine of a task that is cancelled before it begins is never awaited."""
+        """Runs a task. It takes a function, because the coroutine of a task that is cancelled
+        before it begins would never be awaited."""
         task = self._environment.tasks.spawn(self._until_ended(work), name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -100,7 +101,7 @@ class QueueMoves:
     async def _until_ended(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
-        except RayqError as error:  # The opening has ended: what it decides counts no more.
+        except RayqError as error:  # The opening has ended: its decisions no longer count.
             logger.info("%s: %s", self._where, error)
         except Exception as error:
             self._source.failed(error)
@@ -118,27 +119,28 @@ class QueueMoves:
                 await self._changed.wait(min(self._held.values(), default=now_s + HELD_S) - now_s)
 
     def _dying(self) -> list[Dying]:
-        """Those to move now, one batch at most."""
+        """The records to move now, at most one batch."""
         now_s = self._environment.clock.monotonic()
         self._held = {offset: at_s for offset, at_s in self._held.items() if at_s > now_s}
         if not self._held:
             self._troubles.pop("dead letters", None)
         waiting = self._state.to_move(RECORDS_MAX + len(self._held))
-        return [one for one in waiting if one.offset not in self._held][:RECORDS_MAX]
+        return [record for record in waiting if record.offset not in self._held][:RECORDS_MAX]
 
     def _hold(
         self, dying: Iterable[Dying], why: str, error: RayqError | None = None
     ) -> None:
-        """What another attempt may mend is tried again soon: later records of their keys wait."""
+        """Postpones the move of these records. A retriable failure is retried soon: later records
+        of their keys wait."""
         is_short = error is not None and error.retriable
         until_s = self._environment.clock.monotonic() + (HELD_SHORT_S if is_short else HELD_S)
-        self._held.update((one.offset, until_s) for one in dying)
+        self._held.update((record.offset, until_s) for record in dying)
         self._troubles["dead letters"] = f"dead letters cannot be written: {why}"
 
     async def _bury(self, dying: list[Dying]) -> None:
-        """Moves these to the dead letters, or holds them where that fails."""
+        """Moves these records to the dead letters, or holds them if that fails."""
         if self._state.config.dead_letters == "discard":  # It was changed meanwhile.
-            self._state.discard([one.offset for one in dying])
+            self._state.discard([record.offset for record in dying])
             await self._source.commit()
             return
         try:
@@ -156,14 +158,15 @@ class QueueMoves:
             dying = records[0][0]
             self._hold([dying], f"{self._name(dying.offset)}: {refusal}")
         elif refusal is not None:
-            for one in records:  # Perhaps only one of them is refused.
-                await self._write(target, [one])
+            for record in records:  # Perhaps only one of them is refused.
+                await self._write(target, [record])
 
     async def _read(self, dying: list[Dying]) -> Records:
-        """The first of the records, as many as are read at once. What cannot be read is held."""
+        """Reads the first of the records, as many as are read at once. Records that cannot be read
+        are held."""
         try:
-            found, count = await self._source.read_records(
-                [one.offset for one in dying], READ_BYTES
+            moved, count = await self._source.read_records(
+                [record.offset for record in dying], READ_BYTES
             )
         except RayqError as error:
             if len(dying) == 1:
@@ -174,12 +177,12 @@ class QueueMoves:
                 dying[len(dying) // 2 :]
             )
         dying = dying[:count]
-        gone = [one.offset for one in dying if one.offset not in found]
+        gone = [record.offset for record in dying if record.offset not in moved]
         if gone:
             logger.warning("%s: %d dying records are gone by retention", self._where, len(gone))
             self._state.discard(gone)
             await self._source.commit()
-        return [(one, found[one.offset]) for one in dying if one.offset in found]
+        return [(record, moved[record.offset]) for record in dying if record.offset in moved]
 
     def _name(self, offset: int) -> str:
         return f"{self._source.topic}/{self._source.partition}/{offset}"
@@ -221,20 +224,20 @@ class QueueMoves:
         return messages.MoveQueueRecordsResponse(sorted(moved), sorted(reasons.items()))
 
     async def _send_back(self, claimed: list[int], to_topic: str) -> None:
-        """Moves claimed records to a topic, or each to the one that it came from ("")."""
+        """Moves claimed records to a topic, or ("") each to the topic that it came from."""
         unsent = set(claimed)
         silent: dict[Target, str] = {}
         why = "it could not be moved: ask again"
         try:
             while claimed:
-                found, count = await self._source.read_records(claimed, READ_BYTES)
-                some, claimed = claimed[:count], claimed[count:]
-                gone = [offset for offset in some if offset not in found]
+                moved, count = await self._source.read_records(claimed, READ_BYTES)
+                tried, claimed = claimed[:count], claimed[count:]
+                gone = [offset for offset in tried if offset not in moved]
                 self._leave(unsent, gone, "its record is gone from the topic: it can be discarded")
-                by_target = await self._by_target(found, to_topic, unsent)
-                # A target that does not answer holds up no other.
+                by_target = await self._by_target(moved, to_topic, unsent)
+                # A target that does not answer does not delay the others.
                 await asyncio.gather(
-                    *(self._send(*one, unsent, silent) for one in by_target.items())
+                    *(self._send(*of_target, unsent, silent) for of_target in by_target.items())
                 )
         except RayqError as error:
             why = f"it cannot be moved now: {error}"
@@ -242,8 +245,8 @@ class QueueMoves:
             self._leave(unsent, list(unsent), why)
 
     def _leave(self, unsent: set[int], offsets: Iterable[int], why: str) -> None:
-        """These claimed records are not sent: they are what they were."""
-        offsets = [one for one in offsets if one in unsent]
+        """Releases claimed records that are not sent: they return to their state before."""
+        offsets = [offset for offset in offsets if offset in unsent]
         unsent.difference_update(offsets)
         self._state.unclaim(offsets)
         self._source.wake()
@@ -255,51 +258,51 @@ class QueueMoves:
     ) -> None:
         """Moves claimed records to one target, unless it is known to be silent."""
         try:
-            for some in batches(records) if target not in silent else ():
-                offsets = [one.offset for one, _ in some]
+            for batch in batches(records) if target not in silent else ():
+                offsets = [dying.offset for dying, _ in batch]
                 try:
-                    refusal = await self._numbered.move(target, "done", some)
+                    refusal = await self._numbered.move(target, "done", batch)
                 except OutcomeUnknownError as error:
                     self._leave(unsent, offsets, str(error))
                     continue
                 unsent.difference_update(offsets)
-                if refusal is not None and len(some) > 1:
-                    await self._send_singly(target, some)
+                if refusal is not None and len(batch) > 1:
+                    await self._send_singly(target, batch)
                     continue
                 for offset in offsets:
                     self._end(offset, refusal)
         except TargetSilentError as error:
             silent[target] = str(error)
         if target in silent:
-            self._leave(unsent, [one.offset for one, _ in records], silent[target])
+            self._leave(unsent, [dying.offset for dying, _ in records], silent[target])
         self._source.wake()
 
     async def _send_singly(self, target: Target, records: Records) -> None:
-        """Perhaps only one of them is refused. Between, others may take them. Raises
-        TargetSilentError."""
-        for place, (one, record) in enumerate(records):
-            claimed, settled, refused = self._state.claim([one.offset])
+        """Moves the records one by one, as perhaps only one of them is refused. In between,
+        consumers may take them. Raises TargetSilentError."""
+        for index, (dying, record) in enumerate(records):
+            claimed, settled, refused = self._state.claim([dying.offset])
             if not claimed:
-                self._end(one.offset, None if settled else refused[0][1])
+                self._end(dying.offset, None if settled else refused[0][1])
                 continue
             try:
-                refusal = await self._numbered.move(target, "done", [(one, record)])
+                refusal = await self._numbered.move(target, "done", [(dying, record)])
             except OutcomeUnknownError as error:
                 refusal = str(error)
             except TargetSilentError as error:
-                self._state.unclaim([one.offset])
-                for left, _ in records[place:]:
+                self._state.unclaim([dying.offset])
+                for left, _ in records[index:]:
                     self._end(left.offset, str(error))
                 raise
-            self._end(one.offset, refusal)
+            self._end(dying.offset, refusal)
 
     async def _by_target(
-        self, found: dict[int, MovedRecord], to_topic: str, unsent: set[int]
+        self, moved: dict[int, MovedRecord], to_topic: str, unsent: set[int]
     ) -> dict[Target, Records]:
-        """Where each of these records goes. What cannot go anywhere is left."""
+        """Groups these records by target. Records without a possible target are released."""
         topics: dict[str, tuple[str, int] | str] = {}
         by_target: dict[Target, Records] = {}
-        for offset, record in sorted(found.items()):
+        for offset, record in sorted(moved.items()):
             source = source_of(record.headers)
             if not to_topic and source is None:
                 why = f"it has no header {SOURCE_HEADER} that says where it came from"
@@ -309,16 +312,16 @@ class QueueMoves:
             topic = to_topic or came_from
             if topic not in topics:
                 topics[topic] = await self._find(topic)
-            place = topics[topic]
-            if isinstance(place, str):
-                self._leave(unsent, [offset], place)
+            resolved = topics[topic]
+            if isinstance(resolved, str):
+                self._leave(unsent, [offset], resolved)
                 continue
-            target = Target(place[0], target_partition(partition, place[1]))
+            target = Target(resolved[0], target_partition(partition, resolved[1]))
             by_target.setdefault(target, []).append((Dying(offset, 0, "", ""), record))
         return by_target
 
     async def _find(self, topic: str) -> tuple[str, int] | str:
-        """The id of a topic and how many partitions it has; or why records cannot go there."""
+        """The id and partition count of a topic, or the reason that records cannot go there."""
         if topic == self._source.topic:
             return f"it is in topic {topic!r} already"
         try:
@@ -328,10 +331,10 @@ class QueueMoves:
             return str(error)
 
     async def _resume(self, move: Move) -> None:
-        """Ends a move that was begun by a leader before."""
+        """Finishes a move that an earlier leader began."""
         refusal = await self._numbered.resume(move)
-        for one in move.records:
-            self._end(one.offset, refusal)
+        for moved in move.records:
+            self._end(moved.offset, refusal)
         self.wake()
         self._source.wake()
 

@@ -35,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 RETRY_S, RETRY_MAX_S = 0.1, 2.0
 PATIENCE_S = 15.0
-"""Who asked for a move is told by then that the target's leader does not answer."""
+"""Timeout after which the caller of a move is told that the target's leader does not answer."""
 EPOCHS = 60_000
-"""So many batches go under one producer id (an epoch has 16 bits), then under a new one."""
+"""Number of batches under one producer id (an epoch has 16 bits), before a new one is used."""
 
 
 class TargetSilentError(Exception):
-    """The leader of a target does not answer: nothing was begun."""
+    """Error: the leader of a target does not answer, and nothing was begun."""
 
 
 class MoveSource(Protocol):
-    """What moves ask of the leader of the queue in one partition."""
+    """The interface that moves need from the queue's leader in one partition."""
 
     queue: str
     topic: str
@@ -55,33 +55,33 @@ class MoveSource(Protocol):
     async def read_records(
         self, offsets: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, MovedRecord], int]:
-        """The records of the first of these offsets, until they have `bytes_max` bytes, and how
-        many offsets these were, one at least. What is gone is missing. Raises CorruptBatchError,
-        StorageError, and what else a read raises."""
+        """Returns the records of the first of these offsets, up to `bytes_max` bytes, and the
+        number of these offsets, at least one. Records that are gone are missing. Raises
+        CorruptBatchError, StorageError, and other errors of a read."""
         ...
 
     def hold_moved(self, value: bytes | None) -> None:
-        """The record with this manifest goes to another partition, its chunks stay for a while."""
+        """Keeps the chunks of this manifest for a while: its record goes to another partition."""
         ...
 
     async def commit(self) -> None:
-        """Returns once all that the state has decided so far is kept. Raises where this opening has
-        ended: nothing that it decides counts from then on."""
+        """Returns once all decisions of the state so far are kept. Raises if this opening has
+        ended: its decisions no longer count from then on."""
         ...
 
     def wake(self) -> None:
-        """Records can be given out again."""
+        """Wakes the queue, as records can be given out again."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """A move ended by a bug: this opening has to end, and another one to begin."""
+        """Ends this opening, and another one begins: a move ended by a bug."""
         ...
 
 
 class NumberedMoves:
     """See the module. One opening of one queue in one partition.
 
-    `troubles` says what keeps batches from being moved, by what it is about.
+    `troubles` says what keeps batches from being moved, by subject.
     """
 
     def __init__(
@@ -95,18 +95,19 @@ class NumberedMoves:
         self._targets = MoveTargets(links)
         self._environment = environment
         self._locks: dict[Target, asyncio.Lock] = {}
-        """One batch of a producer id is under way per target partition."""
+        """At most one batch of a producer id is in flight per target partition."""
         self._producer_id: int | None = None
         self._epoch = 0
         self._last_move_id = max((move.move_id for move in state.moves()), default=0)
 
     async def move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """Moves dying or claimed records as one batch. Returns None once it is in the target; else
-        why it is not, for certain. For what somebody asked for, raises OutcomeUnknownError where
-        nobody can know; after both the records are what they were; and TargetSilentError, whose
-        records stay claimed. Raises other RayqErrors where the opening ended.
+        """Moves dying or claimed records as one batch. Returns None once it is in the target, or
+        the reason that it is certainly not. For claimed records, raises OutcomeUnknownError if
+        nobody can know. After both the records return to their state before. Raises
+        TargetSilentError, after which the records stay claimed. Raises other RayqErrors if the
+        opening ended.
 
-        A dead letter in doubt is moved once more, and says so: it must not be lost.
+        A dead letter in doubt is moved once more, and marked so: it must not be lost.
         """
         async with self._locks.setdefault(target, asyncio.Lock()):
             while True:
@@ -117,19 +118,19 @@ class NumberedMoves:
                     if outcome == "done":
                         raise
                 records = [
-                    (msgspec.structs.replace(one, is_in_doubt=True), record)
-                    for one, record in records
+                    (msgspec.structs.replace(dying, is_in_doubt=True), record)
+                    for dying, record in records
                 ]
 
     async def resume(self, move: Move) -> str | None:
-        """Ends a move that was begun by a leader before. Returns None once it is in the target;
-        else why it is not, or may not be. Then its records are what they were."""
-        offsets = [one.offset for one in move.records]
+        """Finishes a move that an earlier leader began. Returns None once it is in the target, or
+        the reason that it is not, or may not be. Then its records return to their state before."""
+        offsets = [record.offset for record in move.records]
         trouble = "move", move.move_id
         retry_s = RETRY_S
         while True:
             try:
-                found, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
+                moved, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
                 break
             except RayqError as error:
                 self.troubles[trouble] = f"{self.where}: offset {offsets[0]} is unreadable: {error}"
@@ -137,11 +138,11 @@ class NumberedMoves:
             retry_s = min(2 * retry_s, RETRY_MAX_S)
         self.troubles.pop(trouble, None)
         payload = None
-        if len(found) == len(offsets):
-            records = [(one, found[one.offset]) for one in move.records]
+        if len(moved) == len(offsets):
+            records = [(record, moved[record.offset]) for record in move.records]
             payload = self._encode(move.outcome, records, (move.producer_id, move.producer_epoch))
             if read_header(payload).body_crc != move.crc:
-                payload = None  # The source was cut, or another rayq encodes otherwise.
+                payload = None  # The source was truncated, or another rayq encodes otherwise.
         try:
             return await self._carry_out(move, payload, is_new=False)
         except OutcomeUnknownError as error:
@@ -151,11 +152,11 @@ class NumberedMoves:
     # --- steps ----------------------------------------------------------------------------------
 
     async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """As `move`. Raises OutcomeUnknownError."""
+        """Makes one attempt of `move`. Raises OutcomeUnknownError."""
         numbered = await self._number(target, outcome)
         if numbered is None:
             if outcome == "done":
-                self._state.unclaim([one.offset for one, _ in records])
+                self._state.unclaim([record.offset for record, _ in records])
             return "its target was deleted"
         number, end = numbered
         payload = self._encode(outcome, records, number)
@@ -170,7 +171,7 @@ class NumberedMoves:
             scan_from=end.offset,
             scan_epoch=end.epoch,
             crc=read_header(payload).body_crc,
-            records=tuple(one for one, _ in records),
+            records=tuple(record for record, _ in records),
         )
         if records[0][1].is_large:
             self._source.hold_moved(records[0][1].value)
@@ -181,7 +182,8 @@ class NumberedMoves:
     async def _number(
         self, target: Target, outcome: Outcome
     ) -> tuple[tuple[int, int], End] | None:
-        """The number of the next batch, and where its target ends now; None: it was deleted."""
+        """Returns the number of the next batch, and the present end of its target; None: the target
+        was deleted."""
         clock, retry_s = self._environment.clock, RETRY_S
         silent_s = clock.monotonic() + PATIENCE_S
         while True:
@@ -205,13 +207,13 @@ class NumberedMoves:
         return (self._producer_id, self._epoch), end
 
     def _encode(self, outcome: Outcome, records: Records, number: tuple[int, int]) -> bytearray:
-        """The batch, the same each time: its records have the time of the append."""
+        """Encodes the batch, the same each time: its records have the time of the append."""
         source = self._source
         headers = [
-            dead_letter_headers(source.topic, source.partition, one, record.headers)
+            dead_letter_headers(source.topic, source.partition, dying, record.headers)
             if outcome == "dead"
             else own_headers(record.headers)
-            for one, record in records
+            for dying, record in records
         ]
         values = [
             pinned(record.value, source.topic, source.topic_id, source.partition)
@@ -233,8 +235,9 @@ class NumberedMoves:
     async def _carry_out(
         self, move: Move, payload: bytearray | None, *, is_new: bool
     ) -> str | None:
-        """Appends the batch of a move that was begun, unless it is there, and ends the move. As
-        `move`. `payload` None: records of it are gone from the source. Raises OutcomeUnknownError.
+        """Appends the batch of a move that was begun, unless it is there, and ends the move.
+        Returns as `move`. `payload` None: records of it are gone from the source. Raises
+        OutcomeUnknownError.
         """
         trouble = "move", move.move_id
         may_be_there = looks = not is_new
@@ -256,7 +259,7 @@ class NumberedMoves:
                 else:
                     refusal = await self._targets.append(move, payload)
                     break
-                # What a leader before has sent may still be under way.
+                # The request of an earlier leader may still be in flight.
                 if retry_s == RETRY_MAX_S:
                     break
                 looks, doubt, refusal = True, None, None

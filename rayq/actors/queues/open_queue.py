@@ -34,15 +34,17 @@ from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.secret_names import shown_holder
 
 KEPT_WAIT_S = 1.0
-"""So long an answer to an operator waits for the keeper; then it says what is the matter there."""
+"""Maximum time that an answer to an operator waits for the keeper; then it reports the trouble
+there."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
-"""So many takes of consumers that look around a partition sees each second."""
+"""Target for the number of takes per second that a partition gets from consumers that look
+around."""
 Settled = asyncio.Future[messages.SettleResponse]
 
 
 class _Now(TypedDict):
-    """What `QueueState` decides about delays by."""
+    """The times by which `QueueState` decides about delays."""
 
     now_ms: int
     now_s: float
@@ -58,7 +60,8 @@ class Served(Protocol):
 
 
 class OpenQueue:
-    """See the module. `begin`, then `serve`, which raises what ends the opening; `end` is final."""
+    """See the module. Call `begin`, then `serve`, which raises the error that ends the opening;
+    `end` is final."""
 
     def __init__(
         self,
@@ -94,15 +97,15 @@ class OpenQueue:
         self._settled: tuple[asyncio.Future[None], Settled] | None = None
         self._ended: RayqError | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        """Fails with what ended the opening."""
+        """Fails with the error that ended the opening."""
         self.queue = served.queue.name
         self.topic = served.queue.topic
         self.topic_id = served.queue.topic_id
         self.partition = partition
         self._writing: asyncio.Task[None] | None = None
-        """Ends by itself only where it failed."""
+        """Task that ends by itself only if it failed."""
         self.read_trouble: str | None = None
-        """Why the last read for a take failed."""
+        """The reason that the last read for a take failed."""
         self._told_start = 0
         self.moves = QueueMoves(state, self, links, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
@@ -121,7 +124,7 @@ class OpenQueue:
         links: Links,
         clock_watch: ClockWatch,
     ) -> OpenQueue:
-        """Takes up what was kept of a queue. Raises what reads raise."""
+        """Loads the kept state of a queue. Raises the errors of reads."""
         learner = await Learner.open(
             records,
             served.config,
@@ -149,7 +152,7 @@ class OpenQueue:
     # --- life -----------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Returns when what the opening changed is kept: where a queue begins must not move."""
+        """Returns when the changes of the opening are kept: the start of a queue must not move."""
         self._writing = self._spawn(self.commits.run, f"keeps {self.queue}")
         kept = self.commits.kept()
         if kept is not None:
@@ -158,7 +161,7 @@ class OpenQueue:
             self._broken.result()
 
     async def serve(self) -> None:
-        """Gives out and settles, up to an error, which it raises."""
+        """Gives out and settles records until an error, which it raises."""
         assert self._writing is not None
         self.moves.start()
         serving = self._spawn(self._serve, f"serves {self.queue}")
@@ -170,8 +173,8 @@ class OpenQueue:
     def _spawn(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str
     ) -> asyncio.Task[None]:
-        """Runs a task that ends only with an error, and the opening with it. That another leader
-        fenced this opening is ordinary: it is no failure of a task for the log."""
+        """Runs a task that ends only with an error, and the opening with it. A fence by another
+        leader is ordinary, and is not logged as a task's failure."""
 
         async def run() -> None:
             try:
@@ -185,8 +188,8 @@ class OpenQueue:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """A decision that fails half-way leaves a state that is not to be trusted: it is taken up
-        anew from what is kept."""
+        """Ends the opening if a decision fails half-way: its state cannot be trusted, and is loaded
+        again from the keeper."""
         try:
             yield
         except Exception as error:
@@ -199,12 +202,13 @@ class OpenQueue:
             self._broken.set_exception(error)
 
     def end(self, error: RayqError) -> None:
-        """What was decided and is not kept is void: all that wait for it get the error."""
+        """Ends the opening. Decisions that are not kept are void: all that wait for them get the
+        error."""
         if self._ended is not None:
             return
         self._ended = error
         if not self._broken.cancel():
-            self._broken.exception()  # Whoever waited for it may be gone.
+            self._broken.exception()  # The task that waited for it may be gone.
         self.moves.stop()
         if self._writing is not None:
             self._writing.cancel()
@@ -227,7 +231,7 @@ class OpenQueue:
     # --- giving out -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to give out, or somebody who wants it."""
+        """Wakes the delivery: there may be records to give out, or a consumer that wants some."""
         self._is_woken = True
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
@@ -243,7 +247,8 @@ class OpenQueue:
                 await self._waker
 
     async def _give_out(self) -> None:
-        """Gives to those that wait, first come first served, until there is nothing to give."""
+        """Gives records to the waiting takes, first come, first served, until there are none to
+        give."""
         while (take := self.takes.next()) is not None:
             try:
                 is_given = await self._give(take)
@@ -259,7 +264,7 @@ class OpenQueue:
                 return
 
     async def _give(self, take: WaitingTake) -> bool:
-        """Gives a take its share. False: there is nothing for it."""
+        """Gives a take its share. Returns False if there is nothing for it."""
         is_full = self.journal.is_full
         if is_full and self.state.locked:
             return False
@@ -294,7 +299,7 @@ class OpenQueue:
         kept.add_done_callback(done)
 
     def available(self) -> int:
-        """How many records could be taken now, as far as is known."""
+        """Number of records that could be taken now, as far as is known."""
         unlearned = self._replica_log.last_stable_offset - self.state.learned
         return self.state.ready + max(unlearned, 0)
 
@@ -310,7 +315,7 @@ class OpenQueue:
         )
 
     def _wanted(self) -> int:
-        """How many consumers have nothing to do, and there is nothing for them here."""
+        """Number of consumers that are idle and for which there is nothing here."""
         return 0 if self.available() else self.takes.idle_count()
 
     def due_in_ms(self) -> int | None:
@@ -340,7 +345,7 @@ class OpenQueue:
             return messages.SettleResponse(lost, self._wanted())
         if lost:
             return _after(kept, messages.SettleResponse(lost, self._wanted()))
-        # Nearly all settle without a loss, many at a time: they share one future.
+        # Nearly all requests settle without a loss, many at a time: they share one future.
         if self._settled is None or self._settled[0] is not kept:
             self._settled = kept, _after(kept, messages.SettleResponse([], self._wanted()))
         return self._settled[1]
@@ -370,12 +375,13 @@ class OpenQueue:
         return {"now_ms": self._clock_watch.now_ms(), "now_s": self._clock.monotonic()}
 
     def free_holders(self, holders: Set[str]) -> None:
-        """Nobody has heard of these holders for a while: their records are for others."""
+        """Frees the records of holders that were not heard for a while."""
         if self.state.free_holders(holders):
             self._decided()
 
     def _decided(self) -> None:
-        """Time made a decision: it is kept, and there may be something to give or to move."""
+        """Handles a decision that time made: it is kept, and there may be records to give out or to
+        move."""
         self.commits.kept()
         self.moves.wake()
         self.wake()
@@ -383,7 +389,7 @@ class OpenQueue:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, prolong_s: float, *, can_hear: bool) -> None:
-        """What is due by time. In `prolong_s` of it nobody could be heard."""
+        """Does the periodic work. In the last `prolong_s` nobody could be heard."""
         if self._ended is not None:
             return
         state, now_s = self.state, self._clock.monotonic()
@@ -404,8 +410,8 @@ class OpenQueue:
             self.commits.ask_for_room()
 
     def retention_limit(self, now_ms: int) -> int | None:
-        """The log start may go up to here, where it is `now_ms` for what is deleted by age. None:
-        the queue does not mind."""
+        """Maximum log start that the queue allows, at `now_ms` by the clock for deletion by age.
+        None: no limit."""
         holds = self.state.holds
         if holds is None:
             return None
@@ -432,8 +438,8 @@ class OpenQueue:
 
     @answers(messages.DescribeQueue)
     async def describe(self, _: messages.DescribeQueue) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`. It tells of a keeper that is away, too, so it does not wait
-        for it; but of a start only what cannot go back."""
+        """See `messages.DescribeQueue`. It also reports a keeper that is unavailable, so it does
+        not wait for that; but it reports only a start that cannot go back."""
         if self._ended is not None:
             raise self._ended
         kept = self.commits.kept()
@@ -471,13 +477,13 @@ class OpenQueue:
         }
         records = [
             messages.QueueRecordState(
-                one.offset,
-                one.state,
-                one.count - excused.get(one.offset, 0),
-                one.holder and shown_holder(one.holder),
-                one.due_ms,
+                record.offset,
+                record.state,
+                record.count - excused.get(record.offset, 0),
+                record.holder and shown_holder(record.holder),
+                record.due_ms,
             )
-            for one in found
+            for record in found
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)
 
@@ -485,24 +491,24 @@ class OpenQueue:
     async def move_records(
         self, request: messages.MoveQueueRecords
     ) -> messages.MoveQueueRecordsResponse:
-        """See `messages.MoveQueueRecords`. They need not be known yet: nobody may have taken from
-        the queue."""
+        """See `messages.MoveQueueRecords`. The records need not be known yet: perhaps nobody has
+        taken from the queue."""
         await self._learn_past(max(request.offsets, default=-1))
         return await self.moves.move_records(request)
 
     async def _learn_past(self, offset: int) -> None:
-        """Goes on until the record at `offset` is known, where there is one, and room for it."""
+        """Learns until the record at `offset` is known, if there is one and room for it."""
         while self.state.learned <= offset:
             if not await self._learner.learn(is_listing=True):
                 return
-            await asyncio.sleep(0)  # What was read may have been in memory.
+            await asyncio.sleep(0)  # The reads may have been served from memory.
 
     @answers(messages.PurgeQueue)
     async def purge(self, _: messages.PurgeQueue) -> messages.PurgeQueueResponse:
         """See `messages.PurgeQueue`."""
         end, purged = self._replica_log.last_stable_offset, 0
         while True:
-            # Each leader epoch that is passed over is told of.
+            # Each leader epoch that is skipped is told to the state.
             epoch_end = self._learner.learn_epoch() or end
             purged += self._learner.purge(min(epoch_end, end))
             if epoch_end >= end:
@@ -519,7 +525,7 @@ class OpenQueue:
         self, offsets: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, MovedRecord], int]:
         """See `MoveSource`."""
-        found: dict[int, MovedRecord] = {}
+        records: dict[int, MovedRecord] = {}
         for count, offset in enumerate(offsets, start=1):
             if offset < self._replica_log.log.start_offset:
                 continue
@@ -531,16 +537,17 @@ class OpenQueue:
                 raise
             if record is None:
                 continue
-            found[offset] = MovedRecord(*record)
-            bytes_max -= found[offset].size_bytes
+            records[offset] = MovedRecord(*record)
+            bytes_max -= records[offset].size_bytes
             if bytes_max <= 0:
-                return found, count
-        return found, len(offsets)
+                return records, count
+        return records, len(offsets)
 
 
 def _check_size(request: messages.Settle) -> None:
-    """Nobody has so many locks; to go through them would keep others waiting. An offset counts as
-    often as it is named: few ranges may name many, again and again."""
+    """Raises InvalidRequestError for too many ranges or offsets. Nobody has so many locks, and
+    processing them would keep others waiting. An offset counts as often as it is named: few ranges
+    may name many offsets repeatedly."""
     ranges, named = len(request.rejects) + len(request.failures), 0
     for kind in (
         request.acks,
@@ -565,7 +572,7 @@ def _check_size(request: messages.Settle) -> None:
 
 
 def _after(kept: asyncio.Future[None], answer: messages.SettleResponse) -> Settled:
-    """The answer, once that is kept on which it rests."""
+    """Returns the answer once the decisions that it depends on are kept."""
     answered: Settled = asyncio.get_running_loop().create_future()
 
     def done(kept: asyncio.Future[None]) -> None:

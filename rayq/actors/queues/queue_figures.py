@@ -21,7 +21,7 @@ LOOK_INTERVAL_S = 5.0
 
 
 class Opened(Protocol):
-    """What is told of."""
+    """The opened queue that the figures are of."""
 
     queue: str
     topic: str
@@ -40,7 +40,7 @@ class Opened(Protocol):
 
 
 class QueueFigures:
-    """See the module. Of one opening."""
+    """Figures of one opening. See the module."""
 
     def __init__(self, opened: Opened, replica_log: ReplicaLog, leader: Leader) -> None:
         self._opened = opened
@@ -50,11 +50,11 @@ class QueueFigures:
         self._clock = replica_log.environment.clock
         self._look_s = 0.0
         self._oldest_append_ms: int | None = None
-        """When the oldest ready record was appended, as of the last look."""
+        """Append time of the oldest ready record, as of the last look."""
 
     @property
     def trouble(self) -> str | None:
-        """What keeps records from being given out or moved. None: nothing does."""
+        """The reason that records are not given out or moved. None: nothing prevents it."""
         opened = self._opened
         return (
             opened.journal.trouble
@@ -69,7 +69,7 @@ class QueueFigures:
         opened = self._opened
         oldest_ms = None
         if (offset := self._oldest()) is not None:
-            with suppress(RayqError):  # The other figures are told all the same.
+            with suppress(RayqError):  # The other figures are reported anyway.
                 oldest_ms = (await self._ask(offset)).age_ms
         counts = opened.state.counts()
         oldest_lock = opened.state.oldest_lock(self._clock.monotonic()) or (None, None)
@@ -93,12 +93,12 @@ class QueueFigures:
         )
 
     def _oldest(self) -> int | None:
-        """The oldest record that nobody has, as far as is known."""
+        """The oldest record that nobody holds, as far as is known."""
         state = self._opened.state
-        found = state.first_unsettled_ready()
-        if found is None and state.learned < self._replica_log.last_stable_offset:
-            found = state.learned
-        return found
+        oldest = state.first_unsettled_ready()
+        if oldest is None and state.learned < self._replica_log.last_stable_offset:
+            oldest = state.learned
+        return oldest
 
     async def _ask(self, offset: int) -> messages.DescribeOffsetResponse:
         opened = self._opened
@@ -112,12 +112,12 @@ class QueueFigures:
 
     @property
     def is_due(self) -> bool:
-        """Whether `look` has something to do."""
+        """Returns whether `look` has something to do."""
         return self._clock.monotonic() >= self._look_s
 
     async def look(self) -> None:
-        """Finds how old the oldest ready record is, now and then. What only the object store has is
-        not looked up: takes would wait for it."""
+        """Finds the age of the oldest ready record from time to time. It does not look in the
+        object store: takes would wait for that."""
         if not self.is_due:
             return
         self._look_s = self._clock.monotonic() + LOOK_INTERVAL_S
@@ -125,7 +125,7 @@ class QueueFigures:
         if offset is None:
             self._oldest_append_ms = None
         elif offset >= self._replica_log.log.local_start_offset:
-            # Takes tell of errors of reading: a figure is not worth one.
+            # Takes report read errors: a figure is not worth one.
             with suppress(RayqError):
                 self._oldest_append_ms = (await self._ask(offset)).append_time_ms
 

@@ -55,18 +55,18 @@ class QueueKeeper(Coordinator[Record]):
         *,
         ask_broker: messages.Ask,
     ) -> None:
-        """`ask_broker` asks the broker of this node."""
+        """`ask_broker` sends a request to this node's broker."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._leader_epoch = assignment.leader_epoch
         self._unclean_epoch = assignment.last_unclean_epoch or 0
         self.state = self._empty()
-        """What is decided, committed or not."""
+        """The decided state, committed or not."""
         self._sequences: dict[StateKey, tuple[int, int]] = {}
-        """Fence and sequence of the last write, for the life of this keeper. A later keeper needs
-        none of this: what was sent to this one names its leader epoch, and is refused there."""
+        """Fence and sequence of the last write, for the life of this keeper. A later keeper does
+        not need it: requests to this one name its leader epoch, and are refused there."""
         self._parts: dict[StateKey, WriteParts] = {}
-        """Of writes that came in parts."""
+        """Parts of writes that came in parts."""
         self._forget_source = self._environment.metrics.add_source(self._measure)
 
     def _empty(self) -> KeptQueues:
@@ -80,7 +80,7 @@ class QueueKeeper(Coordinator[Record]):
         ]
 
     def end(self, reason: str) -> None:
-        """Another process keeps: the requests that wait are told."""
+        """Ends this keeper, as another process is the keeper: the requests that wait are told."""
         self._forget_source()
         super().end(reason)
 
@@ -154,7 +154,7 @@ class QueueKeeper(Coordinator[Record]):
     def _replay(self, record: Record) -> None:
         self.state.replay(record)
 
-    # --- beginning anew ---------------------------------------------------------------------
+    # --- starting over ----------------------------------------------------------------------
 
     async def _load(self) -> None:
         state = self._empty()
@@ -172,7 +172,7 @@ class QueueKeeper(Coordinator[Record]):
     # --- background -------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Forgets queues that are deleted, until the state is dropped."""
+        """Forgets deleted queues, until the state is dropped."""
         generation = self._log.generation
         while True:
             await self._reset_wanted.wait(DELETED_CHECK_INTERVAL_S)
@@ -195,8 +195,8 @@ class QueueKeeper(Coordinator[Record]):
 
 
 async def deleted_queues(queue_ids: set[str], ask_broker: messages.Ask) -> set[str]:
-    """Those of the queues that are deleted, for certain; an id is never used again. Raises what the
-    broker answers, and CoordinatorLoadingError where it does not know enough."""
+    """Returns those queues that are certainly deleted; an id is never used again. Raises the
+    broker's errors, and CoordinatorLoadingError if the broker does not know enough."""
     missing = await _unknown(queue_ids, ask_broker, 0)
     if not missing:
         return missing
@@ -208,7 +208,7 @@ async def deleted_queues(queue_ids: set[str], ask_broker: messages.Ask) -> set[s
 async def _unknown(
     queue_ids: set[str], ask_broker: messages.Ask, version_min: int
 ) -> set[str]:
-    """The queues that metadata of at least this version do not have."""
+    """Returns the queues that are missing in metadata of at least this version."""
     unknown, left = set(queue_ids), sorted(queue_ids)
     while left:
         asked, left = left[: messages.QUEUES_PAGE], left[messages.QUEUES_PAGE :]
@@ -219,7 +219,7 @@ async def _unknown(
         )
         if answer.version < version_min:
             raise CoordinatorLoadingError("The broker's metadata are behind the controller's.")
-        unknown.difference_update(one.queue_id for one in answer.queues)
+        unknown.difference_update(queue.queue_id for queue in answer.queues)
     return unknown
 
 

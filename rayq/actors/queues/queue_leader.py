@@ -32,7 +32,7 @@ from rayq.wire.server import Peer, Result
 logger = logging.getLogger(__name__)
 
 LOADING_WAIT_S = 0.5
-"""How long a request waits for the queue to begin before it is told to try again."""
+"""Maximum time that a request waits for the queue to load before it is told to try again."""
 RETRY_S = 0.1
 FAILURE_PAUSE_S = 1.0
 
@@ -64,11 +64,11 @@ class QueueLeader:
         self.config = parse_stored(QueueConfig, queue.config)
         self.where = f"queue {queue.name} in {replica_log.where}"
         self.open: OpenQueue | None = None
-        """None while the state is taken over."""
+        """The open queue; None while the state is being loaded."""
         self._ready = Signal()
         self._failure: str | None = None
         self._was_full = False
-        """Whether the keeper has refused what the last opening gave out."""
+        """True if the keeper has refused locks of the last opening."""
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
         self.holders = Holders(on_gone=self._holders_gone, on_closed=self.takes.closed)
@@ -83,7 +83,8 @@ class QueueLeader:
             self.open.reconfigure(queue, self.config)
 
     def end(self, error: RayqError) -> None:
-        """Another process leads, or the queue was deleted: the requests that wait are told."""
+        """Ends, as another process leads or the queue was deleted: the requests that wait are
+        told."""
         self._ended = error
         self._task.cancel()
         self._close(error)
@@ -92,7 +93,7 @@ class QueueLeader:
         self._ready.notify()
 
     def _close(self, error: RayqError) -> None:
-        """What was decided and is not kept is void."""
+        """Ends the opening. Decisions that are not kept are void."""
         opened, self.open = self.open, None
         if opened is not None:
             opened.end(error)
@@ -105,7 +106,7 @@ class QueueLeader:
             try:
                 await self._open_and_serve()
             except QueueLimitError as error:
-                # What was given out is void. From the next opening on there is room to settle.
+                # Its locks are void. From the next opening on there is room to settle.
                 logger.warning("%s starts over: %s", self.where, error)
                 self._failure, self._was_full = str(error), True
             except RayqError as error:
@@ -159,7 +160,7 @@ class QueueLeader:
         return QueueLoadingError(f"The {self.where} is beginning{because}: try again.")
 
     async def _opened(self) -> OpenQueue:
-        """Raises QueueLoadingError, NotLeaderError, UnknownQueueError."""
+        """Returns the open queue. Raises QueueLoadingError, NotLeaderError, UnknownQueueError."""
         await self._ready.wait_until(
             lambda: self._ended is not None or self.open is not None, LOADING_WAIT_S
         )
@@ -185,7 +186,7 @@ class QueueLeader:
     def handle(
         self, peer: Peer, request: messages.ToQueueLeader[Any]
     ) -> Result | Awaitable[Result]:
-        """See the messages for the errors."""
+        """Answers a request. See the messages for the errors."""
         self._check()
         if self.open is None and not isinstance(request, messages.Take):
             return self._handle_later(peer, request)
@@ -225,12 +226,12 @@ class QueueLeader:
                 self.open.free_holders(holders)
 
     def wake(self) -> None:
-        """There may be something to give out, or somebody who wants it."""
+        """Wakes the delivery: there may be records to give out, or a consumer that wants some."""
         if self.open is not None:
             self.open.wake()
 
     def tick(self) -> None:
-        """What is due by time; to be called a few times a second."""
+        """Does the periodic work; call it a few times per second."""
         prolong_s = self._lock_clock.look()
         if self.open is not None:
             with suppress(Exception), self.open.guard():

@@ -28,15 +28,16 @@ from rayq.storage.batch import (
 from rayq.transaction_ids import family_of
 
 PIECE_BYTES = MIB
-"""So much is read at once, at least one batch."""
+"""Size of a read; it has at least one batch."""
 PIECES_MAX = 4
-"""How many pieces are kept: takes of several consumers are near each other."""
+"""Maximum number of cached pieces: takes of several consumers are near each other."""
 KEPT_S = 2.0
-"""A piece that nobody used for so long is dropped."""
+"""Time after which an unused piece is dropped."""
 RECUT_BYTES_MIN = 4096
-"""A smaller batch is sent whole, also where one record of it was given out."""
+"""Minimum size of a batch that is cut: a smaller one is sent whole, even if only one record of it
+was given out."""
 RECUT_SHARE = 4
-"""A larger batch is sent whole where one record in so many of it was given out."""
+"""A larger batch is sent whole if at least one record in this many of it was given out."""
 
 Runs = Sequence[tuple[int, int, int]]
 """`(first offset, last offset, count)`, ascending."""
@@ -48,16 +49,16 @@ class Found(NamedTuple):
     first: int
     next_offset: int
     is_gap: bool
-    """Whether no record is there for readers: a marker, an aborted transaction, what compaction
-    removed."""
+    """True if there is no record for readers: a marker, an aborted transaction, removed by
+    compaction."""
     keys: Sequence[bytes | None] | None = None
-    """By offset, where they were asked for. None: no record has one, or nobody asked."""
+    """Keys by offset, if they were requested. None: no record has one, or nobody asked."""
     due_ms: Sequence[int | None] | None = None
-    """By offset: when each record is due. None: all are due at once."""
+    """Due time of each record, by offset. None: all are due at once."""
 
 
 class Piece:
-    """Whole batches as they lie in the log, from the first on, and where the next one begins."""
+    """Whole contiguous batches of the log, and the offset of the next one."""
 
     def __init__(
         self, offset: int, data: bytes, next_offset: int, aborted: frozenset[tuple[int, int]]
@@ -76,46 +77,46 @@ class Piece:
         self.first = min(offset, self._headers[0].base_offset) if self._headers else offset
         self.used_s = 0.0
         self._decoded: tuple[int, Columns] | None = None
-        """The columns of the batch that was decoded last, and its place."""
+        """The columns of the batch that was decoded last, and its index."""
 
     # --- what is there --------------------------------------------------------------------------
 
     def found(self, offset: int, *, with_keys: bool) -> Iterator[Found]:
-        """All from `offset` on, without holes between. Neighbours of one kind come together where
-        nothing is said of their records. Raises CorruptBatchError."""
+        """Yields everything from `offset` on, without holes. Neighbours of one kind are merged if
+        they have no data about records. Raises CorruptBatchError."""
         plain: Found | None = None
-        for one in self._kinds(offset, with_keys=with_keys):
-            is_plain = one.keys is None and one.due_ms is None
-            if plain is not None and is_plain and plain.is_gap == one.is_gap:
-                plain = plain._replace(next_offset=one.next_offset)
+        for found in self._kinds(offset, with_keys=with_keys):
+            is_plain = found.keys is None and found.due_ms is None
+            if plain is not None and is_plain and plain.is_gap == found.is_gap:
+                plain = plain._replace(next_offset=found.next_offset)
                 continue
             if plain is not None:
                 yield plain
-            plain = one if is_plain else None
+            plain = found if is_plain else None
             if not is_plain:
-                yield one
+                yield found
         if plain is not None:
             yield plain
 
     def _kinds(self, offset: int, *, with_keys: bool) -> Iterator[Found]:
-        for place in range(bisect_left(self._last_offsets, offset), len(self._headers)):
-            header = self._headers[place]
+        for index in range(bisect_left(self._last_offsets, offset), len(self._headers)):
+            header = self._headers[index]
             first = max(header.base_offset, offset)
             if offset < header.base_offset:
                 yield Found(offset, header.base_offset, True)
             offset = header.next_offset
             if _is_for_nobody(header) or self._is_aborted(header):
                 yield Found(first, offset, True)
-            elif (with_keys or header.is_delayed or _has_gaps(header)) and self._is_readable(place):
-                yield from self._records(place, first, with_keys=with_keys)
+            elif (with_keys or header.is_delayed or _has_gaps(header)) and self._is_readable(index):
+                yield from self._records(index, first, with_keys=with_keys)
             else:
                 yield Found(first, offset, False)
         if offset < self.next_offset:
             yield Found(offset, self.next_offset, True)
 
-    def _records(self, place: int, first: int, *, with_keys: bool) -> Iterator[Found]:
-        """Those of a batch that has to be decoded, from the offset `first` on."""
-        header, columns = self._headers[place], self._columns(place)
+    def _records(self, index: int, first: int, *, with_keys: bool) -> Iterator[Found]:
+        """Yields the ranges of a batch that must be decoded, from the offset `first` on."""
+        header, columns = self._headers[index], self._columns(index)
         behind = first
         for begin, end in _runs_of(columns.offsets, first):
             offset = columns.offsets[begin]
@@ -133,16 +134,16 @@ class Piece:
             yield Found(behind, header.next_offset, True)
 
     def large(self, first: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
-        """`(offset, append time, manifest)` of what belongs to large values in [first, end): for a
-        chunk the last is None."""
-        for place in range(bisect_left(self._last_offsets, first), len(self._headers)):
-            header = self._headers[place]
+        """Yields `(offset, append time, manifest)` of the records of large values in [first, end):
+        for a chunk the manifest is None."""
+        for index in range(bisect_left(self._last_offsets, first), len(self._headers)):
+            header = self._headers[index]
             if header.base_offset >= end:
                 return
             if header.is_chunk:
                 yield header.base_offset, header.append_time_ms, None
-            elif header.is_large and self._is_readable(place):
-                columns = self._columns(place)
+            elif header.is_large and self._is_readable(index):
+                columns = self._columns(index)
                 for offset, value in zip(columns.offsets, columns.values, strict=True):
                     yield offset, header.append_time_ms, value or b""
 
@@ -151,51 +152,51 @@ class Piece:
             return False
         return (family_of(header.producer_id), header.producer_epoch) in self._aborted
 
-    def _is_readable(self, place: int) -> bool:
-        """Whether a batch can be decoded. One that nobody can decode is given out like others, as
-        its consumer tells of it. Raises CorruptBatchError for one that is damaged here, and may be
-        whole elsewhere."""
+    def _is_readable(self, index: int) -> bool:
+        """Returns whether a batch can be decoded. One that nobody can decode is given out like
+        others, and its consumer reports it. Raises CorruptBatchError for one that is damaged here,
+        and may be intact elsewhere."""
         try:
-            self._columns(place)
+            self._columns(index)
         except (CorruptBatchError, UnsupportedFormatError):
-            where = self._data, self._positions[place], self._headers[place]
+            where = self._data, self._positions[index], self._headers[index]
             if not (is_as_written(*where) or is_stand_in(*where)):
                 raise
             return False
         return True
 
-    def _may_be_cut(self, place: int) -> bool:
+    def _may_be_cut(self, index: int) -> bool:
         try:
-            return self._is_readable(place)
-        except CorruptBatchError:  # Its consumer finds that out, too.
+            return self._is_readable(index)
+        except CorruptBatchError:  # Its consumer will find that out.
             return False
 
-    def _columns(self, place: int) -> Columns:
-        if self._decoded is None or self._decoded[0] != place:
-            header = self._headers[place]
-            columns = decode_columns(self._data, self._positions[place], header)
-            self._decoded = place, columns
+    def _columns(self, index: int) -> Columns:
+        if self._decoded is None or self._decoded[0] != index:
+            header = self._headers[index]
+            columns = decode_columns(self._data, self._positions[index], header)
+            self._decoded = index, columns
         return self._decoded[1]
 
     # --- answers --------------------------------------------------------------------------------
 
     def end_of(self, offset: int, bytes_max: int, *, at_least_one: bool) -> int:
-        """Where the batches from the one of `offset` on end that have at most `bytes_max` bytes
-        together: perhaps at `offset`, unless there is to be one in any case."""
-        place = bisect_left(self._last_offsets, offset)
-        if place >= len(self._headers):
+        """The end of the batches from the one at `offset` on that have at most `bytes_max` bytes
+        together: perhaps `offset` itself, unless `at_least_one`."""
+        index = bisect_left(self._last_offsets, offset)
+        if index >= len(self._headers):
             return self.next_offset
-        behind = bisect_right(self._ends, self._positions[place] + bytes_max)
+        behind = bisect_right(self._ends, self._positions[index] + bytes_max)
         if at_least_one:
-            behind = max(behind, place + 1)
-        return offset if behind <= place else self._last_offsets[behind - 1] + 1
+            behind = max(behind, index + 1)
+        return offset if behind <= index else self._last_offsets[behind - 1] + 1
 
     def has_some(self, first: int, last: int) -> bool:
-        """Whether some offset of [first, last] lies in this piece."""
+        """Returns whether any offset of [first, last] is in this piece."""
         return last >= self.first and first < self.next_offset
 
     def bytes_between(self, offset: int, end: int) -> int:
-        """How many bytes the batches have from the one of `offset` on that begin below `end`."""
+        """Size in bytes of the batches from the one at `offset` on that begin below `end`."""
         begin = bisect_left(self._last_offsets, offset)
         behind = bisect_left(self._last_offsets, end)
         if begin >= behind:
@@ -203,37 +204,37 @@ class Piece:
         return self._ends[behind - 1] - self._positions[begin]
 
     def cut(self, runs: Runs) -> list[memoryview | bytearray]:
-        """The batches that have records of these runs, which lie in this piece. A large batch of
-        which little was given out comes with that only."""
+        """The batches with records of these runs, which are in this piece. A large batch of which
+        little was given out is cut to those records."""
         parts: list[memoryview | bytearray] = []
         begin = end = -1
         number, last = 0, len(runs) - 1
-        place = bisect_left(self._last_offsets, runs[0][0])
-        while number <= last and place < len(self._headers):
-            header = self._headers[place]
+        index = bisect_left(self._last_offsets, runs[0][0])
+        while number <= last and index < len(self._headers):
+            header = self._headers[index]
             if runs[number][1] < header.base_offset:
                 number += 1  # Compaction removed it.
                 continue
             if header.last_offset < runs[number][0]:
-                place = bisect_left(self._last_offsets, runs[number][0], place)
+                index = bisect_left(self._last_offsets, runs[number][0], index)
                 continue
             given, after = _records_in(runs, number, header)
             is_whole = header.length < RECUT_BYTES_MIN or (
                 given * RECUT_SHARE >= header.record_count
             )
-            if is_whole or not self._may_be_cut(place):
-                if self._positions[place] != end:
+            if is_whole or not self._may_be_cut(index):
+                if self._positions[index] != end:
                     if end > begin:
                         parts.append(self._data[begin:end])
-                    begin = self._positions[place]
-                end = self._ends[place]
+                    begin = self._positions[index]
+                end = self._ends[index]
             else:
                 if end > begin:
                     parts.append(self._data[begin:end])
                 begin = end = -1
-                parts.append(self._recut(place, runs[number : after + 1]))
+                parts.append(self._recut(index, runs[number : after + 1]))
             number = after if runs[min(after, last)][1] > header.last_offset else after + 1
-            place += 1
+            index += 1
         if end > begin:
             parts.append(self._data[begin:end])
         return parts
@@ -241,17 +242,17 @@ class Piece:
     def record(
         self, offset: int
     ) -> tuple[bytes | None, bytes | None, Headers, bool] | None:
-        """`(key, value, headers, whether the value is a manifest)` of a record here. None: there is
-        none for readers. Of a record that nobody can read the offset is all there is."""
-        place = bisect_left(self._last_offsets, offset)
-        if place >= len(self._headers) or offset < self._headers[place].base_offset:
+        """Returns `(key, value, headers, whether the value is a manifest)` of a record here. None:
+        there is none for readers. Of a record that nobody can read, only the offset is known."""
+        index = bisect_left(self._last_offsets, offset)
+        if index >= len(self._headers) or offset < self._headers[index].base_offset:
             return None
-        header = self._headers[place]
+        header = self._headers[index]
         if _is_for_nobody(header) or self._is_aborted(header):
             return None
-        if not self._is_readable(place):
+        if not self._is_readable(index):
             return None, None, [], False
-        columns = self._columns(place)
+        columns = self._columns(index)
         at = bisect_left(columns.offsets, offset)
         if at >= len(columns.offsets) or columns.offsets[at] != offset:
             return None
@@ -262,8 +263,8 @@ class Piece:
             header.is_large,
         )
 
-    def _recut(self, place: int, runs: Runs) -> bytearray:
-        header, columns = self._headers[place], self._columns(place)
+    def _recut(self, index: int, runs: Runs) -> bytearray:
+        header, columns = self._headers[index], self._columns(index)
         offsets = columns.offsets
         kept: list[int] = []
         for first, last, _ in runs:
@@ -272,7 +273,8 @@ class Piece:
 
 
 def _is_for_nobody(header: BatchHeader) -> bool:
-    """Markers have no records; chunks of a large value belong to the record that names them."""
+    """Returns whether no consumer gets this batch: markers have no records, and chunks of a large
+    value belong to the record that names them."""
     return header.is_control or header.is_chunk or header.record_count == 0
 
 
@@ -281,19 +283,19 @@ def _has_gaps(header: BatchHeader) -> bool:
 
 
 def _runs_of(offsets: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
-    """The places `[begin, end)` of records whose offsets follow each other, from `first` on."""
+    """Yields the index ranges `[begin, end)` of records with consecutive offsets, from `first`
+    on."""
     begin = bisect_left(offsets, first)
-    for place in range(begin + 1, len(offsets)):
-        if offsets[place] != offsets[place - 1] + 1:
-            yield begin, place
-            begin = place
+    for index in range(begin + 1, len(offsets)):
+        if offsets[index] != offsets[index - 1] + 1:
+            yield begin, index
+            begin = index
     if begin < len(offsets):
         yield begin, len(offsets)
 
 
 def _records_in(runs: Runs, number: int, header: BatchHeader) -> tuple[int, int]:
-    """How many offsets of the runs from `number` on lie in a batch, and which run is the last
-    there."""
+    """Number of offsets of the runs from `number` on that are in a batch, and the last such run."""
     given, after = 0, number
     while number < len(runs) and runs[number][0] <= header.last_offset:
         first, last, _ = runs[number]
@@ -304,22 +306,22 @@ def _records_in(runs: Runs, number: int, header: BatchHeader) -> tuple[int, int]
 
 
 class QueueReads:
-    """See the module. Made for the queues of one partition, as long as it is led here."""
+    """See the module. It serves the queues of one partition, as long as that is led here."""
 
     def __init__(self, leader: Leader, clock: Clock) -> None:
         self._leader = leader
         self._clock = clock
         self._pieces: list[Piece] = []
-        """Used last at the end."""
+        """Cached pieces, least recently used first."""
 
     async def piece(self, offset: int) -> Piece:
-        """Batches from the one with `offset` on, all below the last stable offset; below it lies
-        `offset`, too. Raises OffsetOutOfRangeError below the log start, NotLeaderError,
-        StorageError, CorruptBatchError, and what remote storage raises."""
+        """Returns batches from the one with `offset` on, all below the last stable offset; `offset`
+        must be below it, too. Raises OffsetOutOfRangeError below the log start, NotLeaderError,
+        StorageError, CorruptBatchError, and the errors of remote storage."""
         pieces = self._pieces
-        for place in range(len(pieces) - 1, -1, -1):
-            if pieces[place].first <= offset < pieces[place].next_offset:
-                piece = pieces.pop(place)
+        for index in range(len(pieces) - 1, -1, -1):
+            if pieces[index].first <= offset < pieces[index].next_offset:
+                piece = pieces.pop(index)
                 break
         else:
             data, next_offset, aborted = await self._leader.reads.read_stable(offset, PIECE_BYTES)
@@ -333,11 +335,11 @@ class QueueReads:
         return piece
 
     def drop_all(self) -> None:
-        """Some of it is damaged."""
+        """Drops all pieces, as some of them are damaged."""
         self._pieces = []
 
     def drop_unused(self) -> None:
-        """Drops what nobody used for a while; to be called now and then."""
+        """Drops pieces that were unused for a while; call it from time to time."""
         if self._pieces:
             before_s = self._clock.monotonic() - KEPT_S
             self._pieces = [piece for piece in self._pieces if piece.used_s > before_s]

@@ -14,7 +14,7 @@ from rayq.environment import Buffer
 from rayq.errors import RayqError
 
 TAKE_BYTES_MAX = 4 * 1024**2
-"""One take brings no more, but for a single larger batch."""
+"""Maximum size of a take's answer, except for a single larger batch."""
 
 Answer = tuple[messages.TakeResponse, Sequence[Buffer]]
 
@@ -45,7 +45,7 @@ class WaitingTake:
 
 
     def drop(self) -> None:
-        """Nobody would get the answer."""
+        """Drops the take, as nobody would get the answer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -57,20 +57,20 @@ class WaitingTakes:
 
     def __init__(self, make_empty: Callable[[], Answer | RayqError]) -> None:
         self._make_empty = make_empty
-        # There may be a hundred thousand: nothing here looks at all of them.
+        # There may be a hundred thousand takes: nothing here iterates over all of them.
         self._idle: OrderedDict[WaitingTake, None] = OrderedDict()
-        """Of consumers that have nothing to do, in the order in which they came."""
+        """Takes of consumers that have nothing to do, in the order of arrival."""
         self._ahead: OrderedDict[WaitingTake, None] = OrderedDict()
-        """The others, likewise."""
+        """The other takes, in the order of arrival."""
         self._of: dict[Connection, dict[WaitingTake, None]] = {}
-        """All of these by the connection over which they came."""
+        """All waiting takes, by the connection over which they came."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._ahead)
 
     def add(self, request: messages.Take, connection: Connection) -> asyncio.Future[Answer]:
-        """The answer of a take, which waits from now on."""
+        """Adds a waiting take, and returns the future of its answer."""
         take = WaitingTake(
             request.holder,
             request.records_max,
@@ -92,31 +92,31 @@ class WaitingTakes:
         self._of.setdefault(take.connection, {})[take] = None
 
     def _remove(self, take: WaitingTake) -> bool:
-        """Whether it was here, and not in somebody's hands."""
+        """Removes a take. Returns whether it was waiting here, and not handed to a caller."""
         line = self._line_of(take)
         if take not in line:
             return False
         del line[take]
-        others = self._of[take.connection]
-        del others[take]
-        if not others:
+        takes = self._of[take.connection]
+        del takes[take]
+        if not takes:
             del self._of[take.connection]
         return True
 
     def next(self) -> WaitingTake | None:
-        """The take that is next, which is in the caller's hands now: `finish` it, or put it
-        `back`."""
+        """Hands the next take to the caller, who must `finish` it or put it `back`."""
         take = next(iter(self._idle or self._ahead), None)
         if take is not None:
             self._remove(take)
         return take
 
     def idle_count(self) -> int:
-        """How many of those that wait have nothing to do."""
+        """Number of waiting takes whose consumers have nothing to do."""
         return len(self._idle)
 
     def back(self, take: WaitingTake) -> bool:
-        """There is nothing for it yet: it stays the next. False: it waits no more."""
+        """Puts a take back, as there is nothing for it yet: it stays the next. Returns False if it
+        no longer waits."""
         if take.connection.done():
             take.drop()
             return False
@@ -128,7 +128,7 @@ class WaitingTakes:
         return True
 
     def share(self, available: int) -> int:
-        """How many of the available records the take may have that is in the caller's hands."""
+        """Maximum number of the available records for the take that was handed to the caller."""
         return max(1, -(-available // (len(self) + 1)))
 
     def _too_long(self, take: WaitingTake) -> None:
@@ -137,7 +137,7 @@ class WaitingTakes:
             take.finish(self._make_empty())
 
     def closed(self, connection: Connection) -> None:
-        """Nobody would get the answers of this connection's takes."""
+        """Drops the takes of a closed connection."""
         for take in list(self._of.get(connection, ())):
             self._remove(take)
             take.drop()

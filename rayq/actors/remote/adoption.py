@@ -34,16 +34,16 @@ from rayq.storage.remote.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 LISTING_DELAY_S = 60.0
-"""Another manifest than the committed one is looked for only then: some stores list late what was
-written, and what could not be read once may be read again."""
+"""Time before another manifest than the committed one is looked for: some stores list new objects
+late, and a failed read may succeed later."""
 DAMAGED_READS = 3
-"""A manifest counts as damaged after so many reads."""
+"""Number of failed reads after which a manifest counts as damaged."""
 RETRY_S = 0.2
 RETRY_MAX_S = 10.0
 
 
 def must_adopt(log: Log, assignment: messages.PartitionAssignment) -> bool:
-    """Whether the leader of this assignment has anything to do before it appends."""
+    """Returns whether the leader of this assignment must adopt the remote log before it appends."""
     pointer = assignment.remote
     return (
         assignment.is_remote_doubted
@@ -53,21 +53,23 @@ def must_adopt(log: Log, assignment: messages.PartitionAssignment) -> bool:
 
 
 def _reaches_above(log: Log, pointer: RemotePointer | None) -> bool:
-    """Whether records left this disk that the committed list does not have: there was another."""
+    """Returns whether this disk dropped records that are missing in the committed list: there was
+    another list."""
     remote_end = 0 if pointer is None else pointer.end
     return log.local_start_offset > max(log.start_offset, remote_end)
 
 
 def _holds(log: Log, pointer: RemotePointer) -> bool:
-    """Whether the log goes on from the last record in the store."""
+    """Returns whether the log continues from the last record in the store."""
     if pointer.end == 0 or pointer.end_epoch is None:
         return True
     return log.end_offset >= pointer.end and _agree(log, pointer.end, pointer.end_epoch)
 
 
 def _agree(log: Log, end: int, end_epoch: int) -> bool:
-    """Whether the record at `end - 1` is of this epoch in the log, too. Where the log does not know
-    any more, that far below its start, only an epoch that has gone back is a contradiction."""
+    """Returns whether the record at `end - 1` has this epoch in the log, too. If the log no longer
+    knows, because that is far below its start, only an epoch that has gone back is a
+    contradiction."""
     epoch = log.epochs.epoch_of(end - 1)
     if epoch is not None:
         return epoch == end_epoch
@@ -76,16 +78,16 @@ def _agree(log: Log, end: int, end_epoch: int) -> bool:
 
 
 def _lacks_epochs(log: Log, pointer: RemotePointer) -> bool:
-    """Whether the file with the leader epochs was lost, and those of its own batches are all that
-    the log could make anew."""
+    """Returns whether the file with the leader epochs was lost, and the log could rebuild only
+    those of its own batches."""
     entries = log.epochs.entries()
     first = entries[0][1] if entries else log.end_offset
     return log.start_offset < min(first, pointer.end)
 
 
 class Adoption:
-    """The role of a replica that is about to lead. It tries until it is done, or `end`; then calls
-    `on_done`."""
+    """The role of a replica that is about to lead. It retries until it is done, or until `end`;
+    then it calls `on_done`."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class Adoption:
         )
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """The partition's committed metadata, in this epoch."""
+        """Takes the partition's committed metadata, in this epoch."""
         self._assignment = assignment
         self.remote_log.committed(assignment)
 
@@ -133,7 +135,7 @@ class Adoption:
             self._task.cancel()
 
     def flushed(self, flushed_offset: int) -> None:
-        """Nobody waits for it yet."""
+        """Does nothing: nobody waits for a flush yet."""
 
     async def _adopt_until_done(self) -> None:
         replica, retry_s = self._replica_log, RETRY_S
@@ -169,8 +171,8 @@ class Adoption:
             log.learn_epochs((await self._manifest(pointer)).epochs)
 
     async def _adopt_newest(self) -> None:
-        """Commits the newest manifest that can be trusted, in this epoch: then the pointer is in no
-        doubt any more."""
+        """Commits the newest manifest that can be trusted, in this epoch: then the pointer is no
+        longer in doubt."""
         remote_log, log = self.remote_log, self._replica_log.log
         await asyncio.sleep(self._listing_wait_s)
         newest = await self._newest()
@@ -190,8 +192,8 @@ class Adoption:
         return max(0.0, LISTING_DELAY_S - waited_s)
 
     async def _manifest(self, pointer: RemotePointer) -> Manifest:
-        """That of the committed pointer. Where it is lost, the newest of the others is committed
-        in its place, and the error says to look again."""
+        """Returns the manifest of the committed pointer. If it is lost, commits the newest of the
+        others in its place, and raises an error that says to look again."""
         try:
             manifest = await self.remote_log.manifest()
         except (RemoteMissingError, RemoteDamagedError):
@@ -206,8 +208,8 @@ class Adoption:
         return manifest
 
     async def _restart(self, pointer: RemotePointer) -> None:
-        """Empties the log, which goes on at the end of the list. What was here above it, or in
-        another history, and was not stored is lost: the election took it."""
+        """Empties the log, which continues at the end of the list. Records here above it, or in
+        another history, that were not stored are lost: the election discarded them."""
         replica = self._replica_log
         manifest = await self._manifest(pointer)
         async with replica.files_lock, replica.flush_lock:
@@ -234,8 +236,8 @@ class Adoption:
     # --- metadata that were lost ------------------------------------------------------------
 
     async def _newest(self) -> Manifest | None:
-        """The newest manifest whose objects all exist and that belongs to this log's history, or to
-        a later one."""
+        """Finds the newest manifest whose objects all exist and that belongs to this log's history,
+        or to a later one."""
         names = []
         for name in await self._listed():
             parsed = parse_name(name)
@@ -254,7 +256,7 @@ class Adoption:
         return None
 
     async def _loaded(self, name: str) -> Manifest | None:
-        """None where it is gone or damaged."""
+        """Loads a manifest. None: it is gone or damaged."""
         for attempt in range(1, DAMAGED_READS + 1):
             try:
                 return await load_manifest(self.remote_log.objects, name)
@@ -274,21 +276,21 @@ class Adoption:
     async def _is_whole(self, manifest: Manifest) -> bool:
         objects, at_once = manifest.objects, messages.OBJECT_NAMES_MAX
         for first in range(0, len(objects), at_once):
-            some = objects[first : first + at_once]
+            page = objects[first : first + at_once]
             answer, _ = await self.remote_log.objects.ask(
-                messages.HeadObjects([one.name for one in some])
+                messages.HeadObjects([remote.name for remote in page])
             )
-            if len(answer.objects) != len(some):
+            if len(answer.objects) != len(page):
                 raise InvalidRequestError("The object server answered for other objects.")
-            for one, found in zip(some, answer.objects, strict=True):
-                if found is None or found[0] != one.object_bytes:
+            for listed, stored in zip(page, answer.objects, strict=True):
+                if stored is None or stored[0] != listed.object_bytes:
                     return False
         return True
 
 
 def _agrees(log: Log, manifest: Manifest) -> bool:
-    """Whether a manifest is of the same history as the log, or of one that went on after the
-    log's last record."""
+    """Returns whether a manifest is of the same history as the log, or of one that continued after
+    the log's last record."""
     last_epoch = log.last_epoch
     if last_epoch is None or manifest.leader_epoch > last_epoch:
         return True

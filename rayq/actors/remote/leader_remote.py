@@ -42,19 +42,19 @@ from rayq.storage.remote.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 1.0
-"""A partition's list of objects changes at most this often."""
+"""Minimum interval between changes of a partition's list of objects."""
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
-"""The pause after the first failure in a row, and the longest."""
+"""Backoff after the first failure in a row, and its maximum."""
 SLOW_S = 300.0
-"""An object server that is busy with other uploads for longer than this counts as a failure."""
+"""Time after which an object server that is busy with other uploads counts as a failure."""
 SWEEP_RETRY_S = 600.0
 START_S = 10.0
-"""So long a new leader waits for an object server that may be starting, too."""
+"""Time that a new leader waits for an object server that may be starting, too."""
 
 
 class LeaderRemote:
-    """See the module. `log` is what is known of the remote log. Call `tick` every now and then, and
-    `end` once."""
+    """See the module. `log` is the leader's view of the remote log. Call `tick` from time to time,
+    and `end` once."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class LeaderRemote:
         self.verification = Verification(replica_log, remote_log, self._uploads)
         self._task: asyncio.Task[None] | None = None
         self.trouble: str | None = None
-        """Why nothing is stored or deleted now. None: it works."""
+        """The reason that nothing is stored or deleted now. None: it works."""
         self._failures = 0
         self._busy_since_s: float | None = None
-        """Since when the object server has been too busy for anything."""
+        """Time since which the object server has been too busy for any upload."""
         self._refusal: str | None = None
         self._began_s = self._pause_until_s = now_s = environment.clock.monotonic()
         self._active = (-1, now_s)
-        """The base offset of the active segment, and since when it has records, as far as is known
-        here."""
-        # The leaders of a broker begin together, and must not ask the store all at once.
+        """The base offset of the active segment, and the time since which it has records, as far as
+        is known here."""
+        # The leaders of a broker start together, and must not ask the store all at once.
         self._look_interval_s = config.retention_check_interval_ms / 1000
         self._look_s = now_s + self._look_interval_s * environment.random.random()
         self._sweep_interval_s = config.remote_sweep_interval_ms / 1000
@@ -92,7 +92,7 @@ class LeaderRemote:
         self._retention.raise_to_floor()
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """The partition's committed metadata, in this epoch."""
+        """Takes the partition's committed metadata, in this epoch."""
         self._assignment = assignment
         self.log.committed(assignment)
         self._retention.raise_to_floor()
@@ -105,7 +105,7 @@ class LeaderRemote:
     # --- work that is due -------------------------------------------------------------------
 
     def tick(self, now_s: float, clock_watch: ClockWatch) -> None:
-        """Does what is due by time. Raises StorageError."""
+        """Does the periodic work. Raises StorageError."""
         self._refusal = self._why_refused()
         is_running = self._task is not None and not self._task.done()
         if is_running or not (self._replica_log.is_open and self._state.may_serve):
@@ -130,7 +130,7 @@ class LeaderRemote:
         if self._active[0] != base_offset or log.end_offset == base_offset:
             self._active = base_offset, now_s
         elif now_s - self._active[1] > lag_ms / 1000:
-            # However its appends are dated: a clock may have been ahead.
+            # Regardless of the dates of its appends: a clock may have been ahead.
             now_ms = max(now_ms, (log.last_append_time_ms or 0) + lag_ms)
         try:
             if log.roll_to_upload(now_ms):
@@ -188,7 +188,7 @@ class LeaderRemote:
                 failure = error
         if self._uploads.stored:
             self._busy_since_s = None
-        if looks or self._uploads.stored:  # What was stored before a failure counts, too.
+        if looks or self._uploads.stored:  # Objects that were stored before a failure count, too.
             await self._change_list(clock_watch, deletes=looks)
         if failure is not None:
             raise failure
@@ -199,8 +199,9 @@ class LeaderRemote:
             self._sweep_s = now_s + self._sweep_interval_s
 
     async def _change_list(self, clock_watch: ClockWatch, *, deletes: bool) -> None:
-        """Commits the objects that were stored and what is below the log start by now. With
-        `deletes` it first deletes what was removed long enough ago, which leaves the list then."""
+        """Commits the stored objects, and removes from the list those that are below the log start
+        by now. With `deletes` it first deletes objects that were removed long enough ago, which
+        then leave the list."""
         manifest = await self.log.manifest()
         if manifest is None and not self._uploads.stored:
             return
@@ -237,7 +238,7 @@ class LeaderRemote:
         self._uploads.stored = []
 
     def check_backlog(self) -> None:
-        """Raises RemoteBacklogError while the topic takes no more records."""
+        """Raises RemoteBacklogError while the topic accepts no more records."""
         if self._refusal is not None:
             raise RemoteBacklogError(self._refusal)
 
@@ -249,7 +250,7 @@ class LeaderRemote:
         try:
             free_bytes = self._environment.disk.free_bytes(directory)
         except OSError:
-            return None  # Appends will tell.
+            return None  # Appends will report it.
         if not is_backlog_too_large(
             backlog_bytes,
             config.remote_backlog_bytes,
@@ -280,32 +281,32 @@ class LeaderRemote:
         )
 
     def _log(self, level: int, event: str, **fields: object) -> None:
-        one = self._assignment
+        assignment = self._assignment
         log_event(
             logger,
             level,
             event,
-            topic=one.topic,
-            partition=one.partition,
-            epoch=one.leader_epoch,
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
             **fields,
         )
 
     # --- figures ----------------------------------------------------------------------------
 
     def _waiting(self) -> list[Piece]:
-        """What of the closed segments is not stored yet."""
+        """The parts of closed segments that are not stored yet."""
         return waiting(self._replica_log.log, self.log.pointer) if self._stores else []
 
     def describe(self) -> messages.DescribeRemoteStorageResponse:
-        """How far the partition is in the object store."""
+        """Describes the progress of the partition in the object store."""
         waiting, log = self._waiting(), self._replica_log.log
         return messages.DescribeRemoteStorageResponse(
             pointer=self.log.pointer,
             log_start_offset=log.start_offset,
             local_start_offset=log.local_start_offset,
             high_watermark=self._replica_log.high_watermark,
-            lag_bytes=sum(one.size_bytes for one in waiting),
+            lag_bytes=sum(piece.size_bytes for piece in waiting),
             lag_ms=self._lag_ms(waiting),
             trouble=self.trouble,
         )
@@ -318,7 +319,7 @@ class LeaderRemote:
     def measure(self, at: dict[str, object]) -> list[Sample]:
         waiting, sample = self._waiting(), self._environment.metrics.sample
         size_bytes = 0 if self.log.pointer is None else self.log.pointer.data_bytes
-        lag_bytes = sum(one.size_bytes for one in waiting)
+        lag_bytes = sum(piece.size_bytes for piece in waiting)
         return [
             sample("rayq_remote_size_bytes", size_bytes, **at),
             sample("rayq_remote_upload_lag_bytes", lag_bytes, **at),

@@ -8,7 +8,7 @@ from rayq.storage.remote.manifest import Manifest, decode_manifest, page_names
 
 
 async def load_manifest(objects: ObjectLink, name: str) -> Manifest:
-    """The manifest `name`, with its pages. Raises RemoteStorageError, RemoteMissingError,
+    """Loads the manifest `name`, with its pages. Raises RemoteStorageError, RemoteMissingError,
     RemoteDamagedError."""
     root = await _get(objects, name)
     pages = {page: await _get(objects, page) for page in page_names(root, name)}

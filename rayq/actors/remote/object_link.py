@@ -20,10 +20,11 @@ from rayq.storage.remote.listing import pages
 from rayq.wire.pool import ConnectionPool
 
 REQUEST_TIMEOUT_S = 120.0
-"""The object server has a deadline for each request to the store, and answers before this."""
+"""Timeout of a request. The object server has a deadline for each request to the store, and answers
+before this."""
 UPLOADS_AT_ONCE = 3
-"""So many uploads of one process are under way, as many as the object server takes at once: others
-wait here, where waiting is no failure."""
+"""Maximum number of concurrent uploads of a process, which is what the object server takes at once:
+others wait here, where waiting is no failure."""
 _ANSWERS = (
     RemoteStorageError,
     RemoteMissingError,
@@ -32,7 +33,7 @@ _ANSWERS = (
     StorageError,
     InvalidRequestError,
 )
-"""What the object server itself answers. Anything else happened on the way to it."""
+"""Errors that the object server itself answers. Any other error happened on the way to it."""
 ListedObject = tuple[str, int, int]
 """`(name, bytes, last modified in ms)`."""
 _CHANGES = (messages.StoreRecords, messages.PutBlob, messages.DeleteObjects)
@@ -45,11 +46,11 @@ class ObjectLink:
         self._pool = pool
         self.cluster_id = cluster_id
         self.endpoint: Address | None = None
-        """Where the object server listens, by the broker's last heartbeat. None: there is none."""
+        """Address of the object server, from the broker's last heartbeat. None: there is none."""
         self.halt: str | None = None
-        """Why objects may be read, but neither stored nor deleted. None: they may."""
+        """The reason that objects may be read, but neither stored nor deleted. None: they may."""
         self.backlog_bytes = 0
-        """What waits on this node's disk for the object store."""
+        """Bytes on this node's disk that wait to be uploaded to the object store."""
         self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def ask(
@@ -59,8 +60,8 @@ class ObjectLink:
         *,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> tuple[messages.ResponseT, memoryview]:
-        """`(response, payload)`. Raises what the request raises, and RemoteStorageError where the
-        object server does not answer: then the outcome is not known."""
+        """Returns `(response, payload)`. Raises the errors of the request, and RemoteStorageError
+        if the object server does not answer: then the outcome is unknown."""
         if self.endpoint is None:
             raise RemoteStorageError(
                 "This node has no object server now: it is starting. `rayq storage status` tells "
@@ -79,7 +80,8 @@ class ObjectLink:
 
 
 def list_objects(objects: ObjectLink, prefix: str) -> AsyncIterator[Sequence[ListedObject]]:
-    """The objects below `prefix`, page by page. Raises as `ObjectLink.ask`, and RemoteListError."""
+    """Lists the objects below `prefix`, page by page. Raises as `ObjectLink.ask`, and
+    RemoteListError."""
 
     is_over = False
 

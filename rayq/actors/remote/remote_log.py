@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 COMMIT_RETRY_S = 0.1
 COMMIT_RETRY_MAX_S = 5.0
-"""The pause before an undecided commit is asked for again, at first and at most."""
+"""Initial and maximum backoff before an undecided commit is requested again."""
 
 
 class RemoteLog:
@@ -65,10 +65,11 @@ class RemoteLog:
         self._loading = asyncio.Lock()
         self._changing = asyncio.Lock()
         self._moved = Signal()
-        """The committed pointer changed, or the epoch ended."""
+        """Notified when the committed pointer changed, or the epoch ended."""
         self._ended: str | None = None
         self.superseded: list[tuple[float, str]] = []
-        """Manifests of this epoch that later ones replaced, and when (in monotonic seconds)."""
+        """Manifests of this epoch that later ones replaced, each with the time of that (in
+        monotonic seconds)."""
 
     # --- what is committed ------------------------------------------------------------------
 
@@ -78,8 +79,8 @@ class RemoteLog:
 
     @property
     def end_offset(self) -> int | None:
-        """The committed remote end: all below is in the object store, or below the log start.
-        None: nothing was ever stored."""
+        """The committed remote end: all records below it are in the object store, or below the log
+        start. None: nothing was ever stored."""
         return None if self.pointer is None else self.pointer.end
 
     @property
@@ -89,18 +90,18 @@ class RemoteLog:
 
     @property
     def prefix(self) -> str:
-        """What the names of the partition's objects begin with. A restored topic goes on where the
-        old one was."""
+        """Prefix of the names of the partition's objects. A restored topic continues in the folder
+        of the old one."""
         if self.pointer is not None and (name := parse_name(self.pointer.manifest)) is not None:
             return name.prefix
-        one = self._assignment
-        return partition_prefix(self.objects.cluster_id, one.topic_id, one.partition)
+        assignment = self._assignment
+        return partition_prefix(self.objects.cluster_id, assignment.topic_id, assignment.partition)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """The partition's committed metadata, in this epoch."""
+        """Takes the partition's committed metadata, in this epoch."""
         self._assignment = assignment
         known, told = self.pointer, assignment.remote
-        # The answer to a commit may be ahead of the metadata that the broker tells.
+        # The answer to a commit may be ahead of the broker's metadata.
         if told is not None and (known is None or told.version > known.version):
             self._move(told)
 
@@ -113,7 +114,7 @@ class RemoteLog:
         self._moved.notify()
 
     def check(self) -> None:
-        """Raises NotLeaderError when this process may not act as the leader any more."""
+        """Raises NotLeaderError when this process may no longer act as the leader."""
         if self._ended is not None or not self._has_lease():
             raise NotLeaderError(
                 f"This process does not lead {self.where} "
@@ -129,22 +130,24 @@ class RemoteLog:
             async with self._loading:
                 if self._loaded is None or self._loaded[0] != pointer:
                     try:
-                        found = await load_manifest(self.objects, pointer.manifest)
-                        _check_is_named(pointer, found)
-                        self._loaded = pointer, found
+                        manifest = await load_manifest(self.objects, pointer.manifest)
+                        _check_is_named(pointer, manifest)
+                        self._loaded = pointer, manifest
                     except RayqError:
                         if self.pointer == pointer:
-                            raise  # Else it was superseded meanwhile, and deleted.
+                            raise  # Else it was replaced meanwhile, and deleted.
         return None
 
     # --- changes ----------------------------------------------------------------------------
 
     async def change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Commits `change` of the committed manifest, and returns what is committed then. A change
-        that returns the manifest that it got needs no commit. Changes wait for each other.
+        """Commits `change` of the committed manifest, and returns the manifest that is then
+        committed. A change that returns the manifest that it got needs no commit. Changes wait for
+        each other.
 
-        It returns, or raises, only when its outcome is known, or this epoch has ended. Raises what
-        `manifest` raises, NotLeaderError, FencedEpochError, StalePartitionError, UnknownTopicError.
+        It returns, or raises, only when its outcome is known, or this epoch has ended. Raises the
+        errors of `manifest`, NotLeaderError, FencedEpochError, StalePartitionError,
+        UnknownTopicError.
         """
         async with self._changing:
             before = await self.manifest() or self.empty_manifest()
@@ -158,27 +161,27 @@ class RemoteLog:
             return await self._commit(manifest, is_adopted=True)
 
     def empty_manifest(self) -> Manifest:
-        """What a partition begins with of which nothing is in the object store."""
-        one = self._assignment
+        """The initial manifest of a partition that has nothing in the object store."""
+        assignment = self._assignment
         return Manifest(
             prefix=self.prefix,
             cluster_id=self.objects.cluster_id,
-            topic=one.topic,
-            topic_id=one.topic_id,
-            partition=one.partition,
-            partitions=one.partitions,
-            config=one.config,
-            replication_factor=one.replication_factor or len(one.replicas),
+            topic=assignment.topic,
+            topic_id=assignment.topic_id,
+            partition=assignment.partition,
+            partitions=assignment.partitions,
+            config=assignment.config,
+            replication_factor=assignment.replication_factor or len(assignment.replicas),
         )
 
     async def _commit(self, manifest: Manifest, *, is_adopted: bool = False) -> Manifest:
         """Stores the manifest as the next version, and has it committed."""
         self.check()
-        one, base, prefix = self._assignment, self.pointer, manifest.prefix
+        assignment, base, prefix = self._assignment, self.pointer, manifest.prefix
         version, now_ms = 1 if base is None else base.version + 1, self._environment.clock.wall_ms()
         is_own = base is not None and base.leader_epoch == self.leader_epoch
         if base is not None and not is_own and base.manifest.startswith(prefix):
-            # The leader before may not know yet that it is deposed, and still answers readers.
+            # The previous leader may not know yet that it is deposed, and still answers readers.
             manifest = manifest.with_removed([base.manifest], now_ms)
 
         def named(kind: ObjectKind, number: int) -> str:
@@ -186,9 +189,9 @@ class RemoteLog:
 
         paged, pages = msgspec.structs.replace(
             manifest,
-            partitions=one.partitions,
-            config=one.config,
-            replication_factor=one.replication_factor or len(one.replicas),
+            partitions=assignment.partitions,
+            config=assignment.config,
+            replication_factor=assignment.replication_factor or len(assignment.replicas),
             version=version,
             leader_epoch=self.leader_epoch,
             written_ms=now_ms,
@@ -205,8 +208,8 @@ class RemoteLog:
     async def _move_pointer(
         self, base: RemotePointer | None, pointer: RemotePointer, *, is_adopted: bool
     ) -> None:
-        """Returns when `pointer` is committed. Without an answer that is unknown, and asked for
-        again, until the metadata tells or the epoch ends."""
+        """Returns when `pointer` is committed. Without an answer the outcome is unknown, and the
+        request is repeated until the metadata shows it or the epoch ends."""
         request = messages.MoveRemote(
             topic_id=self._assignment.topic_id,
             partition=self._assignment.partition,
@@ -225,8 +228,8 @@ class RemoteLog:
             except (FencedEpochError, UnknownTopicError, InvalidRequestError):
                 raise
             except RayqError as error:
-                # Also where it is refused as stale: an attempt before this one may have passed, and
-                # then the metadata that say so are on their way.
+                # Also if it is refused as stale: an earlier attempt may have succeeded, and then
+                # the metadata that say so are on their way.
                 is_refused = isinstance(error, StalePartitionError)
                 level = logging.DEBUG if is_refused else logging.INFO
                 logger.log(level, "the remote pointer of %s: %s", self.where, error)
@@ -243,8 +246,8 @@ class RemoteLog:
 
 
 def _check_is_named(pointer: RemotePointer, manifest: Manifest) -> None:
-    """Raises RemoteDamagedError where a manifest says something else than its pointer. The epoch of
-    a restored topic's pointer is above its manifest's."""
+    """Raises RemoteDamagedError if a manifest contradicts its pointer. The epoch of a restored
+    topic's pointer is above its manifest's."""
     said = manifest.pointer(pointer.manifest)
     if msgspec.structs.replace(said, leader_epoch=pointer.leader_epoch) != pointer:
         raise RemoteDamagedError(

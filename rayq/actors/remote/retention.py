@@ -28,8 +28,8 @@ class RemoteRetention:
         self._remote_log = remote_log
 
     def raise_to_floor(self) -> None:
-        """The committed list begins above this log's start, and the disk begins later still: what
-        is between was deleted under a leader before this one. Takes effect at once."""
+        """Raises the log start to the start of the committed list if the disk begins later still:
+        the records between were deleted under an earlier leader. Takes effect at once."""
         pointer = self._remote_log.pointer
         if pointer is not None and self._replica_log.is_open:
             log = self._replica_log.log
@@ -40,8 +40,8 @@ class RemoteRetention:
                 self._replica_log.appended.notify()
 
     async def advance(self, assignment: messages.PartitionAssignment, now_ms: int) -> None:
-        """Moves the log start as retention calls for, or what a queue has settled, durably. Raises
-        what `RemoteLog.manifest` raises, StorageError."""
+        """Durably moves the log start as retention demands, or past records that a queue has
+        settled. Raises the errors of `RemoteLog.manifest`, and StorageError."""
         replica_log = self._replica_log
         if replica_log.deletes_what_is_done:
             start: int | None = self._limit_offset()
@@ -65,7 +65,7 @@ class RemoteRetention:
         replica_log.appended.notify()  # Followers hear of it with their next fetch.
 
     def _limit_offset(self) -> int:
-        """What lies below may go."""
+        """Offset below which records may be deleted."""
         replica_log = self._replica_log
         limit_offset = replica_log.last_stable_offset
         pinned_offset = self._remote_log.pinned_offset  # It may be newer than the assignment here.
@@ -76,8 +76,8 @@ class RemoteRetention:
         return limit_offset
 
     async def _due_start(self, now_ms: int) -> int | None:
-        """The log start by age and size. What is in the object store counts by the committed list
-        alone: without it nothing moves."""
+        """The log start by age and size. Records in the object store count only by the committed
+        list: without it nothing moves."""
         replica_log, config = self._replica_log, self._replica_log.topic_config
         if not self._may_be_due(self._remote_log.pointer):
             return None
@@ -89,7 +89,7 @@ class RemoteRetention:
             remote_bytes = manifest.data_bytes
         return retention_start(
             chain(
-                (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),
+                (Piece(remote.end, remote.data_bytes, remote.last_append_ms) for remote in objects),
                 closed_above(closed_segments(log), remote_end),
             ),
             remote_bytes + self._bytes_above(remote_end),
@@ -100,7 +100,7 @@ class RemoteRetention:
         )
 
     def _may_be_due(self, pointer: RemotePointer | None) -> bool:
-        """Whether the committed list has to be looked at."""
+        """Returns whether the committed list must be checked."""
         config = self._replica_log.topic_config
         if config.retention_ms is not None or config.retention_bytes is None:
             return config.retention_ms is not None
@@ -108,8 +108,10 @@ class RemoteRetention:
         return stored[1] + self._bytes_above(stored[0]) > config.retention_bytes
 
     def _bytes_above(self, remote_end: int) -> int:
-        """What this disk has above the remote end, the active segment included."""
+        """Size of the segments on this disk above the remote end, including the active one."""
         log = self._replica_log.log
         closed = closed_segments(log)
-        active_bytes = log.size_bytes - sum(one.size_bytes for one in closed)
-        return active_bytes + sum(one.size_bytes for one in closed_above(closed, remote_end))
+        active_bytes = log.size_bytes - sum(segment.size_bytes for segment in closed)
+        return active_bytes + sum(
+            segment.size_bytes for segment in closed_above(closed, remote_end)
+        )

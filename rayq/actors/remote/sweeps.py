@@ -18,31 +18,31 @@ from rayq.storage.remote.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 SUPERSEDED_S = 600.0
-"""A manifest that another has replaced is deleted after this time. Only who began to read it before
-could miss it."""
+"""Time after which a replaced manifest is deleted. Only a reader that began before could miss
+it."""
 
 PROBE = checked_file.encode("remote-probe", 1, b"")
-"""The content of an object that is written for its date."""
+"""The content of an object that is written to learn its date."""
 
 
 class Sweeps:
-    """See the module. Everything raises RemoteStorageError, and NotLeaderError."""
+    """See the module. All methods raise RemoteStorageError and NotLeaderError."""
 
     def __init__(self, environment: Environment, remote_log: RemoteLog, delay_ms: int) -> None:
-        """`delay_ms`: how long an object stays to which nothing refers any more."""
+        """`delay_ms`: time that an object stays when nothing refers to it any more."""
         self._environment = environment
         self._remote_log = remote_log
         self._delay_ms = delay_ms
 
     async def delete_removed(self, manifest: Manifest, now_ms: int) -> list[str]:
-        """Deletes what the committed manifest has removed long enough ago; returns the names, which
-        may leave its list now."""
+        """Deletes objects that the committed manifest has removed long enough ago; returns their
+        names, which may leave its list now."""
         names = due(manifest.removed, now_ms, self._delay_ms)
         await self._delete(names)
         return names
 
     def next_superseded_s(self) -> float | None:
-        """When the next manifest is to be deleted that another has replaced."""
+        """Time at which the next replaced manifest is to be deleted."""
         superseded = self._remote_log.superseded
         return superseded[0][0] + SUPERSEDED_S if superseded else None
 
@@ -50,7 +50,7 @@ class Sweeps:
         """Deletes manifests that others of this epoch replaced long enough ago."""
         superseded = self._remote_log.superseded
         until_s = self._environment.clock.monotonic() - SUPERSEDED_S
-        old = [one for one in superseded if one[0] <= until_s]
+        old = [manifest for manifest in superseded if manifest[0] <= until_s]
         await self._delete([name for _, name in old])
         del superseded[: len(old)]
 
@@ -80,7 +80,7 @@ class Sweeps:
             await self._delete(names)
 
     async def _store_time_ms(self) -> int:
-        """What the store's clock says now: by the date of an object that is written for it."""
+        """Present time of the store's clock: the date of an object that is written for it."""
         remote_log = self._remote_log
         name = new_name(
             self._environment.random, remote_log.prefix, ObjectKind.PAGE, 0, remote_log.leader_epoch
@@ -89,8 +89,8 @@ class Sweeps:
         await remote_log.objects.ask(messages.PutBlob(name), PROBE)
         answer, _ = await remote_log.objects.ask(messages.HeadObjects([name]))
         await self._delete([name])
-        found = answer.objects[0]
-        return 0 if found is None else found[1]
+        stored = answer.objects[0]
+        return 0 if stored is None else stored[1]
 
     async def _list(self, prefix: str) -> list[StoredObject]:
         listed: list[StoredObject] = []

@@ -18,22 +18,25 @@ from rayq.storage.remote.manifest import RemoteObject
 from rayq.storage.upload_plan import UploadRange
 
 OBJECTS_AT_ONCE = 4
-"""So many objects are stored side by side, and then committed together."""
+"""Maximum number of objects that are stored in parallel, and then committed together."""
 
 
 def closed_segments(log: Log) -> list[ClosedSegment]:
     """The closed segments on this disk, oldest first."""
     return [
         ClosedSegment(
-            one.base_offset, one.next_offset, one.size_bytes, one.last_append_time_ms or 0
+            segment.base_offset,
+            segment.next_offset,
+            segment.size_bytes,
+            segment.last_append_time_ms or 0,
         )
-        for one in log.local_segments()
-        if one.is_closed and one.size_bytes
+        for segment in log.local_segments()
+        if segment.is_closed and segment.size_bytes
     ]
 
 
 def waiting(log: Log, pointer: RemotePointer | None) -> list[Piece]:
-    """What the closed segments on this disk have that is not in the object store yet."""
+    """The parts of this disk's closed segments that are not in the object store yet."""
     start = max(0 if pointer is None else pointer.end, log.start_offset)
     return closed_above(closed_segments(log), start) if log.active_base_offset > start else []
 
@@ -47,30 +50,31 @@ class Uploads:
         self._environment = replica_log.environment
         self.stored: list[RemoteObject] = []
         self._made_ahead: dict[int, RemoteObject] = {}
-        """By their starts: objects that are stored, behind one whose upload failed."""
+        """Stored objects after one whose upload failed, by start offset."""
 
     @property
     def next_offset(self) -> int:
-        """Where the next object begins, or the batch does that holds it."""
+        """Start offset of the next object, or an offset in its first batch."""
         remote_end = self._remote_log.end_offset or 0
         if stored := self.not_listed(remote_end):
             return stored[-1].end
         return max(remote_end, self._replica_log.log.persisted_log_start)
 
     def not_listed(self, remote_end: int) -> list[RemoteObject]:
-        """Those of `stored` that follow the committed list, which ends at `remote_end`. A commit
-        that was given up, as this process seemed to lead no more, may have passed since."""
-        later = [one for one in self.stored if one.end > remote_end]
+        """The objects of `stored` that follow the committed list, which ends at `remote_end`. A
+        commit that was abandoned, because this process seemed to no longer lead, may have succeeded
+        since."""
+        later = [remote for remote in self.stored if remote.end > remote_end]
         return later if later and later[0].start >= remote_end else []
 
     @property
     def has_work(self) -> bool:
         if self._replica_log.log.active_base_offset <= self.next_offset:
-            return bool(self.stored)  # No closed segment reaches beyond.
+            return bool(self.stored)  # No closed segment goes further.
         return bool(self.stored) or self.limit() is not None or self.waits_for_a_checkpoint
 
     def limit(self) -> int | None:
-        """How far uploads may go now. None: there is nothing to store."""
+        """Offset up to which uploads may go now. None: there is nothing to store."""
         log = self._replica_log.log
         stable_offset = min(self._replica_log.last_stable_offset, log.persisted_recovery_point)
         limit = upload_limit(closed_segments(log), stable_offset)
@@ -78,14 +82,14 @@ class Uploads:
 
     @property
     def waits_for_a_checkpoint(self) -> bool:
-        """Whether closed segments could be stored but for the recovery point, which goes on by
-        itself only after flush_checkpoint_bytes: without more writes never."""
+        """Returns whether only the recovery point keeps closed segments from being stored. It
+        advances by itself only after flush_checkpoint_bytes: without more writes never."""
         log = self._replica_log.log
         limit = upload_limit(closed_segments(log), self._replica_log.last_stable_offset)
         return limit is not None and limit > max(self.next_offset, log.persisted_recovery_point)
 
     async def store(self) -> None:
-        """Stores the next objects; those that are stored, without a gap, are in `stored` then, also
+        """Stores the next objects; those that are stored without a gap are then in `stored`, also
         after an error. Raises RemoteStorageError; StorageError, which may have ended the replica.
         """
         limit = self.limit()
@@ -101,21 +105,21 @@ class Uploads:
             return
         self.stored = self.not_listed(self._remote_log.end_offset or 0)
         outcomes = await asyncio.gather(
-            *(self._made_or_make(one) for one in ranges), return_exceptions=True
+            *(self._made_or_make(upload) for upload in ranges), return_exceptions=True
         )
-        made = {one.start: one for one in outcomes if isinstance(one, RemoteObject)}
-        for one in ranges:
-            if one.start not in made:
+        made = {remote.start: remote for remote in outcomes if isinstance(remote, RemoteObject)}
+        for wanted in ranges:
+            if wanted.start not in made:
                 break
-            self.stored.append(made.pop(one.start))
+            self.stored.append(made.pop(wanted.start))
         self._made_ahead = made
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _made_or_make(self, one: UploadRange) -> RemoteObject:
-        ahead = self._made_ahead.get(one.start)
-        return ahead if ahead is not None and ahead.end == one.end else await self.make(one)
+    async def _made_or_make(self, upload: UploadRange) -> RemoteObject:
+        ahead = self._made_ahead.get(upload.start)
+        return ahead if ahead is not None and ahead.end == upload.end else await self.make(upload)
 
     async def _plan(self, limit: int) -> list[UploadRange]:
         log, threads = self._replica_log.log, self._environment.threads
@@ -126,16 +130,16 @@ class Uploads:
             if plan is None:
                 break
             try:
-                found = await threads.run(plan.run)
+                upload = await threads.run(plan.run)
             except (CorruptBatchError, StorageError) as error:
                 raise self._replica_log.unreadable(log, generation, next_offset, error) from error
-            if found is None:
+            if upload is None:
                 break
-            ranges.append(found)
-            next_offset = found.end
+            ranges.append(upload)
+            next_offset = upload.end
         return ranges
 
-    async def make(self, one: UploadRange) -> RemoteObject:
+    async def make(self, upload: UploadRange) -> RemoteObject:
         """Makes an object of these records. Raises as `store`."""
         remote_log, log = self._remote_log, self._replica_log.log
         remote_log.check()
@@ -143,28 +147,28 @@ class Uploads:
             self._environment.random,
             remote_log.prefix,
             ObjectKind.DATA,
-            one.start,
+            upload.start,
             remote_log.leader_epoch,
         )
         request = messages.StoreRecords(
             name,
-            one.start,
-            one.end,
-            [messages.LocalRange(*place) for place in one.ranges],
-            log.aborted_between(one.start, one.end),
+            upload.start,
+            upload.end,
+            [messages.LocalRange(*local_range) for local_range in upload.ranges],
+            log.aborted_between(upload.start, upload.end),
         )
         try:
             async with remote_log.objects.uploads:
                 answer, _ = await remote_log.objects.ask(request)
         except (CorruptBatchError, StorageError) as error:
-            await self._verify(one)
+            await self._verify(upload)
             raise RemoteStorageError(
-                f"The object server cannot store the offsets {one.start} to {one.end} of "
+                f"The object server cannot store the offsets {upload.start} to {upload.end} of "
                 f"{self._replica_log.where}: {error}"
             ) from error
         return RemoteObject(
-            start=one.start,
-            end=one.end,
+            start=upload.start,
+            end=upload.end,
             name=name,
             object_bytes=answer.object_bytes,
             data_bytes=answer.data_bytes,
@@ -175,14 +179,14 @@ class Uploads:
             end_epoch=answer.end_epoch,
         )
 
-    async def _verify(self, one: UploadRange) -> None:
-        """Reads what the object server found damaged. Raises StorageError where it is, which ends
-        the replica if others can lead."""
-        log, offset = self._replica_log.log, max(one.start, self._replica_log.log.start_offset)
+    async def _verify(self, upload: UploadRange) -> None:
+        """Reads the range that the object server found damaged. Raises StorageError if it is, which
+        ends the replica if others can lead."""
+        log, offset = self._replica_log.log, max(upload.start, self._replica_log.log.start_offset)
         ends = [segment.end for segment in closed_segments(log)]
-        while offset < one.end:
+        while offset < upload.end:
             await self._replica_log.verify(offset)
-            limit = min([end for end in ends if end > offset], default=one.end)
+            limit = min([end for end in ends if end > offset], default=upload.end)
             plan = self._replica_log.log.plan_upload(offset, limit, VERIFY_BYTES_MAX)
-            found = None if plan is None else await self._environment.threads.run(plan.run)
-            offset = limit if found is None else found.end
+            checked = None if plan is None else await self._environment.threads.run(plan.run)
+            offset = limit if checked is None else checked.end

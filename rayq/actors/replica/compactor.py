@@ -21,11 +21,11 @@ from rayq.storage.cleaner import CleaningJob, CleaningResult, Steps, clean, clea
 logger = logging.getLogger(__name__)
 
 BUSY_RETRY_S = 1.0
-"""The pause before the next try, while another log on the same disk is being compacted."""
+"""Retry interval while another log on the same disk is being compacted."""
 
 
 class Compactor:
-    """See the module. Call `tick` every now and then, and `stop` once."""
+    """See the module. Call `tick` from time to time, and `stop` once."""
 
     def __init__(
         self, replica_log: ReplicaLog, run_cleaner: RunCleaner, clock_watch: ClockWatch
@@ -38,15 +38,15 @@ class Compactor:
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
         self.unreadable_batches = 0
-        """How many the last pass has met: their bytes are as they were written, and yet they are no
-        batches of records."""
+        """Number of unreadable batches in the last pass: their bytes are as written, but they are
+        no batches of records."""
 
     def tick(self, now_s: float) -> None:
-        """Looks at the log when it is time for that; nothing at all for logs of other policies."""
+        """Starts a pass when it is time for one; does nothing for logs with other policies."""
         replica_log = self._replica_log
         if not replica_log.topic_config.is_compacted:
             return
-        if self._next_s is None:  # A broker's logs begin at different times.
+        if self._next_s is None:  # A broker's logs start at different times.
             self._next_s = now_s + self._interval_s * self._environment.random.random()
         is_running = self._task is not None and not self._task.done()
         if now_s < self._next_s or is_running or not replica_log.is_open:
@@ -72,11 +72,12 @@ class Compactor:
         except DirectoryInUseError:
             self._next_s = self._environment.clock.monotonic() + BUSY_RETRY_S
         except (RayqError, OSError) as error:
-            # A full disk, a helper that was killed: the log is as it was.
+            # A full disk, or a helper that was killed: the log is unchanged.
             logger.warning("%s was not compacted: %s", self._replica_log.where, error)
 
     async def _pass(self, *, at_once: bool) -> bool:
-        """Runs a pass, when one is due. False: its memory did not suffice for all keys, go on."""
+        """Runs a pass if one is due. Returns False if its memory did not suffice for all keys: run
+        another."""
         replica_log, config = self._replica_log, self._replica_log.config
         await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class FlushLock:
-    """Held while a flush runs, which is begun without waiting; and, by `async with`, while the log
-    is cut or closed. A flush does not begin while such a holder waits.
+    """A lock that is held while a flush runs, which starts without waiting; and, by `async with`,
+    while the log is truncated or closed. A flush does not start while such a holder waits.
 
-    `on_free()` is called each time that a holder lets go: a flush may begin that could not before.
+    `on_free()` is called each time that a holder releases the lock: a flush may now start.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:

@@ -31,25 +31,26 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 FETCH_WAIT_MS = 500
-"""How long the leader may hold a fetch after one that told something new. A high watermark that
-moves ends no fetch: the next one tells it."""
+"""Maximum time that the leader may hold a fetch after one that brought news. A moving high
+watermark does not end a fetch: the next one brings it."""
 IDLE_FETCH_WAIT_MS = 30_000
-"""How long it may hold one of a replica in sync, after a fetch that told nothing new. A partition
-to which nobody writes costs next to nothing; its fetch is held, so a record that comes is sent at
-once."""
+"""Maximum time that it may hold a fetch of a replica in sync after one that brought no news. A
+partition to which nobody writes costs next to nothing, and since its fetch is held, a new record is
+sent at once."""
 FETCH_TIMEOUT_S = 3.0
-"""How long nothing may come from the leader after that."""
+"""Maximum further time without any bytes from the leader."""
 FETCH_PATIENCE_S = 300.0
-"""How long an answer may take while bytes come: many partitions may share a slow link."""
+"""Maximum time of an answer while bytes arrive: many partitions may share a slow link."""
 BATCHES_AT_ONCE = 500
-"""So many small batches are checked and appended in some 10 ms. A fetch may bring 30,000."""
+"""Maximum number of batches that are checked and appended at once; small ones take some 10 ms. A
+fetch may bring 30,000."""
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
 THROTTLE_PERIOD_S = 0.5
-"""A throttled follower asks for what it may copy in about so long, then waits."""
+"""A throttled follower fetches as much as it may copy in about this time, then waits."""
 THROTTLED_FETCH_BYTES_MIN = 16 * KIB
 THROTTLE_PAUSE_MAX_S = 5.0
-"""The longest wait, however large a batch is: a longer silence would count as lagging."""
+"""Maximum wait, however large a batch is: a longer silence would count as lagging."""
 
 
 class Follower:
@@ -73,23 +74,23 @@ class Follower:
         self._fetch_size = FetchSize()
         self._idle_fetch: asyncio.Future[Any] | None = None
         self._news = Signal()
-        """Newer metadata came."""
+        """Notified when newer metadata arrived."""
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_known_whole = False
         self._is_idle = False
-        """Whether the last fetch told a replica that is in sync nothing new."""
+        """True if the last fetch brought no news to a replica in sync."""
         self._copied_horizon = 0
         """See `messages.ReplicaFetch`. Not kept over a restart, or a change of leader: then a log
         that was half copied is copied from its start again."""
         self._agrees = False
-        """Whether the leader found no divergence: from then on, what is flushed here is flushed of
-        its log. A notice from before could arrive late, by a connection that was given up, and
-        would count for records cut off meanwhile."""
+        """True once the leader found no divergence: from then on, what is flushed here is flushed
+        of the leader's log. An earlier notice could arrive late, over an abandoned connection, and
+        would count for records that were truncated meanwhile."""
 
     def is_for(self, assignment: messages.PartitionAssignment) -> bool:
-        """Whether this already follows the leader of that assignment."""
+        """Returns whether this already follows the leader of that assignment."""
         mine = self._assignment
         return (mine.leader_epoch, mine.leader_incarnation, mine.leader_host, mine.leader_port) == (
             assignment.leader_epoch,
@@ -99,12 +100,12 @@ class Follower:
         )
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """Newer metadata of the partition, under the same leader."""
+        """Takes newer metadata of the partition, under the same leader."""
         self._assignment = assignment
         self._news.notify()
         held = self._idle_fetch
         if held is not None and not held.done() and not self._is_in_sync:
-            # The leader has to hear now that this replica lives: so it comes back into sync.
+            # The leader must hear now that this replica is alive, so that it comes back into sync.
             held.set_exception(
                 DisconnectedError("The fetch was given up: this replica left the in-sync set.")
             )
@@ -116,22 +117,22 @@ class Follower:
         )
 
     def end(self, reason: str) -> None:
-        """Another replica leads, or this process stops."""
+        """Ends this role, as another replica leads or this process stops."""
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
 
     @property
     def lag(self) -> int:
-        """How many records were committed at the last fetch and are not here."""
+        """Number of records that were committed at the last fetch and are missing here."""
         return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
 
     def flushed(self, flushed_offset: int) -> None:
-        """The follower's disk holds everything below: tell the leader at once."""
+        """Tells the leader at once that this disk holds everything below the offset."""
         if self._connection is None or self._connection.closed or self._is_stopped:
             return
         if not self._agrees:
-            return  # Some of it may have to be cut off yet.
+            return  # Some of it may still have to be truncated.
         replica, assignment = self._replica_log, self._assignment
         self._connection.send(
             messages.ReplicaFlushed(
@@ -171,8 +172,8 @@ class Follower:
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _pause_after(self, copied_bytes: int) -> None:
-        """Waits as long as the throttle wants it. Once this replica is in sync writers wait for it,
-        so the metadata that says so ends the pause."""
+        """Waits as the throttle demands. Once this replica is in sync, writers wait for it, so the
+        metadata that says so ends the pause."""
         throttle = self._throttle
         if copied_bytes and throttle is not None:
             pause_s = min(copied_bytes / throttle, THROTTLE_PAUSE_MAX_S)
@@ -197,11 +198,11 @@ class Follower:
         return min(bytes_max, at_once)
 
     async def _fetch(self) -> int:
-        """Does one fetch, and what follows from it. Returns how many bytes of the log came."""
+        """Does one fetch, and what follows from it. Returns the number of log bytes received."""
         replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
-        # The leader takes a log start that it hears for durable: a full disk may have kept it back.
+        # The leader takes the reported log start for durable: a full disk may have kept it back.
         await replica.advance_log_start(log.start_offset)
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
         self._connection = connection
@@ -279,8 +280,8 @@ class Follower:
         return len(payload)
 
     async def _append(self, payload: memoryview) -> None:
-        """Appends batches, few at once: the process may lead other partitions meanwhile. An empty
-        log may begin anew at the first batch: no flush and no swap is under way then, whose
+        """Appends batches, few at once, since the process may lead other partitions meanwhile. An
+        empty log may restart at the first batch: then no flush or swap is in progress whose
         checkpoint would be about the earlier log."""
         replica = self._replica_log
         for number, part in enumerate(parts_of(payload, BATCHES_AT_ONCE)):
@@ -296,22 +297,23 @@ class Follower:
 
     @property
     def _may_lose(self) -> bool:
-        """Whether an unclean election since the log's last record may have taken away what it knew
-        to be committed."""
+        """Returns whether an unclean election since the log's last record may have removed records
+        that it knew to be committed."""
         unclean, last_epoch = self._assignment.last_unclean_epoch, self._replica_log.log.last_epoch
         return unclean is not None and (last_epoch is None or last_epoch < unclean)
 
     async def _begin_anew_unless_whole(self) -> None:
-        """A log that was being copied from a compacted one lacks, up to its leader's cleaned
-        offset, what had a later record there. Every leader that was elected cleanly has that
-        record; after an unclean election it may be gone, and only the new leader's log is whole."""
+        """Restarts a log that was being copied from a compacted one and is incomplete. Up to its
+        leader's cleaned offset, it lacks records that had a later one there. Every leader that was
+        elected cleanly has that later record; after an unclean election it may be gone, and only
+        the new leader's log is whole."""
         log = self._replica_log.log
         if log.end_offset < log.cleaned_offset and self._may_lose:
             await self._reset()
 
     async def _truncate(self, epoch: int | None, end_offset: int) -> None:
-        """Cuts what the leader does not have: down to where the last common epoch ends, here or
-        there (KIP-279)."""
+        """Truncates what the leader does not have: down to the end of the last common epoch, here
+        or there (KIP-279)."""
         replica, assignment = self._replica_log, self._assignment
         log = replica.log
         mine = log.end_offset
@@ -321,7 +323,7 @@ class Follower:
         else:
             own_epoch, own_end = log.epochs.end_for(epoch, mine)
             cut = min(end_offset, own_end if own_epoch is not None else log.start_offset)
-        # The log start moves over committed records only.
+        # The log start moves only over committed records.
         committed = max(
             replica.high_watermark, log.persisted_high_watermark, log.start_offset
         )
@@ -347,9 +349,9 @@ class Follower:
                     f"to {cut}, below what is in the object store or was compacted here. Nothing "
                     "was cut. This is a bug: keep both data directories and report it."
                 )
-            # Only after an unclean election. What the records to be cut had superseded is gone
-            # here and is the latest again there; or the leader ends below all that is left here,
-            # or below what of it is not in the object store only.
+            # Only after an unclean election. Records that the truncated ones had superseded are
+            # gone here and are the latest again there; or the leader ends below everything that is
+            # left here, or below the part of it that is not only in the object store.
             await self._reset()
             return
         log_event(
@@ -365,18 +367,18 @@ class Follower:
         )
 
     async def _reset(self) -> None:
-        """This log lies below the leader's local start or its tombstone horizon: begin anew at that
-        start, with the leader's producer state and epochs below it. What is between the leader's
-        log start and its local start is in the object store, and stays there.
+        """Restarts a log that is below the leader's local start or its tombstone horizon at that
+        start, with the leader's producer state and epochs below it. Records between the leader's
+        log start and its local start are in the object store, and stay there.
 
-        No acknowledged record is lost by that. What was acknowledged is on the disks of at least
+        No acknowledged record is lost by that. Acknowledged records are on the disks of at least
         min_insync members of the ISR and the ELR, and of all that were in the ISR then; each of
-        them reaches to the high watermark, below which both the log start and the horizon lie. So
-        a replica that ends below either is none of them, and nothing was ever promised on its
-        account. (The leader refuses to say so to a member of its ISR.)
+        them reaches the high watermark, and both the log start and the horizon are below that. So a
+        replica that ends below either is none of them, and no acknowledgement ever relied on it.
+        (The leader refuses to say so to a member of its ISR.)
 
         After an unclean election it is also the way out for a log that has nothing in common with
-        the new leader's, because it begins above where that one ends.
+        the new leader's, because it begins above the end of that log.
         """
         replica, assignment = self._replica_log, self._assignment
         assert self._connection is not None

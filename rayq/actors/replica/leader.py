@@ -53,18 +53,18 @@ logger = logging.getLogger(__name__)
 REPLICA_FETCH_BYTES_MAX = 8 * MIB
 CONFIRM_CHECK_S = 0.1
 PROPOSAL_PAUSE_S = 0.1
-"""The pause after a proposal that failed: the metadata that says why is on its way. Without the
-pause each fetch of a follower would repeat the proposal, as fast as the controller answers."""
+"""Backoff after a failed proposal: the metadata that explains it is on its way. Without the pause
+each fetch of a follower would repeat the proposal, as fast as the controller answers."""
 PROPOSAL_PAUSE_MAX_S = 0.8
-"""The pause doubles up to this with each refusal on top of one partition epoch: a follower whose
-broker stopped has all records and may not be in sync for as long as that broker is away."""
+"""Maximum backoff. It doubles with each refusal in one partition epoch: a follower whose broker
+stopped has all records, and must not be in sync as long as that broker is away."""
 
 
 class Leader:
     """See the module. `committed` takes each newer assignment of the same epoch; `end` is final.
 
-    `check()` raises when the process may not answer as leader any more: it is called again after
-    every wait.
+    `check()` raises when the process may no longer answer as leader: it is called again after every
+    wait.
     """
 
     handlers: ClassVar[HandlerTable]
@@ -79,7 +79,7 @@ class Leader:
         links: Links,
         remote_log: RemoteLog | None = None,
     ) -> None:
-        """`remote_log`: of a topic that has or gets records in the object store."""
+        """`remote_log`: only for a topic that has or gets records in the object store."""
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._metrics = LeaderMetrics(
@@ -135,18 +135,19 @@ class Leader:
         return self.state.leader_epoch
 
     def begin_remote(self, remote_log: RemoteLog) -> None:
-        """The topic's closed segments go to the object store from now on, or are there."""
+        """Starts remote storage: the topic's closed segments go to the object store from now on, or
+        are there."""
         self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
         self.reads.remote = RemoteReads(self._replica_log, remote_log)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
-        """The partition's committed metadata, in this epoch."""
+        """Takes the partition's committed metadata, in this epoch."""
         self._assignment = self.transactions.assignment = assignment
         if self.remote is not None:
             self._remote_committed(self.remote, assignment)
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
-            # No proposal has failed on top of this epoch.
+            # No proposal has failed in this partition epoch.
             self._propose_from_s, self._refused_pause_s = 0.0, PROPOSAL_PAUSE_S
         state.committed(
             assignment.partition_epoch,
@@ -156,7 +157,7 @@ class Leader:
                 assignment.replication_factor or len(assignment.replicas)
             ),
         )
-        self._replica_log.wake_flusher()  # What was appended as a follower must be flushed.
+        self._replica_log.wake_flusher()  # Records appended as a follower must be flushed.
         self._after_progress()
         if state.is_under_min_isr:
             self._delayed.fail(
@@ -178,7 +179,8 @@ class Leader:
         self.remote = self.reads.remote = None
 
     def end(self, reason: str) -> None:
-        """Another replica leads, or this process stops: the requests that wait are told."""
+        """Ends this role, as another replica leads or this process stops: the requests that wait
+        are told."""
         self._ended = reason
         error = LeadershipEndedError(
             f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
@@ -201,7 +203,7 @@ class Leader:
             )
 
     def flushed(self, flushed_offset: int) -> None:
-        """This replica's disk holds everything below."""
+        """Notes that this replica's disk holds everything below the offset."""
         self.state.flushed(flushed_offset)
         self._after_progress()
 
@@ -224,8 +226,8 @@ class Leader:
         self, request: messages.Produce, payload: memoryview, *, is_move: bool = False
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
         """Appends the payload's batch. See `messages.Produce` for the errors. `is_move`: a queue's
-        leader sends it, so a large value's chunks may be elsewhere, and the record may be one that
-        nobody can read."""
+        leader sends it, so the chunks of a large value may be elsewhere, and the record may be
+        unreadable."""
         leader, log = self.state, self._replica_log.log
         if request.acks == -1 and leader.is_under_min_isr:
             raise NotEnoughReplicasError(
@@ -291,7 +293,7 @@ class Leader:
             raise
         self.state.appended(log.end_offset, now_s=self._environment.clock.monotonic())
         if self.state.flushed_offset != log.flushed_offset:
-            self.flushed(log.flushed_offset)  # flush="os": no flusher tells it later.
+            self.flushed(log.flushed_offset)  # flush="os": no flusher reports it later.
         self._replica_log.wake_flusher()
         self._replica_log.appended.notify()
         return stamped
@@ -307,7 +309,7 @@ class Leader:
         )
 
     def _after_progress(self) -> None:
-        """Takes the leader's high watermark over and answers the requests that waited for it."""
+        """Takes over the high watermark and answers the requests that waited for it."""
         high_watermark = self.state.high_watermark
         if self._ended is not None or high_watermark <= self._replica_log.high_watermark:
             return
@@ -317,7 +319,7 @@ class Leader:
         self._replica_log.committed.notify()
 
     def expire_waiters(self, now_s: float) -> None:
-        """Fails the requests that waited for too long."""
+        """Fails the requests that waited too long."""
         self.transactions.expire(now_s)
         if self._delayed.is_empty:
             return
@@ -335,14 +337,14 @@ class Leader:
     async def delete_records(
         self, request: messages.DeleteRecords
     ) -> messages.DeleteRecordsResponse:
-        """Moves the log start; answers when each replica that may lead next has moved it too,
-        durably."""
+        """Moves the log start; answers when each replica that may lead next has durably moved it,
+        too."""
         check_not_internal(self._assignment.topic)
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
         self.reads.check_serving()
-        # Where followers cannot copy past damage, only this lets them come back into sync.
+        # If followers cannot copy past damage, only this lets them come back into sync.
         if leader.is_under_min_isr and not self._replica_log.serves_around_damage:
             raise NotEnoughReplicasError(
                 f"{self.where} has {len(leader.isr)} in-sync replicas, delete_records needs "
@@ -411,7 +413,7 @@ class Leader:
     async def replica_fetch(
         self, request: messages.ReplicaFetch
     ) -> tuple[messages.ReplicaFetchResponse, bytes]:
-        """What a follower pulls. See `messages.ReplicaFetch`."""
+        """Answers a follower's fetch. See `messages.ReplicaFetch`."""
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.wait_ms / 1000
         is_first = True
@@ -437,7 +439,7 @@ class Leader:
                     # Tombstones above the follower's end were removed while the fetch waited.
                     return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
                 if log.tombstone_horizon != horizon:
-                    continue  # What was read may be from before; the answer would name the new one.
+                    continue  # The read may be from before; the answer would name the new one.
                 self._metrics.replicated(data)
                 return self._fetch_answer(leader), data
             if request.log_start_offset < log.start_offset:
@@ -449,7 +451,7 @@ class Leader:
     def _check_follower(
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> messages.ReplicaFetchResponse | None:
-        """Takes note of a follower whose log agrees with this one; else says what it has to do."""
+        """Notes a follower whose log agrees with this one; else answers what it must do."""
         leader.check_process(request.broker, request.incarnation)
         is_in_sync = (request.broker, request.incarnation) in leader.isr
         if request.offset < log.local_start_offset:
@@ -489,8 +491,8 @@ class Leader:
         return None
 
     def _has_hole(self, log: Log, request: messages.ReplicaFetch) -> bool:
-        """Whether the follower lacks records that this log has and that do not count as stored any
-        more: it dropped them by metadata that were lost, or before the topic gave up its objects.
+        """Returns whether the follower lacks records that this log has and that no longer count as
+        stored: it dropped them by metadata that were lost, or before the topic gave up its objects.
         """
         remote_end = None if self.remote is None else self.remote.log.end_offset
         return request.local_start_offset > max(
@@ -500,10 +502,10 @@ class Leader:
     def _is_below_horizon(
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> bool:
-        """Whether the follower may hold records whose tombstones are gone here: it would keep them
-        for ever (docs/protocol.md, rule 14). An empty log holds none, nor does a log that was
-        copied from here after they had gone: a copy that takes more than one fetch passes below the
-        horizon."""
+        """Returns whether the follower may hold records whose tombstones are gone here: it would
+        keep them forever (docs/protocol.md, rule 14). An empty log holds none, nor does a log that
+        was copied from here after they had gone: a copy that takes more than one fetch passes below
+        the horizon."""
         if not request.log_start_offset < request.offset < log.tombstone_horizon:
             return False
         if request.copied_horizon >= log.tombstone_horizon:
@@ -550,10 +552,10 @@ class Leader:
     def replica_snapshot(
         self, request: messages.ReplicaSnapshot
     ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
-        """Producer state and epochs for a follower that restarts at the local start.
+        """Returns producer state and epochs for a follower that restarts at the local start.
 
-        Only batches below it: the rest may never be committed, and the follower learns it from the
-        batches themselves.
+        It covers only batches below that: the rest may never be committed, and the follower learns
+        it from the batches themselves.
         """
         log = self._replica_log.log
         start = log.local_start_offset
@@ -594,7 +596,7 @@ class Leader:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_refused(isr, request.partition_epoch)
             self._pause_proposals(request.partition_epoch, self._refused_pause_s)
-            if not self.state.is_under_min_isr:  # Else writes wait for the member refused.
+            if not self.state.is_under_min_isr:  # Else writes wait for the refused member.
                 self._refused_pause_s = min(2 * self._refused_pause_s, PROPOSAL_PAUSE_MAX_S)
         except RayqError as error:
             logger.info("ISR of %s: %s", self.where, error)

@@ -32,7 +32,7 @@ CLIENT_FETCH_BYTES_MAX = 16 * MIB
 
 
 class LeaderReads:
-    """See the module. `check()` raises when the process may not answer as leader any more."""
+    """See the module. `check()` raises when the process may no longer answer as leader."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class LeaderReads:
         self._clock = replica_log.environment.clock
         self._where = replica_log.where
         self._stable = -1, 0
-        """The high watermark at the last look, and the last stable offset then: it moves only with
-        the high watermark."""
+        """The high watermark at the last look, and the last stable offset then, which moves only
+        with the high watermark."""
         self.remote: RemoteReads | None = None
-        """Of a topic that has or gets records in the object store."""
+        """Remote reads of a topic that has or gets records in the object store."""
 
     async def fetch(
         self, request: messages.Fetch, room: AnswerRoom
     ) -> tuple[messages.FetchResponse, bytes]:
-        """Committed batches; none are read before there is room for the answer. See
+        """Returns committed batches; none are read before there is room for the answer. See
         `messages.Fetch` for the errors."""
         clock = self._clock
         deadline_s = clock.monotonic() + request.wait_ms / 1000
@@ -87,8 +87,8 @@ class LeaderReads:
                 return self._read_answer(log, ends, request.offset, []), b""
 
     def _has_news(self, request: messages.Fetch) -> bool:
-        """Whether a fetch that waits gets an answer now, records or an error. Asked for each of
-        them at each commit."""
+        """Returns whether a waiting fetch gets an answer now, records or an error. It is called for
+        each of them at each commit."""
         high_watermark = self._replica_log.high_watermark
         try:
             if request.isolation != messages.READ_COMMITTED:
@@ -106,13 +106,13 @@ class LeaderReads:
     async def _fetch_remote(
         self, remote: RemoteReads, request: messages.Fetch, bytes_max: int, room: AnswerRoom
     ) -> tuple[messages.FetchResponse, bytes]:
-        """Batches that are only in the object store. Others have the room for answers while it
-        sends them."""
+        """Returns batches that are only in the object store. Other requests have the room for
+        answers while it sends them."""
         self._fetch_limit(request)
         cached = await remote.bring(request.offset, bytes_max)
         async with room.take(min(cached.span.length, bytes_max)):
             data, next_offset = await remote.read(cached, request.offset, bytes_max)
-            self._fetch_limit(request)  # What was deleted meanwhile is shown to nobody.
+            self._fetch_limit(request)  # Records that were deleted meanwhile are shown to nobody.
             self._metrics.sent(data, next_offset - request.offset, is_at_end=False)
             ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
             return self._read_answer(self._replica_log.log, ends, next_offset, cached.aborted), data
@@ -120,9 +120,9 @@ class LeaderReads:
     async def read_stable(
         self, offset: int, bytes_max: int
     ) -> tuple[bytes, int, list[tuple[int, int]]]:
-        """Whole batches from the one of `offset` on, where the next one begins, and the aborted
-        transactions that may have batches among them. All lie below the last stable offset. Raises
-        as `fetch`."""
+        """Returns whole batches from the one at `offset` on, the offset of the next one, and the
+        aborted transactions that may have batches among them. All are below the last stable offset.
+        Raises as `fetch`."""
         self._check()
         self.check_serving()
         self._check_start(offset)
@@ -140,8 +140,8 @@ class LeaderReads:
         return data, next_offset, aborted
 
     def _remote_of(self, offset: int) -> RemoteReads | None:
-        """What reads a record that this disk has no more. None: it is not such a record. Raises
-        RemoteMissingError."""
+        """Returns the reader of a record that is no longer on this disk. None: it is not such a
+        record. Raises RemoteMissingError."""
         log = self._replica_log.log
         if not log.start_offset <= offset < log.local_start_offset:
             return None
@@ -154,14 +154,15 @@ class LeaderReads:
         return self.remote
 
     def _fetch_limit(self, request: messages.Fetch) -> int:
-        """The offset below which the request may read now."""
+        """Offset below which the request may read now."""
         self._check()
         self.check_serving()
         log = self._replica_log.log
         self._check_start(request.offset)
         if request.last_epoch is not None:
             if request.last_epoch > self._state.leader_epoch:
-                # A committed position can be newer than the metadata of the reader that took it up.
+                # A committed position can be newer than the metadata of the reader that resumed
+                # from it.
                 raise NotLeaderError(
                     f"This process led {self._where} in epoch {self._state.leader_epoch}, and "
                     f"there are records of epoch {request.last_epoch}: ask for new metadata."
@@ -174,8 +175,9 @@ class LeaderReads:
                     "go on."
                 )
         if request.offset > log.end_offset:
-            # No reader comes here by reading: what it was given is committed, so a leader that was
-            # elected cleanly has it; an unclean election shows by the reader's epoch.
+            # No reader comes here by reading: the records that it was given are committed, so a
+            # leader that was elected cleanly has them; an unclean election shows in the reader's
+            # epoch.
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self._where} is past the end of the log "
                 f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
@@ -192,7 +194,7 @@ class LeaderReads:
             )
 
     def _limit(self, isolation: int) -> int:
-        """Where a reader finds nothing more. Raises UnsupportedVersionError."""
+        """Offset at which a reader finds no more records. Raises UnsupportedVersionError."""
         if isolation == messages.READ_COMMITTED:
             return self._replica_log.last_stable_offset
         if isolation == messages.ISOLATION_NONE and self._transactions.is_used:
@@ -223,7 +225,7 @@ class LeaderReads:
     def describe_open_transactions(
         self, request: messages.DescribeOpenTransactions
     ) -> messages.DescribeOpenTransactionsResponse:
-        """All of the answer is of one moment. Raises as `describe_producers`."""
+        """Describes open transactions, all as of one moment. Raises as `describe_producers`."""
         self.check_serving()
         log, high_watermark = self._replica_log.log, self._replica_log.high_watermark
         since = request.since_offset
@@ -266,20 +268,20 @@ class LeaderReads:
         limit = self._limit(request.isolation)
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(limit, None, log.epochs.epoch_of(limit - 1))
-        found, local_start = None, -1
+        hit, local_start = None, -1
         while local_start < log.local_start_offset:
-            # What leaves the disk between the two questions would be in the answer to neither.
+            # Records that leave the disk between the two lookups would be found by neither.
             local_start = log.local_start_offset
-            found = None
+            hit = None
             if (remote := self._remote_of(log.start_offset)) is not None:
-                found = await remote.offset_for_time(request.timestamp_ms)
+                hit = await remote.offset_for_time(request.timestamp_ms)
                 self._check()
-            if found is None:
-                found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
+            if hit is None:
+                hit = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
                 self._check()
-        if found is None:
+        if hit is None:
             return messages.ListOffsetsResponse(None, None)
-        return messages.ListOffsetsResponse(*found)
+        return messages.ListOffsetsResponse(*hit)
 
     @answers(messages.DescribeOffset)
     async def describe_offset(
@@ -319,7 +321,8 @@ class LeaderReads:
         return messages.DescribeRemoteResponse(ranges, self._replica_log.log.start_offset)
 
     async def check_range(self, offset: int) -> bool:
-        """Whether the offset is only in the object store: then what was damaged is brought anew."""
+        """Returns whether the offset is only in the object store: then the damaged bytes are loaded
+        again."""
         remote = self._remote_of(offset)
         if remote is not None:
             await remote.drop_cached(offset)

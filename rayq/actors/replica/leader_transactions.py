@@ -39,12 +39,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARKER_WAIT_S = 5.0
-"""A marker that is not committed by then is not acknowledged: its coordinator sends it again."""
+"""Timeout of a marker's commit: after it, the marker is not acknowledged, and its coordinator sends
+it again."""
 LOOK_INTERVAL_S = 10.0
-"""How often a leader looks for transactions that are open for too long."""
+"""Interval at which a leader looks for transactions that are open for too long."""
 OPEN_MAX_S = 16 * 60.0
-"""No transaction of one producer is open for so long where its coordinator lives: it ends after 15
-minutes at most, and its marker comes soon after. That of a job may be open for an hour."""
+"""Time after which an open transaction of a producer is suspicious. While its coordinator lives, it
+ends after at most 15 minutes, and its marker comes soon after. That of a job may be open for an
+hour."""
 ASK_AGAIN_S = 60.0
 
 Key = tuple[int, int]
@@ -65,19 +67,20 @@ class _Watched:
     """An open transaction."""
 
     is_before_unclean: bool
-    """Whether an unclean election came after its first record: its marker may have been cut off."""
+    """True if an unclean election came after its first record: its marker may have been
+    truncated."""
     since_s: float
-    """When this leader found it open."""
+    """Time at which this leader found it open."""
     ask_s: float
-    """When its coordinator is asked next."""
+    """Time at which its coordinator is asked next."""
     is_unknown: bool = False
-    """Whether its coordinator knows nothing of it."""
+    """True if its coordinator does not know it."""
 
 
 class LeaderTransactions:
     """See the module. `append_marker(marker)` appends it as the leader does, and raises
-    StorageError; `produce` does a request anew whose batch had to wait; `check()` raises when the
-    process may not answer as leader any more."""
+    StorageError; `produce` repeats a request whose batch had to wait; `check()` raises when the
+    process may no longer answer as leader."""
 
     def __init__(
         self,
@@ -100,10 +103,10 @@ class LeaderTransactions:
         self._where = replica_log.where
         self._admission = TransactionAdmission()
         self._waiting: dict[int, list[_WaitingBatch]] = {}
-        """By family, in the order in which they came."""
+        """Waiting batches by family, in the order of arrival."""
         self._joining: dict[Key, asyncio.Task[None]] = {}
         self._sealed_meanwhile: set[Key] = set()
-        """Of those that are joining: the answer may be from before the seal."""
+        """Transactions among those that are joining: the answer may be from before the seal."""
         self._markers: Purgatory[messages.Done] = Purgatory()
         self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
         self._watched: dict[Key, _Watched] = {}
@@ -115,7 +118,7 @@ class LeaderTransactions:
         return self._replica_log.log.producers.transactions
 
     def end(self, error: NotLeaderError) -> None:
-        """Another replica leads: all that waits fails."""
+        """Fails all waiting requests, as another replica leads."""
         for task in self._joining.values():
             task.cancel()
         if self._asking is not None:
@@ -123,7 +126,7 @@ class LeaderTransactions:
         self._markers.fail(error)
         self._seals.fail(error)
         waiting, self._waiting = self._waiting, {}
-        for batch in (one for batches in waiting.values() for one in batches):
+        for batch in (batch for batches in waiting.values() for batch in batches):
             _fail(batch, error)
 
     # --- batches ----------------------------------------------------------------------------
@@ -131,8 +134,8 @@ class LeaderTransactions:
     def admit(
         self, request: messages.Produce, payload: memoryview, header: BatchHeader
     ) -> asyncio.Future[messages.ProduceResponse] | None:
-        """None where the batch of a transaction may be appended now. Else its answer: the batch
-        waits until it is its turn, and those of its family that come later wait behind it. Raises
+        """Returns None if the batch of a transaction may be appended now. Else returns its answer:
+        the batch waits for its turn, and later batches of its family wait behind it. Raises
         InvalidRequestError, TransactionEndedError, TransactionLimitError."""
         if self._replica_log.topic_config.flush == "os":
             raise InvalidRequestError(
@@ -199,8 +202,8 @@ class LeaderTransactions:
         self._go_on(family, epoch, refusal)
 
     def _go_on(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
-        """Something happened for which batches of the family may have waited: each is checked anew,
-        in order. Those of `epoch` fail where it was refused."""
+        """Checks the waiting batches of the family again, in order, as something happened that they
+        may have waited for. Those of `epoch` fail if it was refused."""
         for batch in self._waiting.pop(family, []):
             if batch.answer.done():
                 continue
@@ -221,9 +224,10 @@ class LeaderTransactions:
     def write_marker(
         self, request: messages.WriteMarker
     ) -> messages.Done | asyncio.Future[messages.Done]:
-        """Ends a transaction in this partition. The answer is there once the marker is committed;
-        that of a repetition once all that is in the log now is: the marker that it repeats may not
-        be committed yet. Raises FencedEpochError, TransactionOrderError, StorageError."""
+        """Ends a transaction in this partition. It answers once the marker is committed; a
+        repetition is answered once everything that is now in the log is committed, because the
+        marker that it repeats may not be committed yet. Raises FencedEpochError,
+        TransactionOrderError, StorageError."""
         family, epoch = request.family, request.epoch
         is_new = self._admission.marker(
             family,
@@ -237,11 +241,11 @@ class LeaderTransactions:
         return self._once_committed()
 
     def _once_committed(self) -> messages.Done | asyncio.Future[messages.Done]:
-        """The answer to a request about a marker."""
+        """Returns the answer to a request about a marker."""
         return self._when_committed(self._markers, messages.Done())
 
     def _when_committed(self, waiting: Purgatory[T], answer: T) -> T | asyncio.Future[T]:
-        """The answer, once all that is in the log now is committed."""
+        """Returns the answer, once everything that is now in the log is committed."""
         end_offset = self._replica_log.log.end_offset
         if end_offset <= self._replica_log.high_watermark:
             return answer
@@ -273,17 +277,17 @@ class LeaderTransactions:
         self._go_on(family, epoch)
 
     def reached(self, high_watermark: int) -> None:
-        """All below is committed."""
+        """Answers waiting requests, as everything below is committed."""
         self._markers.reached(high_watermark)
         self._seals.reached(high_watermark)
 
     def check_decided(self, before_offset: int) -> None:
-        """Raises OpenTransactionError where records below an offset are of a transaction that is
-        not decided."""
+        """Raises OpenTransactionError if records below an offset are of an undecided
+        transaction."""
         if before_offset <= self._replica_log.last_stable_offset:
             return
         undecided = self._log.undecided(self._replica_log.high_watermark)
-        first = min(undecided, key=lambda one: one.first_offset)
+        first = min(undecided, key=lambda transaction: transaction.first_offset)
         raise OpenTransactionError(
             f"Transaction {first.family}:{first.epoch} has records from offset "
             f"{first.first_offset} of {self._where} on and is not decided yet: nothing from there "
@@ -293,7 +297,7 @@ class LeaderTransactions:
     # --- what waits for too long ------------------------------------------------------------
 
     def expire(self, now_s: float) -> None:
-        """Fails the requests that waited for too long."""
+        """Fails the requests that waited too long."""
         if not (self._markers.is_empty and self._seals.is_empty):
             error = TimeoutError(
                 f"The in-sync replicas of {self._where} did not confirm the end of a transaction "
@@ -321,51 +325,51 @@ class LeaderTransactions:
     # --- what is open for too long ----------------------------------------------------------
 
     def look(self, now_s: float) -> None:
-        """Takes note of what is open, and asks about it where it is time for that."""
+        """Notes the open transactions, and asks about those for which it is time."""
         if now_s < self._look_s or (self._asking is not None and not self._asking.done()):
             return
         self._look_s = now_s + LOOK_INTERVAL_S
         watched = {}
-        for one in self._log.undecided(self._replica_log.log.end_offset):
-            key = (one.family, one.epoch)
+        for transaction in self._log.undecided(self._replica_log.log.end_offset):
+            key = (transaction.family, transaction.epoch)
             known = self._watched.get(key)
             if known is None:
-                is_doubtful = self._is_before_unclean(one.first_offset)
+                is_doubtful = self._is_before_unclean(transaction.first_offset)
                 ask_s = now_s if is_doubtful else now_s + OPEN_MAX_S
                 known = _Watched(is_doubtful, now_s, ask_s)
             watched[key] = known
         self._watched = watched
-        if any(one.ask_s <= now_s for one in watched.values()):
+        if any(transaction.ask_s <= now_s for transaction in watched.values()):
             self._asking = self._environment.tasks.spawn(
                 self._ask(), f"ask about transactions of {self._where}"
             )
 
     def _is_before_unclean(self, offset: int) -> bool:
-        """Whether an unclean election came after the record at `offset`."""
+        """Returns whether an unclean election came after the record at `offset`."""
         unclean_epoch = self.assignment.last_unclean_epoch
         epoch = self._replica_log.log.epochs.epoch_of(offset)
         return unclean_epoch is not None and epoch is not None and epoch < unclean_epoch
 
     async def _ask(self) -> None:
         silent: set[int] = set()
-        for (family, epoch), one in self._watched.items():
-            if one.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
+        for (family, epoch), watched in self._watched.items():
+            if watched.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
                 continue
             try:
                 state = await self._links.outcome(family, epoch)
                 self._check()
                 is_over = state in messages.OUTCOMES_OVER
                 if is_over and self._log.open_epoch(family) == epoch:
-                    # The coordinator has forgotten the transaction, so it has seen all its
-                    # markers committed, or lost its own log. In the one case an unclean
-                    # election cut the marker off here.
-                    one.is_unknown = state == "unknown"
-                    self._forgotten(family, epoch, state, abort=one.is_before_unclean)
+                    # The coordinator has forgotten the transaction, so it has seen all its markers
+                    # committed, or lost its own log. In the first case an unclean election
+                    # truncated the marker here.
+                    watched.is_unknown = state == "unknown"
+                    self._forgotten(family, epoch, state, abort=watched.is_before_unclean)
             except RayqError as error:
                 logger.info("transaction %d:%d in %s: %s", family, epoch, self._where, error)
                 silent.add(coordinator_of(family))
                 continue
-            one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
+            watched.ask_s = self._clock.monotonic() + ASK_AGAIN_S
 
     @answers(messages.AbortUnknownTransaction)
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
@@ -385,8 +389,9 @@ class LeaderTransactions:
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _forgotten(self, family: int, epoch: int, state: str, *, abort: bool) -> None:
-        """Ends a transaction whose coordinator sends no marker (any more), as its coordinator says
-        that it ended. Where that is unknown it is aborted, or stays as it is."""
+        """Ends a transaction whose coordinator sends no marker (any more), with the outcome that
+        the coordinator reports. If the outcome is unknown the transaction is aborted, or left
+        open."""
         if state != "unknown" or abort:
             self._end(family, epoch, state == "committed", coordinator_epoch=0)
         log_event(
@@ -404,18 +409,18 @@ class LeaderTransactions:
     # --- figures ----------------------------------------------------------------------------
 
     def measure(self, now_s: float) -> list[Sample]:
-        """Nothing where the log holds nothing of any transaction."""
+        """Returns the metrics; none if the log has no transactions."""
         log, sample = self._log, self._environment.metrics.sample
         if not log.is_used:
             return []
         at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
         watched = [
-            one
-            for (family, epoch), one in self._watched.items()
+            transaction
+            for (family, epoch), transaction in self._watched.items()
             if log.open_epoch(family) == epoch
         ]
-        oldest_s = max((now_s - one.since_s for one in watched), default=0.0)
-        unknown = sum(one.is_unknown for one in watched)
+        oldest_s = max((now_s - transaction.since_s for transaction in watched), default=0.0)
+        unknown = sum(transaction.is_unknown for transaction in watched)
         lag = self._replica_log.high_watermark - self._replica_log.last_stable_offset
         return [
             sample("rayq_partition_last_stable_offset_lag", lag, **at),
@@ -431,7 +436,7 @@ def _fail(batch: _WaitingBatch, error: Exception) -> None:
 
 
 def _pass_on(answer: Answer, waiting: asyncio.Future[messages.ProduceResponse]) -> None:
-    """Answers a request that waited as the append of its batch is answered."""
+    """Answers a request that waited with the answer to the append of its batch."""
     if not isinstance(answer, asyncio.Future):
         waiting.set_result(answer)
         return

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 class LocalRetention:
     """See the module. Each replica decides for itself, by the committed metadata that it has seen:
-    on the word of a leader it could drop what a later leader does not count as stored."""
+    if it trusted a leader, it could drop records that a later leader does not count as stored."""
 
     def __init__(self, replica_log: ReplicaLog, clock_watch: ClockWatch) -> None:
         self._replica_log = replica_log
@@ -24,7 +24,7 @@ class LocalRetention:
         self._task: asyncio.Task[None] | None = None
 
     def tick(self, now_s: float, pointer: RemotePointer | None) -> None:
-        """Drops what may go, where `pointer` is committed. The log is open."""
+        """Drops the segments that may go, with `pointer` committed. The log must be open."""
         is_running = self._task is not None and not self._task.done()
         if pointer is None or now_s < self._next_s or is_running:
             return

@@ -26,7 +26,7 @@ from rayq.storage.batch import (
 def check_produced_batch(
     payload: memoryview, config: TopicConfig, *, topic: str, partition: int, now_ms: int
 ) -> BatchHeader:
-    """The header of a batch that may be appended. See `messages.Produce` for the errors."""
+    """Returns the header of a batch that may be appended. See `messages.Produce` for the errors."""
     if len(payload) > config.max_message_bytes:
         raise RecordTooLargeError(
             f"A batch of {len(payload)} bytes is above max_message_bytes = "
@@ -42,7 +42,7 @@ def check_produced_batch(
             "each other. Nothing was written; send the value as an object (the producer's "
             "large_values is a URL)."
         )
-    # Such records from before the topic was compacted stay for ever.
+    # Such records from before the topic was compacted stay forever.
     if header.has_null_keys and config.is_compacted:
         raise NullKeyError(
             f"{topic}-{partition} is compacted: it keeps the latest record of each key, and a "
@@ -59,7 +59,7 @@ def check_produced_batch(
             f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
             "future: check the producer's clock and unit (milliseconds)."
         )
-    # Last, since it costs most: a batch that fails another check is not unpacked.
+    # Last, since it is the most expensive check: a batch that fails another one is not unpacked.
     check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
     return header
 
@@ -67,23 +67,24 @@ def check_produced_batch(
 def check_manifest(
     payload: memoryview, header: BatchHeader, *, where: str, log_start: int, log_end: int
 ) -> None:
-    """The manifest of a large value, in a checked batch that will be appended at `log_end`: its
-    chunks have to be in this log, as far as its ends tell. Raises InvalidRecordError."""
+    """Checks the manifest of a large value in a checked batch that will be appended at `log_end`:
+    its chunks must be in this log, as far as the ends of the log tell. Raises
+    InvalidRecordError."""
     (value,) = decode_columns(payload, 0, header, check_crc=False).values
     try:
-        found = read_manifest(value, offset=log_end)
+        manifest = read_manifest(value, offset=log_end)
     except (LargeValueError, LargeValueRefusedError) as error:
         raise InvalidRecordError(
             f"A batch for {where} stands for a large value, and nobody could read it: {error} "
             "Nothing was written."
         ) from error
-    if found.place is not None:
+    if manifest.place is not None:
         raise InvalidRecordError(
             f"A batch for {where} stands for a large value whose chunks are in "
-            f"{found.place.topic}-{found.place.partition}: a producer writes them to the partition "
-            "of the record. Nothing was written; send the value again."
+            f"{manifest.place.topic}-{manifest.place.partition}: a producer writes them to the "
+            "partition of the record. Nothing was written; send the value again."
         )
-    first = min(found.offsets, default=log_end)
+    first = min(manifest.offsets, default=log_end)
     if first < log_start:
         raise InvalidRecordError(
             f"A batch for {where} stands for a large value, of which a chunk is at offset {first}: "

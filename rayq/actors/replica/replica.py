@@ -56,8 +56,8 @@ COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)
 
 
 class Replica:
-    """See the module. `open` first, then `apply` each newer assignment, at last `close` or
-    `abandon`."""
+    """See the module. Call `open` first, then `apply` for each newer assignment, and finally
+    `close` or `abandon`."""
 
     handlers: ClassVar[HandlerTable]
 
@@ -80,10 +80,10 @@ class Replica:
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
-        replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders,
-        `objects` the object server. Without `run_cleaner` logs are compacted by threads of this
-        process."""
+        replica stops for good, with the reason in its status. `ask_broker` sends a request to this
+        node's broker, whose metadata this process knows up to `metadata_version()`; `links` to
+        other leaders, `objects` to the object server. Without `run_cleaner` threads of this process
+        compact logs."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -109,7 +109,7 @@ class Replica:
         self._role: Leader | Follower | Adoption | None = None
         self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
         self._queues: LeaderQueues | None = None
-        """Beside the leader of a data partition."""
+        """The queues of a data partition, while this replica leads it."""
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
@@ -145,21 +145,22 @@ class Replica:
         )
 
     def fail(self, error: BaseException, *, is_damage: bool = False) -> None:
-        """The replica stops for good: its directory cannot be used. See `ReplicaLog.fail`."""
+        """Stops the replica for good: its directory cannot be used. See `ReplicaLog.fail`."""
         self._replica_log.fail(error, is_damage=is_damage)
 
     def note_trouble(self, error: BaseException) -> None:
-        """The replica cannot go on for now; `describe` tells why."""
+        """Notes that the replica cannot continue for now; `describe` reports the reason."""
         self._replica_log.trouble = str(error)
 
     async def close(self) -> messages.ReplicaStatus:
-        """A controlled stop: serves no more, flushes, and says exactly where the log ends."""
+        """Stops in order: no longer serves, flushes, and returns the exact end of the log."""
         self._stop("it is stopping")
         await self._replica_log.close()
         return self.status()
 
     def abandon(self) -> None:
-        """Stops at once, the disk stays as it is: the topic was deleted, or the process ends."""
+        """Stops at once and leaves the disk as it is: the topic was deleted, or the process
+        ends."""
         self._stop("it is gone")
         self._replica_log.abandon()
 
@@ -185,7 +186,7 @@ class Replica:
     # --- role -------------------------------------------------------------------------------
 
     def apply(self, assignment: messages.PartitionAssignment) -> None:
-        """Takes a committed assignment; an older one than the last is passed over."""
+        """Takes a committed assignment; one that is older than the last is ignored."""
         if assignment.partition_epoch < self.assignment.partition_epoch:
             return
         before, self.assignment = self.assignment, assignment
@@ -237,8 +238,8 @@ class Replica:
             role.committed(assignment)
 
     def _lead(self, assignment: messages.PartitionAssignment) -> Leader | None:
-        """The leader's role in this epoch. None: it begins when the log goes on where the list of
-        objects ends."""
+        """The leader's role in this epoch. None: it begins once the log continues at the end of the
+        list of objects."""
         role, is_new = self._role, True
         if isinstance(role, Leader | Adoption):
             is_new = role.leader_epoch != assignment.leader_epoch
@@ -269,7 +270,7 @@ class Replica:
         self._lead_queues(leader, self.assignment)
 
     def _lead_queues(self, leader: Leader, assignment: messages.PartitionAssignment) -> None:
-        """Has the queues led that read this partition."""
+        """Starts to lead the queues that read this partition."""
         if assignment.topic in OWN_TOPICS:
             return
         if self._queues is None:
@@ -297,7 +298,7 @@ class Replica:
         )
 
     def _has_remote(self, assignment: messages.PartitionAssignment) -> bool:
-        """Whether the topic has or gets records in the object store."""
+        """Returns whether the topic has or gets records in the object store."""
         return self._replica_log.topic_config.remote_storage is not False or (
             assignment.remote is not None
         )
@@ -351,8 +352,8 @@ class Replica:
         return role
 
     def coordinator(self, kind: type[CoordinatorT], leader_epoch: int) -> CoordinatorT:
-        """The coordinator beside the leader, for a request in that epoch. Raises what `leader`
-        raises, and InvalidRequestError for a topic that has none of this kind."""
+        """The coordinator beside the leader, for a request in that epoch. Raises the errors of
+        `leader`, and InvalidRequestError for a topic that has none of this kind."""
         self.leader(leader_epoch)
         if not isinstance(self._coordinator, kind):
             raise InvalidRequestError(
@@ -362,7 +363,7 @@ class Replica:
         return self._coordinator
 
     def queues(self, leader_epoch: int) -> LeaderQueues:
-        """The queues beside the leader, for a request in that epoch. Raises what `leader` raises,
+        """The queues beside the leader, for a request in that epoch. Raises the errors of `leader`,
         and InvalidRequestError for a topic that no queue can read."""
         self.leader(leader_epoch)
         if self._queues is None:
@@ -374,8 +375,8 @@ class Replica:
     def handle(
         self, peer: Peer, request: messages.ToPartition[Any], payload: memoryview
     ) -> Result | Awaitable[Result]:
-        """Answers a request about this partition, in the role that the request is for. Raises what
-        `leader`, `coordinator` and `queues` raise, and what the message says."""
+        """Answers a request about this partition, in the role that the request is for. Raises the
+        errors of `leader`, `coordinator` and `queues`, and those of the message."""
         kind = type(request)
         if kind in self.handlers:
             return self.handlers.answer(self, peer, request, payload)
@@ -389,7 +390,7 @@ class Replica:
             return leader.handlers.answer(leader, peer, request, payload)
         if isinstance(request, messages.ToQueueLeader):
             return self.queues(request.leader_epoch).handle(peer, request)
-        wanted = next(one for one in COORDINATORS if kind in one.handlers)
+        wanted = next(coordinator for coordinator in COORDINATORS if kind in coordinator.handlers)
         raise InvalidRequestError(
             f"{self.where} coordinates no {wanted.subject}: that is for partitions of "
             f"{wanted.topic}."
@@ -399,7 +400,8 @@ class Replica:
 
     @answers(messages.CheckRange)
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
-        """Re-reads what a reader found damaged; damage on this disk ends this replica."""
+        """Reads a range again that a reader found damaged; damage on this disk ends this
+        replica."""
         role = self._role
         if self._queues is not None:
             self._queues.drop_reads()
@@ -462,11 +464,11 @@ class Replica:
         return samples
 
     def remote_backlog_bytes(self) -> int:
-        """What closed segments here have that is not in the object store yet."""
+        """Size of the records in closed segments here that are not in the object store yet."""
         replica_log = self._replica_log
         if replica_log.topic_config.remote_storage is not True or not replica_log.is_open:
             return 0
-        return sum(one.size_bytes for one in waiting(replica_log.log, self.assignment.remote))
+        return sum(piece.size_bytes for piece in waiting(replica_log.log, self.assignment.remote))
 
     # --- background -------------------------------------------------------------------------
 
@@ -475,8 +477,8 @@ class Replica:
             self._role.flushed(flushed_offset)
 
     def tick(self, now_s: float) -> None:
-        """Does what is due by time; its process calls it for each replica in turn. An error ends
-        the replica, as in `ReplicaLog.guard`."""
+        """Does the periodic work; the process calls it for each replica in turn. An error ends the
+        replica, as in `ReplicaLog.guard`."""
         try:
             self._tick(now_s)
         except Exception as error:
@@ -514,7 +516,7 @@ class Replica:
         log = replica_log.log
         start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
         if not self.assignment.is_remote_doubted:
-            # The topic gave up its objects: what is only there is gone.
+            # The topic gave up its objects: records that are only there are gone.
             start = max(start, log.local_start_offset)
         held = replica_log.held_offset
         if held is not None:

@@ -49,10 +49,11 @@ DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
 OPENED_AT_ONCE_MAX = 16
-"""So many replicas are opened side by side. While thousands are, heartbeats must go on."""
+"""Maximum number of replicas that are opened in parallel. While thousands are opened, heartbeats
+must continue."""
 ASSIGNED_AT_ONCE_MAX = 50
 BROKER_TIMEOUT_S = 5.0
-"""The timeout of a question that the broker may hold for a while."""
+"""Timeout of a request that the broker may hold for a while."""
 
 
 class ReplicaHost:
@@ -90,8 +91,8 @@ class ReplicaHost:
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
         self._let_go: set[TopicIdPartition] = set()
-        """The partitions closed because the broker said so: their directories may be removed and
-        made anew, and this incarnation stands for what was in them."""
+        """The partitions that the broker told it to close: their directories may be removed and
+        created again, and this incarnation stands for the earlier contents."""
         self._version = 0
         self._lease_until_s = 0.0
         self._urgent = Signal()
@@ -109,7 +110,7 @@ class ReplicaHost:
         self._pool.close()
 
     def abort(self) -> None:
-        """Drops everything as it is, as the end of the process would."""
+        """Drops everything at once, as the end of the process would."""
         for replica in self.replicas:
             replica.abandon()
         self._server.close()
@@ -136,7 +137,7 @@ class ReplicaHost:
                 if not is_attached:
                     await self._attach(connection)
                     is_attached = True
-                    wait_ms = 0  # The lease of the broker's process before is about to end.
+                    wait_ms = 0  # The lease from the previous broker process is about to end.
                 await self._heartbeat(connection, wait_ms)
             except StaleBrokerError:
                 is_attached = False  # A new broker process does not know this one yet.
@@ -145,8 +146,8 @@ class ReplicaHost:
                 logger.debug("replica process of broker %d: %s", self._spec.broker, error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
-                # A lack of descriptors, a disk, a bug: nothing may end this, or its replicas serve
-                # nobody for ever.
+                # Lack of descriptors, a disk, a bug: nothing may end this loop, or its replicas
+                # would serve nobody forever.
                 logger.exception("replica process of broker %d: no heartbeat", self._spec.broker)
                 await asyncio.sleep(FAILURE_RETRY_S)
 
@@ -171,8 +172,8 @@ class ReplicaHost:
         )
 
     async def _heartbeat(self, connection: Connection, wait_ms: int) -> None:
-        """One heartbeat, which the broker may hold for `wait_ms`: it renews the lease, and brings
-        assignments. Raises RayqError."""
+        """Sends one heartbeat, which the broker may hold for `wait_ms`: it renews the lease, and
+        brings assignments. Raises RayqError."""
         clock = self._environment.clock
         sent_s = clock.monotonic()
         request = messages.ReplicaHostHeartbeat(
@@ -180,10 +181,10 @@ class ReplicaHost:
             self._version,
             self._statuses(),
             wait_ms,
-            remote_backlog_bytes=sum(one.remote_backlog_bytes() for one in self.replicas),
+            remote_backlog_bytes=sum(replica.remote_backlog_bytes() for replica in self.replicas),
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
-        # Something here may change while the broker holds the request: then say so at once.
+        # Something here may change while the broker holds the request: then report it at once.
         urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
         try:
             waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
@@ -209,7 +210,7 @@ class ReplicaHost:
             self._let_go = {key for key in self._let_go if key[0] not in answer.deleted}
         for number, assignment in enumerate(answer.assignments, 1):
             if number % ASSIGNED_AT_ONCE_MAX == 0:
-                await asyncio.sleep(0)  # Those who wait for other replicas have their turn.
+                await asyncio.sleep(0)  # Requests to other replicas get their turn.
             try:
                 self._apply(assignment)
             except RayqError as error:  # Only of this partition: the others must not wait for it.
@@ -228,7 +229,8 @@ class ReplicaHost:
     # --- replicas ---------------------------------------------------------------------------
 
     async def _tick_for_ever(self) -> None:
-        """One timer for all replicas: with one for each, many idle ones keep a core busy."""
+        """Ticks all replicas by one timer: with a timer for each, many idle ones would keep a core
+        busy."""
         clock = self._environment.clock
         while True:
             await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
@@ -282,7 +284,8 @@ class ReplicaHost:
                 replica.note_trouble(error)
                 await asyncio.sleep(DISK_FULL_RETRY_S)
             except (RayqError, OSError) as error:
-                # A disk that fails names an OSError as the cause; otherwise what it holds is wrong.
+                # A failing disk has an OSError as the cause; otherwise the contents of the disk are
+                # wrong.
                 is_damage = isinstance(error, StorageError) and not isinstance(
                     error.__cause__, OSError
                 )
@@ -292,7 +295,7 @@ class ReplicaHost:
         self._urgent.notify()
 
     def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
-        """Locks a directory. Raises OpenFilesLimitError where no client could connect any more."""
+        """Locks a directory. Raises OpenFilesLimitError if clients could no longer connect."""
         if not self._environment.has_descriptors_for_replica():
             raise OpenFilesLimitError(
                 f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "

@@ -37,16 +37,16 @@ T = TypeVar("T")
 
 FLUSH_WAIT_S = 60.0
 CHECKPOINT_RETRY_S = 1.0
-"""The pause after a checkpoint that found no room on the disk."""
+"""Retry interval of a checkpoint that found no room on the disk."""
 
 
 class ReplicaLog:
     """See the module. `open` first; `close` or `abandon` last.
 
     `failure` says why the replica stopped (its disk failed, its log diverged): it then refuses
-    everything. `on_flushed(offset)` hears what the disk holds, `on_failure()` that all is over.
-    `is_alone()` says whether this replica leads and no other is in sync: then damage that is read
-    does not end it, for the rest of its log is all that there is.
+    everything. `on_flushed(offset)` is called when the disk holds more, `on_failure()` when the
+    replica stops. `is_alone()` says whether this replica leads and no other is in sync: then a read
+    of damage does not end it, for the rest of its log is all that there is.
     """
 
     def __init__(
@@ -70,53 +70,56 @@ class ReplicaLog:
         self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
         self.is_damaged = False
-        """Whether it stopped because its disk changed what was written: the others' are sound."""
+        """True if it stopped because its disk changed written data: the other replicas' logs are
+        sound."""
         self.trouble: str | None = None
-        """What keeps a follower from going on for now, such as a full disk."""
+        """The reason that a follower cannot continue for now, such as a full disk."""
         self.high_watermark = 0
         self.held_offset: int | None = None
-        """Retention goes no further, for a queue that owns the topic. None: there is none."""
+        """Maximum log start for retention, because of a queue that owns the topic. None: there is
+        none."""
         self.deletes_what_is_done = False
-        """Whether the log start follows `held_offset`."""
+        """True if the log start follows `held_offset`."""
         self.appended = Signal()
-        """The log grew, or its start moved."""
+        """Notified when the log grew, or its start moved."""
         self.committed = Signal()
-        """The high watermark moved, or the role ended."""
+        """Notified when the high watermark moved, or the role ended."""
         self.flush_lock = FlushLock(self._flush)
-        """Held while a flush runs; a truncation holds it too."""
+        """Lock that is held while a flush or a truncation runs."""
         self.files_lock = asyncio.Lock()
-        """Held while compacted segments are put in place. A truncation, a reset and a move of the
-        log start hold it too, before the flush lock."""
+        """Lock that is held while compacted segments are put in place. A truncation, a reset and a
+        move of the log start hold it too, before the flush lock."""
         self.is_compacted_now = False
-        """Whether a pass of the cleaner is under way. Segments that the log start has passed stay
-        until the next one: without them the pass would be in vain, and where retention deletes more
-        often than a pass takes, none would ever get done."""
+        """True while a pass of the cleaner runs. Segments below the log start stay until the next
+        pass: without them this pass would be in vain, and if retention deletes more often than a
+        pass takes, none would ever finish."""
         self.restarted_at: int | None = None
-        """Where this process restarted the log from the object store, to lead, as it lacked records
-        that are there. Replicas in sync may lack them, too."""
+        """Offset at which this process restarted the log from the object store, to lead, as it
+        lacked records that are there. Replicas in sync may lack them, too."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._is_alone = is_alone
         self._damaged_offset: int | None = None
-        """Where a read met an error of the disk while no other replica was in sync."""
+        """Offset at which a read met a disk error while no other replica was in sync."""
         self._salvages = False
-        """Whether that error was damage: then reads go around it."""
+        """True if that error was damage: then reads go around it."""
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._is_dirty = False
-        """Whether there may be something to flush that no flush has begun with."""
+        """True if there may be data that no flush has started with."""
         self._flushed = Signal()
         self._segment_changes = 0
-        """How often segments were replaced or removed."""
+        """Number of times that segments were replaced or removed."""
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
         self._checkpoint_from_s = 0.0
-        """From when on a checkpoint may be tried that found no room; 0.0 where the last had it."""
+        """Time from which a checkpoint that found no room may be retried; 0.0 if the last one
+        succeeded."""
         self._checkpoint_retry: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_abandoned = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        """The jobs of threads that work in the directory."""
+        """The running jobs of threads that work in the directory."""
 
     # --- life -------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class ReplicaLog:
         try:
             log = await asyncio.shield(opening)
         except BaseException:
-            # The directory is let go of when no thread works in it any more.
+            # The directory is released when no thread works in it any more.
             opening.add_done_callback(lambda _: self._release())
             raise
         if self._is_closed:  # The topic was deleted meanwhile.
@@ -148,12 +151,13 @@ class ReplicaLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether the log can be used: it was opened, not closed, and did not fail."""
+        """True if the log can be used: it was opened, not closed, and did not fail."""
         return self._log is not None and self.failure is None and not self._is_closed
 
     @property
     def log(self) -> Log:
-        """Raises StorageError when the replica stopped, NotLeaderError before it is open."""
+        """The open log. Raises StorageError when the replica stopped, NotLeaderError before it is
+        open."""
         if self.failure is not None:
             raise StorageError(f"Replica of {self.where} on broker {self.broker}: {self.failure}")
         if self._log is None or self._is_closed:
@@ -163,7 +167,8 @@ class ReplicaLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it all is committed, and all transactions are decided. Raises as `log`."""
+        """Offset below which everything is committed, and all transactions are decided. Raises as
+        `log`."""
         return self.log.stable_offset(self.high_watermark)
 
     def configure(self, options: dict[str, object]) -> None:
@@ -171,25 +176,25 @@ class ReplicaLog:
         self.topic_config = parse_stored(TopicConfig, options)
         if self._log is not None:
             self._log.config = self.topic_config
-            self._on_flushed(self._log.flushed_offset)  # What counts as flushed may have grown.
+            self._on_flushed(self._log.flushed_offset)  # The flushed offset may have grown.
 
     def ends(self) -> tuple[int | None, int]:
-        """`(last epoch, flushed offset)`; the offset is -1 before the log is open."""
+        """Returns `(last epoch, flushed offset)`; the offset is -1 before the log is open."""
         log = self._log
         return (None, -1) if log is None else (log.last_epoch, log.flushed_offset)
 
     async def close(self) -> None:
-        """Flushes and closes the log; then `ends` says exactly where it ends."""
+        """Flushes and closes the log; then `ends` returns its exact end."""
         log = self._log
         self._is_closed = True
-        # No swap and no flush is under way now, and none begins.
+        # No swap and no flush runs now, and none starts.
         async with self.files_lock, self.flush_lock:
             self._stop_flushing()
             if log is not None and self.failure is None:
                 try:
                     await self.environment.threads.run(log.close, self.high_watermark)
                 except StorageError as error:
-                    self.fail(error)  # Its end is not known for sure: as after a crash.
+                    self.fail(error)  # Its end is not known for certain: as after a crash.
         self._release_when_idle()
 
     def abandon(self) -> None:
@@ -198,7 +203,7 @@ class ReplicaLog:
         self._is_closed = self._is_abandoned = True
         self._stop_flushing()
         if is_opening and self.failure is None:
-            return  # A thread works in the directory: `open` lets go of it.
+            return  # A thread works in the directory: `open` releases it.
         self._release_when_idle()
 
     def _release_when_idle(self) -> None:
@@ -219,29 +224,30 @@ class ReplicaLog:
             self._directory = None
 
     def fail(self, error: BaseException, *, is_damage: bool | None = None) -> None:
-        """An error of the disk or of the log is final for this process (docs/protocol.md, rule 11).
-        `is_damage`: see `is_damaged`; by default as a batch that is damaged says."""
+        """Stops the replica: an error of the disk or of the log is final for this process
+        (docs/protocol.md, rule 11). `is_damage`: see `is_damaged`; by default True for a damaged
+        batch."""
         if self.failure is not None:
             return
         logger.error("replica of %s on broker %d stops: %s", self.where, self.broker, error)
         self.failure = str(error)
         if is_damage is None:
             is_damage = any(
-                isinstance(one, CorruptBatchError) for one in (error, error.__cause__)
+                isinstance(cause, CorruptBatchError) for cause in (error, error.__cause__)
             )
         self.is_damaged = is_damage
         self._flushed.notify()
         self._on_failure()
 
     def check_directory(self) -> None:
-        """Raises StorageError, OSError where the log's files are not at their path any more."""
+        """Raises StorageError or OSError if the log's files are no longer at their path."""
         if self._directory is not None:
             self._directory.check_here(self.environment.disk)
 
     async def guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs a background task of the replica: whatever ends it ends the replica, so that
-        another leads instead of one that does half its work. (A function: a coroutine that was
-        made and whose task is cancelled before it starts would never be awaited.)"""
+        """Runs a background task of the replica: any error that ends it ends the replica, so that
+        another leads instead of one that does half its work. (A function: a coroutine that was made
+        and whose task is cancelled before it starts would never be awaited.)"""
         try:
             await work()
         except Exception as error:
@@ -252,12 +258,13 @@ class ReplicaLog:
 
     @property
     def serves_around_damage(self) -> bool:
-        """Whether damage was found and no other replica is in sync: none can copy past it."""
+        """True if damage was found and no other replica is in sync: none can copy past it."""
         return self._salvages and self._is_alone()
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
-        """Whole batches of [offset, limit), and where the next batch begins. May run in a thread.
-        Raises StorageError. A leader that is alone answers damage by `batch.stand_in`."""
+        """Reads whole batches of [offset, limit), and returns them with the offset of the next
+        batch. May run in a thread. Raises StorageError. A leader that is alone replaces damage by
+        `batch.stand_in`."""
         log = self.log
         generation = log.generation
         if self._salvages and offset < limit:
@@ -279,9 +286,9 @@ class ReplicaLog:
     async def read_with_aborted(
         self, offset: int, limit: int, bytes_max: int
     ) -> tuple[bytes, int, list[tuple[int, int]]]:
-        """As `read`, and `(family, epoch)` of each aborted transaction with batches among what was
-        read. Compaction or retention meanwhile may have taken their keys away, together with
-        batches that were read before: then it is read again."""
+        """Does `read`, and adds `(family, epoch)` of each aborted transaction with batches in the
+        range. Compaction or retention may have removed their keys meanwhile, together with batches
+        that were already read: then the range is read again."""
         while True:
             changes = self._segment_changes
             data, next_offset = await self.read(offset, limit, bytes_max)
@@ -291,8 +298,8 @@ class ReplicaLog:
     async def _salvage(
         self, log: Log, offset: int, limit: int, bytes_max: int
     ) -> tuple[bytes, int]:
-        """A read of a log that is known to be damaged: readers get what is left, and are told of
-        what is not (`batch.stand_in`). Once others are in sync again they may find the damage by
+        """Reads a log that is known to be damaged: readers get what is left, and are told what is
+        missing (`batch.stand_in`). Once others are in sync again they may find the damage by
         ordinary reads, so that one of them takes over."""
         if not self._is_alone():
             self._forget_damage()
@@ -320,8 +327,8 @@ class ReplicaLog:
             raise self.unreadable(log, generation, log.local_start_offset, error) from error
 
     async def verify(self, offset: int) -> None:
-        """Checks what a read from `offset` sends: a reader found it damaged, which may have come
-        about on the way. Raises StorageError where that ends the replica."""
+        """Checks the result of a read from `offset`: a reader found it damaged, which may have
+        happened in transit. Raises StorageError if that ends the replica."""
         log = self.log
         if not log.local_start_offset <= offset < log.end_offset:
             return
@@ -338,7 +345,7 @@ class ReplicaLog:
     def unreadable(
         self, log: Log, generation: int, offset: int, error: RayqError | OSError
     ) -> RayqError:
-        """What a reader is told of an error, which ends the replica where others can answer."""
+        """Returns the error for a reader; it ends the replica if others can answer."""
         what = f"Reading {self.where} at offset {offset}: {error}"
         if log.generation != generation:
             return NotLeaderError(f"{what} The log was cut back meanwhile.")
@@ -361,18 +368,18 @@ class ReplicaLog:
         return failure
 
     def _forget_damage(self) -> None:
-        """Ordinary reads will tell whether there is any damage left."""
+        """Forgets the damage: ordinary reads will show whether any is left."""
         self._damaged_offset, self._salvages, self.trouble = None, False, None
 
     # --- group commit -----------------------------------------------------------------------
 
     def wake_flusher(self) -> None:
-        """Has all that was appended flushed: now, or after the flush that is under way."""
+        """Has everything that was appended flushed: now, or after the running flush."""
         self._is_dirty = True
         self._flush()
 
     async def checkpoint(self) -> None:
-        """Returns when all that is here now, the log start included, is durable. Raises
+        """Returns when everything that is here now, including the log start, is durable. Raises
         StorageError; DiskFullError when it found no room."""
         self._checkpoints_wanted += 1
         wanted = self._checkpoints_wanted
@@ -388,9 +395,9 @@ class ReplicaLog:
                 )
 
     def _flush(self) -> None:
-        """Begins a flush where there may be something to flush and none is under way. It covers all
-        that was appended until now. It runs by callbacks: each record waits for a flush of each
-        replica, and a task would give away several turns of the loop."""
+        """Starts a flush if there may be something to flush and none is running. It covers
+        everything that was appended so far. It runs by callbacks: each record waits for a flush of
+        each replica, and a task would cost several turns of the loop."""
         if not self._is_dirty or not self.is_open or not self.flush_lock.begin_flush():
             return
         self._is_dirty = False
@@ -438,7 +445,8 @@ class ReplicaLog:
         self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
 
     def _flushed_until(self, wanted: int) -> None:
-        """A flush ended that was to make so many checkpoints, and the next one begins."""
+        """Handles the end of a flush that was to write `wanted` checkpoints, and starts the next
+        one."""
         if self._checkpoint_from_s == 0.0:
             self._checkpoints_made = wanted
         elif self._checkpoint_retry is None and self.is_open:
@@ -455,7 +463,7 @@ class ReplicaLog:
     # --- the log start ----------------------------------------------------------------------
 
     async def advance_log_start(self, offset: int) -> None:
-        """Moves the log start up to `offset`, durably; removes old files in a thread."""
+        """Durably moves the log start up to `offset`; removes old files in a thread."""
         log = self.log
         if offset <= log.persisted_log_start:
             return
@@ -479,12 +487,12 @@ class ReplicaLog:
             await self.remove_below_start()
 
     async def drop_local(self, offset: int) -> None:
-        """Moves the local start up to `offset` (see `Log.drop_local`), durably, then removes the
+        """Durably moves the local start up to `offset` (see `Log.drop_local`), then removes the
         files. Raises StorageError."""
         async with self.files_lock:
             log = self.log
             if offset > log.persisted_recovery_point:
-                return  # The log was cut or restarted meanwhile.
+                return  # The log was truncated or restarted meanwhile.
             log.drop_local(offset)
         await self.checkpoint()
         await self.remove_below_start()
@@ -514,10 +522,10 @@ class ReplicaLog:
     # --- compaction -------------------------------------------------------------------------
 
     async def swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> bool:
-        """Puts compacted segments in place, clean since `now_ms`. False: nothing was changed, the
-        log is another by now.
+        """Puts compacted segments in place, clean since `now_ms`. Returns False if nothing was
+        changed, as the log is another by now.
 
-        Cancelled half-way (so the replica stops) it leaves the rest to the next start.
+        If it is cancelled half-way (the replica stops), it leaves the rest to the next start.
         """
         async with self.files_lock:
             if not self.is_open:
@@ -559,12 +567,13 @@ class ReplicaLog:
     # --- threads that write -----------------------------------------------------------------
 
     async def _run(self, job: Callable[[], T]) -> T:
-        """Runs a job in a thread, to its end also when the caller is cancelled."""
+        """Runs a job in a thread, to its end even when the caller is cancelled."""
         return await asyncio.shield(self._begin(job))
 
     def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """A job that works in the directory, in a thread. The directory's lock is kept until it is
-        done: the next process that opens or renames the directory must find no thread at work."""
+        """Starts a job that works in the directory, in a thread. The directory's lock is kept until
+        it is done: the next process that opens or renames the directory must find no thread at
+        work."""
         step = asyncio.ensure_future(self.environment.threads.run(job))
         self._jobs.add(step)
         step.add_done_callback(self._ended)
@@ -578,7 +587,7 @@ class ReplicaLog:
             step.exception()
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
-        """Keeps what the leader says of the records from `offset` on, durable before they are
+        """Durably keeps the leader's statements about the records from `offset` on before they are
         appended: a copy of a cleaned log has its gaps and lacks its tombstones, and may lead later.
         Raises StorageError."""
         async with self.files_lock:

@@ -8,8 +8,8 @@ from rayq.storage.batch import BatchHeader, append_time_of
 
 
 class LeaderMetrics:
-    """Bytes and records of one partition, as its leader sees them. They go on from where an earlier
-    leader's in the same process ended."""
+    """Bytes and records of one partition, as its leader sees them. They continue from those of an
+    earlier leader in the same process."""
 
     def __init__(self, environment: Environment, topic: str, partition: int) -> None:
         self._clock = environment.clock
@@ -26,7 +26,8 @@ class LeaderMetrics:
         self._records_in.value += header.record_count
 
     def sent(self, data: bytes, records: int, *, is_at_end: bool) -> None:
-        """Bytes went to a consumer. One that is at the end now was waiting for them, or nearly."""
+        """Counts bytes that went to a consumer. One that is now at the end was waiting for them, or
+        nearly."""
         self._bytes_out.value += len(data)
         self._records_out.value += records
         if is_at_end and data:
@@ -34,5 +35,5 @@ class LeaderMetrics:
             self._end_to_end.observe(max(age_ms, 0) / 1000)
 
     def replicated(self, data: bytes) -> None:
-        """Bytes went to a follower."""
+        """Counts bytes that went to a follower."""
         self._replication_bytes_out.value += len(data)

@@ -32,13 +32,14 @@ ATTEMPT_TIMEOUT_S = 5.0
 RETRY_S = 0.05
 RETRY_MAX_S = 1.0
 PATIENCE_S = 30.0
-"""How long a question to a coordinator is repeated. Within it a coordinator moves and begins."""
+"""Maximum time that a request to a coordinator is retried: long enough for a coordinator to move
+and load."""
 TOPIC_GONE_S = 10.0
-"""A topic counts as deleted once the metadata lacked its id for so long."""
+"""Time after which a topic whose id is missing in the metadata counts as deleted."""
 
 
 Build = Callable[[str, int, int], messages.ToLeader[messages.ResponseT]]
-"""Makes a request from topic id, partition and leader epoch."""
+"""Function that makes a request from topic id, partition and leader epoch."""
 
 
 class _Leader(NamedTuple):
@@ -48,19 +49,19 @@ class _Leader(NamedTuple):
 
 
 class Links:
-    """See the module. Errors are those of the request, and those of a connection."""
+    """See the module. Errors are those of the request and of the connection."""
 
     def __init__(
         self, environment: Environment, pool: ConnectionPool, *, ask_broker: messages.Ask
     ) -> None:
-        """`ask_broker` asks the broker of this node."""
+        """`ask_broker` sends a request to this node's broker."""
         self._environment = environment
         self._pool = pool
         self._ask_broker = ask_broker
         self._leaders: dict[str, list[_Leader | None]] = {}
-        """By topic id, then by partition; None where a partition has no leader."""
+        """Leaders by topic id, then by partition; None if a partition has no leader."""
         self._own_topic_ids: dict[str, str] = {}
-        """By name, of the topics of rayq's own that were asked for."""
+        """Ids of rayq's internal topics that were requested, by name."""
         self._missing_since_s: dict[str, float] = {}
         self._questions: dict[Hashable, asyncio.Future[Any]] = {}
 
@@ -68,7 +69,7 @@ class Links:
 
     async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
         """Returns once the partition is a participant of the transaction, durably. Raises
-        TransactionEndedError, TransactionLimitError, and TimeoutError where no coordinator answers
+        TransactionEndedError, TransactionLimitError, and TimeoutError if no coordinator answers
         within `PATIENCE_S`."""
 
         def build(where: str, number: int, leader_epoch: int) -> messages.JoinTransaction:
@@ -82,7 +83,7 @@ class Links:
         )
 
     async def abort(self, family: int, epoch: int) -> None:
-        """Aborts the transaction if it is open. Raises TimeoutError where no coordinator answers
+        """Aborts the transaction if it is open. Raises TimeoutError if no coordinator answers
         within `PATIENCE_S`."""
 
         def build(topic_id: str, partition: int, leader_epoch: int) -> messages.AbortTransaction:
@@ -93,8 +94,8 @@ class Links:
         )
 
     async def outcome(self, family: int, epoch: int) -> str:
-        """`messages.DescribeOutcomeResponse.state` of the transaction. Raises TimeoutError where no
-        coordinator answers within `PATIENCE_S`."""
+        """Returns `messages.DescribeOutcomeResponse.state` of the transaction. Raises TimeoutError
+        if no coordinator answers within `PATIENCE_S`."""
 
         def build(where: str, number: int, leader_epoch: int) -> messages.DescribeOutcome:
             return messages.DescribeOutcome(where, number, leader_epoch, family, epoch)
@@ -105,7 +106,7 @@ class Links:
         return answer.state
 
     async def coordinators(self) -> int:
-        """How many partitions `__transaction_state` has. Raises UnknownTopicError."""
+        """Returns the number of partitions of `__transaction_state`. Raises UnknownTopicError."""
         return len(self._leaders[await self.find_own(TRANSACTIONS_TOPIC)])
 
     async def _ask_coordinator(
@@ -130,8 +131,8 @@ class Links:
             retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def find_own(self, name: str) -> str:
-        """The topic id of a topic of rayq's own, whose leaders are known then. Raises
-        UnknownTopicError."""
+        """Returns the topic id of one of rayq's internal topics, whose leaders are then known.
+        Raises UnknownTopicError."""
         topic_id = self._own_topic_ids.get(name)
         if topic_id is None or topic_id not in self._leaders:
             await self._once(name, lambda: self._look_up([name], []))
@@ -145,10 +146,11 @@ class Links:
     async def ask_keeper(
         self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
     ) -> tuple[messages.ResponseT, memoryview]:
-        """The answer of the keeper of a queue to one attempt, as `exchange` asks for it. Raises
-        UnknownTopicError, too, while the metadata here are older than the queue."""
+        """Sends a request once to the keeper of a queue, as `exchange`, and returns the answer.
+        Raises UnknownTopicError, too, while the metadata here are older than the queue."""
         topic_id = await self.find_own(QUEUES_TOPIC)
-        # Their number is final: the queue's record was committed after those of all partitions.
+        # The number of partitions is final: the queue's record was committed after those of all
+        # partitions.
         partition = keeper_partition(queue_id, len(self._leaders[topic_id]))
         return await self.exchange(topic_id, partition, build, payload)
 
@@ -157,8 +159,8 @@ class Links:
     async def ask_leader(
         self, topic_id: str, partition: int, build: Build[messages.ResponseT]
     ) -> messages.ResponseT:
-        """The answer of a partition's leader to one attempt. After an error that another leader may
-        not give, the next attempt asks for new metadata first."""
+        """Sends a request once to a partition's leader, and returns the answer. After an error that
+        another leader may not give, the next attempt asks for new metadata first."""
         answer, _ = await self.exchange(topic_id, partition, build)
         return answer
 
@@ -169,7 +171,7 @@ class Links:
         build: Build[messages.ResponseT],
         payload: bytes = b"",
     ) -> tuple[messages.ResponseT, memoryview]:
-        """As `ask_leader`, with a payload there and back."""
+        """Does `ask_leader` with a payload in both directions."""
         if topic_id not in self._leaders:
             await self._once(topic_id, lambda: self._look_up([], [topic_id]))
         leaders = self._leaders.get(topic_id)
@@ -188,7 +190,7 @@ class Links:
             raise
 
     async def find_topic(self, name: str) -> tuple[str, int]:
-        """The id of a topic, and how many partitions it has. Raises UnknownTopicError."""
+        """Returns the id of a topic, and its number of partitions. Raises UnknownTopicError."""
         answer = await self._once(
             ("topic", name), lambda: self._ask_broker(messages.Metadata([name]))
         )
@@ -200,12 +202,12 @@ class Links:
         raise UnknownTopicError(f"There is no topic {name!r}.")
 
     async def new_producer_id(self) -> int:
-        """A producer id that nobody had before, and nobody else gets."""
+        """Returns a producer id that nobody had before, and nobody else gets."""
         return (await self._ask_broker(messages.AllocateProducerId())).producer_id
 
     def is_gone(self, topic_id: str) -> bool:
-        """Whether the topic was deleted: the metadata lacked it whenever it was asked for within
-        the last `TOPIC_GONE_S`."""
+        """Returns whether the topic was deleted: it was missing in the metadata at each request
+        within the last `TOPIC_GONE_S`."""
         since_s = self._missing_since_s.get(topic_id)
         now_s = self._environment.clock.monotonic()
         return since_s is not None and now_s - since_s > TOPIC_GONE_S
@@ -214,20 +216,21 @@ class Links:
         answer = await self._ask_broker(messages.Metadata(names, topic_ids=topic_ids))
         if answer.controller is None:
             raise ControllerUnavailableError("The broker's metadata may be old: it has just begun.")
-        found = {topic.topic_id for topic in answer.topics}
+        known_ids = {topic.topic_id for topic in answer.topics}
         now_s = self._environment.clock.monotonic()
         for topic_id in topic_ids:
-            if topic_id in found:
+            if topic_id in known_ids:
                 self._missing_since_s.pop(topic_id, None)
             else:
                 self._missing_since_s.setdefault(topic_id, now_s)
         for topic in answer.topics:
             if topic.name in names:
                 self._own_topic_ids[topic.name] = topic.topic_id
-            self._leaders[topic.topic_id] = [_leader(one) for one in topic.partitions]
+            self._leaders[topic.topic_id] = [_leader(partition) for partition in topic.partitions]
 
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question, of which one is under way at a time: others wait for it."""
+        """Returns the answer to a question. Only one request for it is in flight at a time: others
+        wait for that."""
         answer = self._questions.get(question)
         if answer is None:
             answer = self._questions[question] = asyncio.get_running_loop().create_future()
@@ -240,7 +243,7 @@ class Links:
     async def _answer(
         self, question: Hashable, ask: Callable[[], Awaitable[T]], answer: asyncio.Future[Any]
     ) -> None:
-        # An error is a value: asyncio logs exceptions that nobody fetches.
+        # An error is returned as a value: asyncio logs exceptions that nobody fetches.
         outcome: T | RayqError = ClosedError("The question was cancelled: the process ends.")
         try:
             outcome = await ask()

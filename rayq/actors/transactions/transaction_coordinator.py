@@ -45,7 +45,7 @@ from rayq.transaction_ids import FAMILIES_MAX, coordinator_partition, make_famil
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often time-outs are looked at."""
+"""Interval at which timeouts are checked."""
 MARKER_RETRY_S = 0.1
 MARKER_RETRY_MAX_S = 1.0
 FORGOTTEN_AT_ONCE = 1000
@@ -68,17 +68,18 @@ class TransactionCoordinator(Coordinator[Record]):
         links: Links,
         clock_watch: ClockWatch,
     ) -> None:
-        """`ask_broker` asks the broker of this node, `links` the leaders of participants."""
+        """`ask_broker` sends a request to this node's broker, `links` to the leaders of
+        participants."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._links = links
         self._clock_watch = clock_watch
         self.state = TransactionState()
-        """What is decided, committed or not."""
+        """The decided state, committed or not."""
         self._markers: dict[TransactionKey, asyncio.Task[None]] = {}
-        """Of each transaction that has ended: done once each participant has its marker."""
+        """Task of each transaction that has ended: done once each participant has its marker."""
         self._partitions: int | None = None
-        """How many partitions `__transaction_state` has; None until it is needed."""
+        """Number of partitions of `__transaction_state`; None until it is needed."""
         self._end_seconds = self._environment.metrics.histogram("rayq_transaction_end_seconds")
         self._forget_source = self._environment.metrics.add_source(self._measure)
 
@@ -90,7 +91,8 @@ class TransactionCoordinator(Coordinator[Record]):
         ]
 
     def end(self, reason: str) -> None:
-        """Another process coordinates: the requests that wait are told."""
+        """Ends this coordinator, as another process coordinates: the requests that wait are
+        told."""
         self._forget_source()
         super().end(reason)
 
@@ -146,7 +148,7 @@ class TransactionCoordinator(Coordinator[Record]):
             )
         )
         markers = self._markers.get(key)
-        # Where those of an earlier one are still out, some partition cannot be reached just now.
+        # If markers of an earlier one are still missing, some partition cannot be reached just now.
         if markers is not None and self.state.under_way(name)[:1] == [key]:
             await asyncio.wait([markers], timeout=request.wait_ms / 1000)
             self._check(None)
@@ -221,7 +223,7 @@ class TransactionCoordinator(Coordinator[Record]):
 
         def decide() -> Decision[Record, messages.DescribeOutcomeResponse]:
             outcome = changes.outcome(self.state, key)
-            # A record that changes nothing: once it is committed, no newer coordinator had begun.
+            # A record that changes nothing: when it is committed, no newer coordinator had started.
             is_known = key in self.state.transactions
             records = [] if is_known else [TransactionRecord(key, None)]
             return Decision(records, lambda: messages.DescribeOutcomeResponse(outcome))
@@ -293,20 +295,20 @@ class TransactionCoordinator(Coordinator[Record]):
         )
 
     def _summaries(self, name: str) -> list[messages.TransactionSummary]:
-        """The transactions of an id that are under way, oldest first; else its next one."""
+        """The transactions of an id that are in progress, oldest first; else its next one."""
         now_ms, value = self._clock_watch.now_ms(), self.state.ids[name]
         timeout_ms = value.transaction_timeout_ms
-        found = []
+        summaries = []
         for key in self.state.under_way(name):
-            one = self.state.transactions[key]
-            age_ms = max(0, now_ms - one.start_ms)
-            count = len(one.participants)
-            most_ms = changes.TOUCHED_MS_MAX if one.is_touched else timeout_ms
-            found.append(
-                messages.TransactionSummary(name, *key, one.state, age_ms, count, most_ms)
+            transaction = self.state.transactions[key]
+            age_ms = max(0, now_ms - transaction.start_ms)
+            count = len(transaction.participants)
+            most_ms = changes.TOUCHED_MS_MAX if transaction.is_touched else timeout_ms
+            summaries.append(
+                messages.TransactionSummary(name, *key, transaction.state, age_ms, count, most_ms)
             )
         following = value.next
-        return found or [
+        return summaries or [
             messages.TransactionSummary(name, *following, "ready", None, 0, timeout_ms)
         ]
 
@@ -370,9 +372,12 @@ class TransactionCoordinator(Coordinator[Record]):
             try:
                 await self._log.until_committed()
             except RayqError:
-                return  # What is decided after all, the next coordinator finds in the log.
+                return  # If it is decided after all, the next coordinator finds that in the log.
             await asyncio.gather(
-                *(self._write_marker(key, transaction, one) for one in transaction.participants)
+                *(
+                    self._write_marker(key, transaction, participant)
+                    for participant in transaction.participants
+                )
             )
             self._end_seconds.observe(self._environment.clock.monotonic() - started_s)
             self._markers.pop(key, None)
@@ -384,7 +389,7 @@ class TransactionCoordinator(Coordinator[Record]):
     async def _write_marker(
         self, key: TransactionKey, transaction: TransactionValue, participant: TopicIdPartition
     ) -> None:
-        """Takes note of a participant's marker, once that is written for good."""
+        """Notes a participant's marker once it is durably written."""
         is_commit, epoch = transaction.state == "committing", self._leader.leader_epoch
 
         def build(topic_id: str, partition: int, leader_epoch: int) -> messages.WriteMarker:
@@ -402,8 +407,8 @@ class TransactionCoordinator(Coordinator[Record]):
     async def _is_marked(
         self, participant: TopicIdPartition, build: Build[messages.Done]
     ) -> bool:
-        """Whether the participant has its marker after another attempt, or needs none: its topic is
-        gone."""
+        """Makes another attempt. Returns whether the participant has its marker, or needs none: its
+        topic is gone."""
         try:
             await self._links.ask_leader(*participant, build)
         except RayqError as error:
@@ -411,7 +416,7 @@ class TransactionCoordinator(Coordinator[Record]):
             return self._links.is_gone(participant[0])
         return True
 
-    # --- beginning anew ---------------------------------------------------------------------
+    # --- starting over ----------------------------------------------------------------------
 
     def _fail_all(self, error: RayqError) -> None:
         super()._fail_all(error)
@@ -437,7 +442,7 @@ class TransactionCoordinator(Coordinator[Record]):
     # --- background -------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Aborts what has had its time and forgets unused ids, until the state is dropped."""
+        """Aborts timed-out transactions and forgets unused ids, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
         last_s = clock.monotonic()
@@ -462,14 +467,14 @@ class TransactionCoordinator(Coordinator[Record]):
                 unused_s = now_s + UNUSED_CHECK_INTERVAL_S
                 unused = changes.forget_unused(self.state, now_ms=self._clock_watch.now_ms())
                 for first in range(0, len(unused), FORGOTTEN_AT_ONCE):
-                    # All of them may be more than a batch holds; none depends on another.
+                    # All of them may exceed a batch; none depends on another.
                     self._append(unused[first : first + FORGOTTEN_AT_ONCE])
 
     async def _expire(self, key: TransactionKey, generation: int) -> None:
-        """Aborts a transaction that has had its time, or leaves it to the next look."""
+        """Aborts a timed-out transaction, or leaves it to the next check."""
         transaction = self.state.transactions.get(key)
         if transaction is None:
-            return  # It ended while another one was aborted.
+            return  # It ended while another transaction was aborted.
         name = transaction.transactional_id
         try:
             if changes.needs_family(self.state, name) and not self.state.families:
