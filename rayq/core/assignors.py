@@ -30,7 +30,7 @@ from rayq.user_functions import check_function, check_ran, told
 
 
 class MemberSubscription(NamedTuple):
-    """What a member subscribes to, patterns resolved, and its `group_instance_id`."""
+    """A member's subscribed topics, with patterns resolved, and its `group_instance_id`."""
 
     topics: frozenset[str]
     instance: str | None = None
@@ -41,35 +41,35 @@ Assignor = Callable[[Mapping[str, MemberSubscription], Mapping[str, int], Assign
 
 
 def load_assignors(named: Mapping[str, str] | None) -> dict[str, Assignor | str]:
-    """The assignors by name. Where one cannot be loaded, the reason stands in its place."""
-    found: dict[str, Assignor | str] = {"uniform": uniform, "range": range_}
+    """Loads the assignors by name. If one cannot be loaded, the value is the reason."""
+    loaded: dict[str, Assignor | str] = {"uniform": uniform, "range": range_}
     for name, path in (named or {}).items():
         module, _, function = path.partition(":")
         try:
             assignor = getattr(importlib.import_module(module), function)
         except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
-            found[name] = f"{path!r} could not be loaded: {told(error)}"
+            loaded[name] = f"{path!r} could not be loaded: {told(error)}"
             continue
         try:
             check_function(repr(path), assignor)
         except HandlerError as error:
-            found[name] = str(error)
+            loaded[name] = str(error)
         else:
-            found[name] = assignor
-    return found
+            loaded[name] = assignor
+    return loaded
 
 
 def find_assignor(assignors: Mapping[str, Assignor | str], name: str) -> Assignor:
     """The assignor of that name. Raises UnknownAssignorError."""
-    found = assignors.get(name)
-    if found is None:
+    assignor = assignors.get(name)
+    if assignor is None:
         raise UnknownAssignorError(
             f"There is no assignor {name!r}: {', '.join(sorted(assignors))}, or one of your own "
             "in the cluster's group_assignors."
         )
-    if isinstance(found, str):
-        raise UnknownAssignorError(f"The assignor {name!r} cannot be used: {found}")
-    return found
+    if isinstance(assignor, str):
+        raise UnknownAssignorError(f"The assignor {name!r} cannot be used: {assignor}")
+    return assignor
 
 
 def run_assignor(
@@ -79,7 +79,8 @@ def run_assignor(
     partitions: Mapping[str, int],
     current: Assignment,
 ) -> dict[str, frozenset[TopicPartition]]:
-    """The checked answer of an assignor, with every member in it. Raises InvalidAssignmentError."""
+    """Runs an assignor and checks its answer; the result has every member. Raises
+    InvalidAssignmentError."""
     try:
         answer = assignor(members, partitions, current)
         check_ran("it", answer)
@@ -94,19 +95,21 @@ def run_assignor(
         raise InvalidAssignmentError(
             f"The assignor {name!r} assigned to {sorted(map(str, strangers))}, who are no members."
         )
-    missing = {TopicPartition(topic, one) for topic, n in partitions.items() for one in range(n)}
+    missing = {
+        TopicPartition(topic, number) for topic, n in partitions.items() for number in range(n)
+    }
     for member, owned in given.items():
-        for one in owned:
-            if one.topic not in members[member].topics:
+        for partition in owned:
+            if partition.topic not in members[member].topics:
                 raise InvalidAssignmentError(
-                    f"The assignor {name!r} gave {one} to {member}, which does not subscribe to "
-                    f"{one.topic!r}."
+                    f"The assignor {name!r} gave {partition} to {member}, which does not subscribe "
+                    f"to {partition.topic!r}."
                 )
-            if one not in missing:
+            if partition not in missing:
                 raise InvalidAssignmentError(
-                    f"The assignor {name!r} gave {one} twice, or it does not exist."
+                    f"The assignor {name!r} gave {partition} twice, or it does not exist."
                 )
-            missing.discard(one)
+            missing.discard(partition)
     if missing:
         raise InvalidAssignmentError(
             f"The assignor {name!r} gave {min(missing)} to nobody ({len(missing)} in all)."
@@ -121,17 +124,19 @@ def range_(
     members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
 ) -> dict[str, list[TopicPartition]]:
     """Gives each member consecutive partitions of each topic, and the same partition numbers in
-    topics of one size. Members stand in order of instance id, else of member id."""
-    found: dict[str, list[TopicPartition]] = {member: [] for member in members}
-    order = sorted(members, key=lambda one: (members[one].instance or one, one))
+    topics of one size. Members are ordered by instance id, else by member id."""
+    assigned: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    order = sorted(members, key=lambda member: (members[member].instance or member, member))
     for topic, count in sorted(partitions.items()):
         readers = [member for member in order if topic in members[member].topics]
         start = 0
-        for place, member in enumerate(readers):
-            share = count // len(readers) + (place < count % len(readers))
-            found[member] += [TopicPartition(topic, one) for one in range(start, start + share)]
+        for index, member in enumerate(readers):
+            share = count // len(readers) + (index < count % len(readers))
+            assigned[member] += [
+                TopicPartition(topic, number) for number in range(start, start + share)
+            ]
             start += share
-    return found
+    return assigned
 
 
 # --- uniform ------------------------------------------------------------------------------------
@@ -140,8 +145,8 @@ def range_(
 def uniform(
     members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
 ) -> dict[str, set[TopicPartition]]:
-    """Sticky and balanced: among members of one subscription the shares differ by one at most;
-    where subscriptions differ, no chain of hand-overs could level two shares further.
+    """Sticky and balanced: among members with the same subscription the shares differ by at most
+    one; if subscriptions differ, no chain of hand-overs could level two shares further.
 
     Every member keeps what it has; free partitions go to the least loaded member; then partitions
     move, one by one, from the most to the least loaded member.
@@ -150,13 +155,15 @@ def uniform(
     free: dict[str, list[int]] = {topic: list(range(n)) for topic, n in partitions.items()}
     kept: set[TopicPartition] = set()
     for member in sorted(members):
-        for one in sorted(current.get(member, ())):
-            is_there = one.partition < partitions.get(one.topic, 0)
-            if is_there and one not in kept and one.topic in members[member].topics:
-                kept.add(one)
-                shares.give(member, one)
+        for partition in sorted(current.get(member, ())):
+            is_there = partition.partition < partitions.get(partition.topic, 0)
+            if is_there and partition not in kept and partition.topic in members[member].topics:
+                kept.add(partition)
+                shares.give(member, partition)
     for topic in free:
-        free[topic] = [one for one in free[topic] if TopicPartition(topic, one) not in kept]
+        free[topic] = [
+            partition for partition in free[topic] if TopicPartition(topic, partition) not in kept
+        ]
     shares.give_free(free)
     shares.level()
     return shares.owned()
@@ -178,13 +185,17 @@ class _Shares:
 
     def owned(self) -> dict[str, set[TopicPartition]]:
         return {
-            member: {TopicPartition(topic, -one) for topic, found in has.items() for one in found}
+            member: {
+                TopicPartition(topic, -number)
+                for topic, numbers in has.items()
+                for number in numbers
+            }
             for member, has in self._has.items()
         }
 
-    def give(self, member: str, one: TopicPartition) -> None:
+    def give(self, member: str, partition: TopicPartition) -> None:
         self._load[member] += 1
-        heapq.heappush(self._has[member].setdefault(one.topic, []), -one.partition)
+        heapq.heappush(self._has[member].setdefault(partition.topic, []), -partition.partition)
 
     def give_free(self, free: Mapping[str, list[int]]) -> None:
         """Gives each partition to the least loaded reader, topics with the fewest readers first."""
@@ -197,7 +208,8 @@ class _Shares:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def level(self) -> None:
-        """The most loaded member gives first, so that no member gives a partition without need."""
+        """Levels the shares. The most loaded member gives first, so that no member gives a
+        partition without need."""
         has_moved = True
         while has_moved:
             has_moved = False
@@ -221,8 +233,8 @@ class _Shares:
         self.give(taker, TopicPartition(topic, number))
 
     def _path_down(self, start: str) -> list[tuple[str, str, str]]:
-        """The shortest chain of hand-overs `(giver, topic, taker)` from `start` to a member with
-        at least two partitions fewer; [] where there is none."""
+        """The shortest chain of hand-overs `(giver, topic, taker)` from `start` to a member with at
+        least two partitions fewer; [] if there is none."""
         limit = self._load[start] - 2
         if limit < 0:
             return []
@@ -230,9 +242,9 @@ class _Shares:
         seen_topics: set[str] = set()
         level = deque([start])
         while level:
-            found = [one for one in level if self._load[one] <= limit]
+            found = [member for member in level if self._load[member] <= limit]
             if found:
-                at = min(found, key=lambda one: (self._load[one], one))
+                at = min(found, key=lambda member: (self._load[member], member))
                 path = []
                 while at != start:
                     giver, topic = came[at]

@@ -51,12 +51,12 @@ class ReplicaReport(NamedTuple):
     last_epoch: int | None
     flushed: int
     partition_epoch: int = 0
-    """The partition's epoch in the metadata that told the broker of its replica."""
+    """The partition epoch of the metadata from which the broker knows of its replica."""
 
     @property
     def is_plausible(self) -> bool:
-        """Whether a log can end so. A report that is not is passed over, and the others of its
-        broker count."""
+        """True if a log can end so. An implausible report is ignored, and the others of its broker
+        count."""
         epoch = self.last_epoch
         return (epoch is None or 0 <= epoch <= election.HELD_EPOCH_MAX) and self.flushed >= 0
 
@@ -67,10 +67,10 @@ def register_broker(
     held: Collection[tuple[str, int]],
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """A broker process presents itself. `held` are the partitions, as (topic id, partition), whose
+    """Registers a broker process. `held` are the partitions, as (topic id, partition), whose
     directories are held by replica processes that outlived the broker's previous process; all other
     replica processes are gone. `heard`: see `_BrokerDraft`. Raises StaleBrokerError for an old copy
-    of a directory, WrongClusterError where another directory serves under the same broker id."""
+    of a directory, WrongClusterError if another directory serves under the same broker id."""
     known = state.brokers.get(registration.broker)
     if known is not None:
         before = known.registration
@@ -109,8 +109,8 @@ def register_broker(
 def hear_broker(
     state: ClusterState, broker: int, heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """A broker that was fenced, or that this controller epoch had not heard, is heard again: its
-    replicas live, and what waited for it is decided."""
+    """Takes a heartbeat of a broker that was fenced, or not yet heard in this controller epoch: its
+    replicas are live, and decisions that waited for it are made."""
     known = state.brokers[broker]
     after = _BrokerDraft(state, heard, became_live={broker})
     records: list[MetadataRecord] = []
@@ -122,7 +122,7 @@ def hear_broker(
 def fence_broker(
     state: ClusterState, broker: int, heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """A session ended: its replicas count as gone until it is heard again."""
+    """Ends a broker's session: its replicas count as gone until it is heard again."""
     known = state.brokers[broker]
     if not known.live:
         return []
@@ -146,7 +146,7 @@ def check_broker(state: ClusterState, broker: int, incarnation: str) -> None:
 def register_replicas(
     state: ClusterState, broker: int, reports: Iterable[ReplicaReport], heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """New replica processes of a broker. `heard`: see `_BrokerDraft`."""
+    """Registers new replica processes of a broker. `heard`: see `_BrokerDraft`."""
     directory_id = state.brokers[broker].registration.directory_id
     after = _BrokerDraft(state, heard)
     records: list[MetadataRecord] = []
@@ -188,8 +188,8 @@ def fail_replicas(
     failed: Iterable[tuple[str, int, str]],
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Replica processes, given as (topic id, partition, incarnation), are gone. `heard`: see
-    `_BrokerDraft`."""
+    """Takes note that replica processes, given as (topic id, partition, incarnation), are gone.
+    `heard`: see `_BrokerDraft`."""
     after = _BrokerDraft(state, heard)
     records: list[MetadataRecord] = []
     for topic_id, number, incarnation in failed:
@@ -200,7 +200,7 @@ def fail_replicas(
         if known is None or known.incarnation != incarnation:
             continue
         records.append(ReplicaGone(topic_id, number, broker, incarnation))
-        processes = {at: one for at, one in partition.processes.items() if at != broker}
+        processes = {at: process for at, process in partition.processes.items() if at != broker}
         topic = state.topics[topic_id]
         records.extend(after.settle(topic, number, partition, processes=processes))
     return records
@@ -214,7 +214,7 @@ def stop_broker(
     *,
     cluster_stops: bool,
 ) -> list[MetadataRecord]:
-    """A controlled stop: each replica's log ended exactly where `ends` says.
+    """Stops a broker in order: each replica's log ended exactly as `ends` says.
 
     While the whole cluster stops no other replica is elected: all members keep their place, and
     members that return with these very logs are in sync at once.
@@ -260,7 +260,7 @@ def alter_partition(
     partition_epoch: int,
     isr: Iterable[tuple[int, str]],
 ) -> list[MetadataRecord]:
-    """A leader's proposal of a new in-sync set, decided by compare-and-swap on the partition epoch.
+    """Decides on a leader's proposed ISR, by compare-and-swap on the partition epoch.
 
     Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
     (the partition epoch moved on, or a member does not run under the incarnation named).
@@ -302,12 +302,13 @@ def alter_partition(
 
 
 def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
-    """A block of `PRODUCER_ID_BLOCK` ids, from `state.next_producer_id` on."""
+    """Allocates a block of `PRODUCER_ID_BLOCK` ids, from `state.next_producer_id` on."""
     return [ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_BLOCK)]
 
 
 def change_nothing(state: ClusterState) -> list[MetadataRecord]:
-    """A record whose commit proves that no newer controller had begun, and tells nothing new."""
+    """Returns a record that changes nothing; its commit proves that no newer controller had
+    started."""
     return [ProducerIdsAllocated(state.next_producer_id)]
 
 
@@ -316,19 +317,21 @@ def settle_topic(
 ) -> list[MetadataRecord]:
     """Settles a topic's partitions after a change of config that elections depend on."""
     after = _BrokerDraft(state, heard)
-    return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
+    return after.settle_all(
+        (topic, number, partition) for number, partition in topic.partitions.items()
+    )
 
 
 def settle_everything(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
-    """The elections that were put off while the whole cluster was about to stop."""
+    """Holds the elections that were postponed while the whole cluster was about to stop."""
     return _BrokerDraft(state, heard).settle_all(state.all_partitions())
 
 
 def found_partition(
     state: ClusterState, topic: Topic, number: int, heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """Gives a new partition a leader with those replicas that did start: the others may have a
-    disk that cannot be used. They join when they can."""
+    """Gives a new partition a leader and the replicas that did start: the others may have an
+    unusable disk. They join when they can."""
     after = _BrokerDraft(state, heard, founds=True)
     return after.settle_all([(topic, number, topic.partitions[number])])
 
@@ -336,21 +339,21 @@ def found_partition(
 def balance_leaders(state: ClusterState, heard_lately: Collection[int]) -> list[MetadataRecord]:
     """Moves leadership back to the preferred replicas that are in sync.
 
-    Not while a broker of the in-sync set is missing in `heard_lately`: a replica hears from its
-    broker whom to follow, so every write would wait until that broker has started again.
+    It waits while a broker of the ISR is missing in `heard_lately`: a replica learns its leader
+    from its broker, so every write would wait until that broker has started again.
     """
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
         changed = election.elect_preferred(
             partition.value, state.live_processes(partition)
         )
-        if changed is not None and all(one.broker in heard_lately for one in changed.isr):
+        if changed is not None and all(member.broker in heard_lately for member in changed.isr):
             records.append(PartitionChanged(topic.topic_id, number, changed))
     return records
 
 
 def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
-    """The next single step towards a full set of voters, or nothing.
+    """Returns the next single step towards a full set of voters, or nothing.
 
     A voter whose broker lives with another data directory is dropped (its log is gone), then live
     brokers join, up to three (one where there are fewer than three brokers). A cordoned voter is
@@ -367,7 +370,7 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
     for voter in state.voters:
         replaced = directories.get(voter.broker, voter.directory_id) != voter.directory_id
         if replaced and len(state.voters) > 1:
-            return [VotersChanged(tuple(one for one in state.voters if one != voter))]
+            return [VotersChanged(tuple(kept for kept in state.voters if kept != voter))]
     taken = {voter.broker for voter in state.voters}
     joiners = [
         broker
@@ -389,7 +392,7 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
             reversed(state.voters),
             key=lambda voter: (voter not in leavers, voter.broker in directories),
         )
-        return [VotersChanged(tuple(one for one in state.voters if one != leaver))]
+        return [VotersChanged(tuple(voter for voter in state.voters if voter != leaver))]
     return []
 
 
@@ -399,7 +402,7 @@ class _BrokerDraft:
     `heard` are the brokers that the controller has heard in its epoch. A partition with a member on
     a broker that counts as live and has not been heard is not settled: after a loss of power
     everywhere the metadata still shows processes that are dead, and members that return first would
-    be dropped from the in-sync set as if the dead ones went on without them. The partition is
+    be dropped from the in-sync set as if the dead ones continued without them. The partition is
     settled when the broker is heard, or its session ends.
     """
 
@@ -420,7 +423,7 @@ class _BrokerDraft:
         self._lost: set[tuple[str, int, int]] = set()
 
     def lose(self, topic_id: str, partition: int, broker: int) -> None:
-        """The registered process of that replica is gone."""
+        """Notes that the registered process of that replica is gone."""
         self._lost.add((topic_id, partition, broker))
 
     def settle_all(
@@ -440,8 +443,8 @@ class _BrokerDraft:
         value: PartitionValue | None = None,
         processes: Mapping[int, ReplicaRegistered] | None = None,
     ) -> list[MetadataRecord]:
-        """The records that settle a partition. Where `value` or `processes` are given, they stand
-        in for the partition's own."""
+        """The records that settle a partition. If `value` or `processes` are given, they replace
+        the partition's own."""
         before = partition.value
         value = before if value is None else value
         processes = partition.processes if processes is None else processes
@@ -470,7 +473,7 @@ class _BrokerDraft:
         return [PartitionChanged(topic.topic_id, number, changed)]
 
     def _waits_for(self, value: PartitionValue) -> bool:
-        """Whether the fate of a member is not known yet."""
+        """Returns whether the fate of a member is not known yet."""
         return any(
             self._is_live(member.broker)
             and member.broker not in self._heard

@@ -28,21 +28,21 @@ RequestT = TypeVar("RequestT", bound=messages.AnyRequest)
 
 
 class Decision(NamedTuple):
-    """The records that make a decision, and its answer."""
+    """The records of a decision, and its answer."""
 
     records: Sequence[MetadataRecord] = ()
     answer: messages.Response | None = None
-    """None: the version of the metadata that has the records."""
+    """The answer. None: the version of the metadata that has the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision depends on beside the state."""
+    """The facts besides the state that a decision depends on."""
 
     config: ClusterConfig
     new_id: Callable[[], str]
     now_ms: Callable[[], int]
-    """By the wall clock."""
+    """Present time by the wall clock."""
     heard: Callable[[], set[int]]
     """The brokers that this controller has heard."""
     store: ObjectStoreFacts
@@ -50,7 +50,7 @@ class Facts:
 
 Decide = Callable[[ClusterState, Any, Facts], Decision]
 DECISIONS: dict[type[messages.AnyRequest], Decide] = {}
-"""The decision on each request that needs no more than the state and the facts."""
+"""The decision function of each request that needs only the state and the facts."""
 
 
 def decides(

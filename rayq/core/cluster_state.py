@@ -44,15 +44,15 @@ from rayq.errors import UnknownQueueError, UnknownTopicError
 from rayq.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
-"""Ids of the newest requests that are done. A client repeats a request for as long as its call
-lasts, half a minute by default."""
+"""Maximum number of remembered ids of done requests. A client retries a request for as long as its
+call lasts, half a minute by default."""
 MARKS_REMEMBERED_MAX = 1000
-"""So many controller epochs back this cluster tells its own marks from those of another."""
+"""Maximum number of controller epochs whose marks this cluster can tell from those of another."""
 
 
 @dataclass(slots=True)
 class RegisteredBroker:
-    """A broker as it registered last; `live` while its session lasts."""
+    """A broker with its last registration; `live` while its session lasts."""
 
     registration: BrokerRegistered
     live: bool
@@ -67,7 +67,7 @@ class Partition:
     value: PartitionValue
     processes: dict[int, ReplicaRegistered] = field(default_factory=dict)
     remote: RemotePointer | None = None
-    """What is in the object store. None: nothing."""
+    """Pointer to the records in the object store. None: there are none."""
     is_remote_doubted: bool = False
     """See `RemoteDoubted`."""
 
@@ -81,7 +81,8 @@ class Topic:
     """The config's keys that were given; the rest follows the defaults. Keys that only a newer
     version knows are kept as they are."""
     replication_factor: int
-    """For partitions that are added: as many as the first one has, or will have after its move."""
+    """Replication factor of added partitions: that of the first partition, or its factor after its
+    move."""
     was_compacted: bool = False
     """The topic is or was compacted: offsets may have gaps."""
     partitions: dict[int, Partition] = field(default_factory=dict)
@@ -92,31 +93,31 @@ class Topic:
         return {**self.options, **as_dict(self.config)}
 
     def min_insync(self, value: PartitionValue) -> int:
-        """How many replicas of a partition have to be in sync for it to take writes."""
+        """Number of replicas of a partition that must be in sync for it to take writes."""
         return self.config.min_insync(value.replication_factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue as it was created, or changed last. It reads one topic, for ever."""
+    """A queue with its last change. It reads one topic, forever."""
 
     queue_id: str
     name: str
     topic_id: str
     config: QueueConfig
     options: Mapping[str, Any]
-    """As those of a topic."""
+    """The given keys of the config, as those of a topic."""
     partitions: int
-    """How many the topic had when the queue was created."""
+    """Number of partitions of the topic when the queue was created."""
 
     @property
     def whole_config(self) -> dict[str, Any]:
-        """As that of a topic."""
+        """The value of every key, as that of a topic."""
         return {**self.options, **as_dict(self.config)}
 
 
 class ClusterState:
-    """See the module. Lookups return None for what is not there."""
+    """See the module. Lookups return None for a missing object."""
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
@@ -127,9 +128,9 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self.topic_ids: dict[str, str] = {}
         self.queues: dict[str, Queue] = {}
-        """By queue id."""
+        """Queues by id."""
         self.queue_ids: dict[str, str] = {}
-        """By name."""
+        """Queue ids by name."""
         self._queues_of: dict[str, set[str]] = {}
         """Queue ids by topic id."""
         self.moving: set[tuple[str, int]] = set()
@@ -138,12 +139,12 @@ class ClusterState:
         self.requests_done: dict[str, None] = {}
         """The ids of clients' requests that changed something, the newest last."""
         self.pins: dict[str, SnapshotPinned] = {}
-        """By pin id: from which offsets on retention keeps a topic's records."""
+        """Pins by id: the offsets from which on retention keeps a topic's records."""
         self.garbage: dict[str, RemoteGarbage] = {}
-        """By topic id: what is to be removed from the object store."""
+        """Garbage to remove from the object store, by topic id."""
         self.marks: dict[int, str] = {}
-        """By controller epoch, the oldest first: the marks that this cluster has left in the object
-        store. A later mark that is not here is of another cluster with the same id: a copy of this
+        """Marks that this cluster has left in the object store, by controller epoch, oldest first.
+        A later mark that is missing here is of another cluster with the same id: a copy of this
         one's disks."""
 
     # --- look-ups ---------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class ClusterState:
                 yield topic, number, partition
 
     def pinned_offset(self, topic_id: str, partition: int) -> int | None:
-        """From where on retention keeps a partition's records: the lowest of its pins."""
+        """The lowest pinned offset of a partition, from which on retention keeps its records."""
         starts = (
             pin.starts[partition]
             for pin in self.pins.values()
@@ -197,8 +198,8 @@ class ClusterState:
 
     def queues_of(self, topic_id: str) -> list[Queue]:
         """The queues that read a topic, by name."""
-        found = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
-        return sorted(found, key=lambda queue: queue.name)
+        queues = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
+        return sorted(queues, key=lambda queue: queue.name)
 
     # --- the only change --------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class ClusterState:
     def _voters_changed(self, record: VotersChanged) -> None:
         self.voters = record.voters
         if not record.clean:
-            self.marks.clear()  # Those of epochs that are forgotten would pass for another's.
+            self.marks.clear()  # Marks of forgotten epochs would pass for another cluster's.
 
     def _broker_registered(self, record: BrokerRegistered) -> None:
         before = self.brokers.get(record.broker)
@@ -284,9 +285,11 @@ class ClusterState:
             partitions[record.partition] = Partition(record.value)
         else:
             known.value = record.value
-            for broker in [one for one in known.processes if one not in record.value.replicas]:
-                # The replica moved away: if the partition comes back, a process has to register
-                # anew. The replica that goes is a follower that was away for long, in neither ISR
+            for broker in [
+                broker for broker in known.processes if broker not in record.value.replicas
+            ]:
+                # The replica moved away: if the partition comes back, a process must register
+                # again. A replica that leaves is a follower that was away for long, in neither ISR
                 # nor ELR, so no election depends on it.
                 del known.processes[broker]
         if record.value.target:
@@ -392,8 +395,10 @@ class ClusterState:
                 if partition.is_remote_doubted:
                     records.append(RemoteDoubted(topic.topic_id, number))
         records.extend(
-            QueueChanged(one.queue_id, one.name, one.topic_id, one.options, one.partitions)
-            for one in self.queues.values()
+            QueueChanged(
+                queue.queue_id, queue.name, queue.topic_id, queue.options, queue.partitions
+            )
+            for queue in self.queues.values()
         )
         records.extend(self.pins.values())
         records.append(ProducerIdsAllocated(self.next_producer_id))
@@ -401,7 +406,8 @@ class ClusterState:
         return records
 
     def validate(self) -> None:
-        """What must hold of every state; for tests and the simulation. Raises AssertionError."""
+        """Checks the invariants of every state; for tests and the simulation. Raises
+        AssertionError."""
         for name, topic_id in self.topic_ids.items():
             assert self.topics[topic_id].name == name
         for topic, number, partition in self.all_partitions():
@@ -418,7 +424,7 @@ class ClusterState:
             assert ((topic.topic_id, number) in self.moving) == bool(value.target), where
             assert bool(value.target) == bool(value.origin), where
             if value.target:
-                removing = tuple(one for one in value.origin if one not in value.target)
+                removing = tuple(broker for broker in value.origin if broker not in value.target)
                 assert value.replicas == (*value.target, *removing), where
             if value.leader is None:
                 assert value.leader_incarnation is None, where

@@ -10,7 +10,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Decision(NamedTuple, Generic[RecordT, AnswerT]):
-    """The records that make a decision durable, and the answer to who asked for it."""
+    """The records that make a decision durable, and the answer to the request."""
 
     records: Sequence[RecordT]
     answer: Callable[[], AnswerT]

@@ -17,8 +17,8 @@ from rayq.core.metadata_records import Member, PartitionValue, ReplicaRegistered
 
 Processes = Mapping[int, ReplicaRegistered]
 HELD_EPOCH_MAX = 1 << 30
-"""A log that says that it holds batches of a later epoch is damaged, or another cluster's. The next
-epoch would have to be above it, and has 31 bits."""
+"""Maximum plausible epoch of a log's batches. A log that reports a later one is damaged, or another
+cluster's. The next epoch would have to be above it, and has 31 bits."""
 
 
 def settle(
@@ -26,7 +26,7 @@ def settle(
 ) -> PartitionValue | None:
     """The next value of a partition whose live replica processes are `live`; None: no change.
 
-    A member of the ISR that no longer runs leaves it when a leader goes on without it. It stays
+    A member of the ISR that no longer runs leaves it when a leader continues without it. It stays
     eligible (ELR) unless enough others are in sync: with too few of them, nothing is committed that
     it lacks. While no replica leads, all members stay.
     """
@@ -72,7 +72,7 @@ def settle(
 
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
-    """The live replica that holds the most leads, whatever it lacks. A replica that a move has
+    """Elects the live replica that holds the most, whatever it lacks. A replica that a move has
     added and that is only copying the log leads if there is no other. Needs one live replica."""
     candidates = [broker for broker in value.replicas if broker in live]
     best = max(
@@ -97,7 +97,7 @@ def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
 
 
 def elect_preferred(value: PartitionValue, live: Processes) -> PartitionValue | None:
-    """Moves the leadership to the first replica, where it is in sync and does not lead already."""
+    """Moves the leadership to the first replica, if it is in sync and does not lead already."""
     preferred = value.replicas[0]
     if value.leader is None or value.leader == preferred:
         return None
@@ -114,8 +114,8 @@ def elect_preferred(value: PartitionValue, live: Processes) -> PartitionValue | 
 
 
 def next_epoch(value: PartitionValue, live: Processes) -> int:
-    """The leader epoch to grant: above all that the metadata knows, and above every epoch of which
-    a live replica holds batches. Metadata that came back from an older copy does not know the
+    """The leader epoch to grant: above all epochs that the metadata knows, and above every epoch of
+    which a live replica holds batches. Metadata that came back from an older copy does not know the
     newest epochs, and one epoch must never have two leaders."""
     held = (process.last_epoch or 0 for process in live.values())
     plausible = (epoch for epoch in held if epoch <= HELD_EPOCH_MAX)
@@ -139,8 +139,8 @@ def with_isr(
 
 
 def readmit(value: PartitionValue, process: ReplicaRegistered) -> PartitionValue:
-    """A member that returns with exactly the log it was stopped with is the same member. A member
-    that led before does not lead until it is elected again, in a new epoch."""
+    """Readmits a member that returns with exactly the log it was stopped with: it is the same
+    member. A member that led before does not lead until it is elected again, in a new epoch."""
 
     def renewed(member: Member) -> Member:
         returned = (
@@ -168,7 +168,7 @@ def as_member(process: ReplicaRegistered) -> Member:
 
 
 def is_same_process(member: Member, live: Processes) -> bool:
-    """Whether the very process that was in sync runs now: it has not restarted."""
+    """Returns whether the very process that was in sync runs now: it has not restarted."""
     process = live.get(member.broker)
     return process is not None and process.incarnation == member.incarnation
 

@@ -6,11 +6,11 @@ from rayq.config import KIB, MIB
 
 FETCH_BYTES_MAX = 4 * MIB
 FETCH_BYTES_MIN = 64 * KIB
-"""The least to ask for, however slow answers are: the machine may be slow and not the link."""
+"""Minimum size of a fetch, however slow answers are: the machine may be slow and not the link."""
 SLOW_S = 3.0
-"""An answer that takes longer was too large."""
+"""Maximum time of an answer; one that takes longer was too large."""
 QUICK_S = 1.0
-"""A full answer within this may be followed by a larger one."""
+"""Time within which a full answer may be followed by a larger one."""
 
 
 class FetchSize:
@@ -20,7 +20,7 @@ class FetchSize:
         self.bytes_max = FETCH_BYTES_MAX
 
     def answered(self, size_bytes: int, took_s: float) -> None:
-        """An answer of `size_bytes` came, `took_s` after its request."""
+        """Takes note of an answer of `size_bytes`, `took_s` after its request."""
         if took_s > SLOW_S:
             # One batch may be larger than what was asked for.
             self._set(min(self.bytes_max, size_bytes) * SLOW_S / took_s)
@@ -28,7 +28,7 @@ class FetchSize:
             self._set(2 * self.bytes_max)
 
     def timed_out(self) -> None:
-        """No answer came in time."""
+        """Takes note that no answer came in time."""
         self._set(self.bytes_max / 2)
 
     def _set(self, bytes_max: float) -> None:

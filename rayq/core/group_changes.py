@@ -42,19 +42,19 @@ from rayq.records import TopicIdPartition
 from rayq.secret_names import shown_part
 
 MEMBERS_MAX = 1_000
-"""The most members of one group."""
+"""Maximum number of members of a group."""
 OWNED_MAX = 100_000
-"""The most partitions that one heartbeat names as the member's own."""
+"""Maximum number of partitions that a heartbeat names as the member's own."""
 TOPICS_MAX = 1_000
-"""The most topics that one member names."""
+"""Maximum number of topics that a member names."""
 CLIENT_LENGTH_MAX = 256
 SUBSCRIPTION_BYTES_MAX = 16 * 1024
-"""The most bytes of topic names from one member: a rebalance writes them for every member."""
+"""Maximum size of the topic names of a member: a rebalance writes them for every member."""
 SESSION_TIMEOUT_MS_MIN = 100
 
 
 class Beat(NamedTuple):
-    """What a member says of itself with each heartbeat."""
+    """A member's data in each heartbeat."""
 
     member: str
     member_epoch: int
@@ -74,7 +74,7 @@ class Beat(NamedTuple):
 def heartbeat(
     state: GroupState, group: str, beat: Beat, *, now_s: float, now_ms: int
 ) -> list[Record]:
-    """A member joins (epoch 0) or stays. Raises UnknownMemberError, FencedMemberError,
+    """Decides when a member joins (epoch 0) or stays. Raises UnknownMemberError, FencedMemberError,
     UnknownAssignorError, InvalidAssignmentError, InvalidRequestError, GroupLimitError."""
     known = state.groups.get(group)
     before = None if known is None else known.members.get(beat.member)
@@ -120,7 +120,7 @@ def _join(
     who = _who(beat.member, beat.client)
     twin = draft.member_of_instance(beat.instance)
     if before is not None and twin in (None, beat.member):
-        # The member's first answer was lost, or the member begins anew: then it owns nothing.
+        # The member's first answer was lost, or the member starts over: then it owns nothing.
         session = draft.sessions[beat.member]
         if not session.is_acked and _says_the_same(before, beat):
             return []
@@ -156,7 +156,7 @@ def _join(
 def leave(
     state: GroupState, group: str, member: str, reason: str, *, now_ms: int
 ) -> list[Record]:
-    """A member leaves; a member that is not known has left already."""
+    """Removes a member that leaves; an unknown member has left already."""
     known = state.groups.get(group)
     if known is None or member not in known.members:
         return []
@@ -168,8 +168,8 @@ def leave(
 def leave_static(
     state: GroupState, group: str, member: str, *, now_s: float, now_ms: int
 ) -> list[Record]:
-    """A static member's process ends. The member may be back within the session, and keeps its
-    partitions. What it was asked to give up is given up now."""
+    """Takes note that a static member's process ends. The member may be back within the session,
+    and keeps its partitions. Those that it was asked to give up are given up now."""
     known = state.groups.get(group)
     if known is None or member not in known.members:
         return []
@@ -186,7 +186,8 @@ def leave_static(
 
 
 def disconnected(state: GroupState, group: str, member: str, *, now_s: float) -> None:
-    """The connection of a member's heartbeats broke; static members have their whole session."""
+    """Takes note that the connection of a member's heartbeats broke; static members have their
+    whole session."""
     known = state.groups.get(group)
     if known is not None and member in known.members and known.members[member].instance is None:
         known.sessions[member].disconnected_s = now_s
@@ -195,25 +196,25 @@ def disconnected(state: GroupState, group: str, member: str, *, now_s: float) ->
 def end_sessions(
     state: GroupState, name: str, *, now_s: float, now_ms: int, disconnect_grace_ms: int
 ) -> list[Record]:
-    """Takes out the members of a group that were silent for a session, did not come back after
-    their connection broke, or did not give up partitions in time."""
+    """Removes the members of a group that were silent for a session, did not come back after their
+    connection broke, or did not give up partitions in time."""
     group = state.groups.get(name)
     if group is None:
         return []
     gone: dict[str, str] = {}
-    for member, one in group.members.items():
-        reason = _why_gone(one, group.sessions[member], now_s, disconnect_grace_ms)
+    for member, value in group.members.items():
+        reason = _why_gone(value, group.sessions[member], now_s, disconnect_grace_ms)
         if reason is not None:
-            gone[member] = f"{_who(member, one.client)} {reason}"
+            gone[member] = f"{_who(member, value.client)} {reason}"
     return _remove(state, name, gone, now_ms) if gone else []
 
 
 def _why_gone(
-    one: MemberValue, session: Session, now_s: float, disconnect_grace_ms: int
+    member: MemberValue, session: Session, now_s: float, disconnect_grace_ms: int
 ) -> str | None:
     if session.heard_s is None:
         session.heard_s = now_s
-    if not one.revoking:
+    if not member.revoking:
         session.revoking_since_s = None
     elif session.revoking_since_s is None:
         session.revoking_since_s = now_s
@@ -223,22 +224,22 @@ def _why_gone(
     ):
         return f"is gone: its connection broke and it did not come back in {disconnect_grace_ms} ms"
     silent_s = now_s - session.heard_s
-    if silent_s > one.session_timeout_ms / 1000:
+    if silent_s > member.session_timeout_ms / 1000:
         return (
             f"was silent for {silent_s:.1f} s, its session is "
-            f"{one.session_timeout_ms / 1000:g} s"
+            f"{member.session_timeout_ms / 1000:g} s"
         )
     since_s = session.revoking_since_s
-    if since_s is not None and now_s - since_s > one.max_poll_interval_ms / 1000:
+    if since_s is not None and now_s - since_s > member.max_poll_interval_ms / 1000:
         return (
             "did not give up partitions within max_poll_interval_ms = "
-            f"{one.max_poll_interval_ms}"
+            f"{member.max_poll_interval_ms}"
         )
     return None
 
 
 def prolong_sessions(state: GroupState, late_s: float) -> None:
-    """This process did not run for `late_s` and heard no member: all sessions last longer."""
+    """Prolongs all sessions by `late_s`, in which this process did not run and heard no member."""
     for _, group, member, _ in state.all_members():
         session = group.sessions[member]
         if session.heard_s is not None:
@@ -252,7 +253,7 @@ def prolong_sessions(state: GroupState, late_s: float) -> None:
 def _remove(
     state: GroupState, group: str, gone: Mapping[str, str], now_ms: int
 ) -> list[Record]:
-    """Takes out members; `gone` gives for each the reason why."""
+    """Removes members; `gone` gives the reason for each."""
     draft = GroupDraft(state, group, now_ms)
     for member in gone:
         draft.remove(member)
@@ -274,8 +275,8 @@ def follow_topics(state: GroupState, name: str, *, now_ms: int) -> list[Record]:
     draft = GroupDraft(state, name, now_ms)
     wanted = partitions_of(draft.topics_read())
     aimed: set[TopicIdPartition] = set()
-    for one in draft.members.values():
-        aimed |= one.target
+    for member in draft.members.values():
+        aimed |= member.target
     if wanted == aimed:
         return []
     changed = {state.name_of_topic(topic_id) for topic_id, _ in wanted ^ aimed}
@@ -360,20 +361,20 @@ def _who(member: str, client: str) -> str:
     return f"member {shown_part(member)} ({client})" if client else f"member {shown_part(member)}"
 
 
-def _asks_for(one: MemberValue) -> tuple[tuple[str, ...], str | None, str, str | None]:
-    """What a member's target depends on."""
-    return one.topics, one.pattern, one.assignor, one.instance
+def _asks_for(member: MemberValue) -> tuple[tuple[str, ...], str | None, str, str | None]:
+    """The values that a member's target depends on."""
+    return member.topics, member.pattern, member.assignor, member.instance
 
 
-def _says_the_same(one: MemberValue, beat: Beat) -> bool:
+def _says_the_same(member: MemberValue, beat: Beat) -> bool:
     return (
-        one.topics == beat.topics
-        and one.pattern == beat.pattern
-        and one.assignor == beat.assignor
-        and one.instance == beat.instance
-        and one.client == beat.client
-        and one.session_timeout_ms == beat.session_timeout_ms
-        and one.max_poll_interval_ms == beat.max_poll_interval_ms
+        member.topics == beat.topics
+        and member.pattern == beat.pattern
+        and member.assignor == beat.assignor
+        and member.instance == beat.instance
+        and member.client == beat.client
+        and member.session_timeout_ms == beat.session_timeout_ms
+        and member.max_poll_interval_ms == beat.max_poll_interval_ms
     )
 
 

@@ -21,7 +21,7 @@ from rayq.errors import GroupLimitError, InvalidAssignmentError, UnknownAssignor
 from rayq.records import TopicIdPartition, TopicPartition
 
 GROUPS_MAX = 10_000
-"""The most groups of one coordinator."""
+"""Maximum number of groups of a coordinator."""
 REASON_LENGTH_MAX = 512
 
 
@@ -34,8 +34,8 @@ def check_group_count(state: GroupState) -> None:
 
 
 class GroupDraft:
-    """A group as it will be, from which the records follow. Raises GroupLimitError for one group
-    too many."""
+    """The new state of a group, from which the records follow. Raises GroupLimitError if there are
+    too many groups."""
 
     def __init__(self, state: GroupState, group: str, now_ms: int) -> None:
         known = state.groups.get(group)
@@ -62,7 +62,7 @@ class GroupDraft:
         self.members.pop(member)
 
     def renew(self, member: str) -> None:
-        """The member begins under a new epoch: no earlier one is accepted."""
+        """Starts a member under a new epoch: no earlier one is accepted."""
         self._renewed.add(member)
         self._value = msgspec.structs.replace(self._value, epoch=self._next_epoch)
         self.members[member] = msgspec.structs.replace(
@@ -72,17 +72,17 @@ class GroupDraft:
     def topics_read(self) -> dict[str, SubscribedTopic]:
         """The existing topics that any member subscribes to."""
         subscription = self._state.subscription
-        names = {name for one in self.members.values() for name in subscription(one).topics}
+        names = {name for member in self.members.values() for name in subscription(member).topics}
         return {name: self._state.topics[name] for name in sorted(names)}
 
     def rebalance(self, reason: str, *, may_fail: bool) -> None:
-        """Computes every member's target. Where a user's assignor fails, the request that caused
-        the rebalance is refused (`may_fail`), or `uniform` stands in for it."""
+        """Computes every member's target. If a user's assignor fails, the request that caused the
+        rebalance is refused (`may_fail`), or `uniform` is used instead."""
         name = self._choose_assignor()
         topics = self.topics_read()
         members = {
-            member: self._state.subscription(one)
-            for member, one in sorted(self.members.items())
+            member: self._state.subscription(value)
+            for member, value in sorted(self.members.items())
         }
         names = {info.topic_id: topic for topic, info in topics.items()}
         current = {
@@ -102,14 +102,16 @@ class GroupDraft:
             )
 
         try:
-            found = run(name)
+            targets = run(name)
         except (InvalidAssignmentError, UnknownAssignorError) as error:
             if may_fail:
                 raise
             reason = f"{reason} (uniform instead of {name!r}: {error})"
-            found = run("uniform")
-        for member, given in found.items():
-            target = frozenset((topics[one.topic].topic_id, one.partition) for one in given)
+            targets = run("uniform")
+        for member, given in targets.items():
+            target = frozenset(
+                (topics[partition.topic].topic_id, partition.partition) for partition in given
+            )
             if target != self.members[member].target:
                 self.members[member] = msgspec.structs.replace(
                     self.members[member], target=target
@@ -125,8 +127,8 @@ class GroupDraft:
     def _choose_assignor(self) -> str:
         """The assignor that most members name; in a tie, the group's present assignor."""
         votes: dict[str, int] = {}
-        for one in self.members.values():
-            votes[one.assignor] = votes.get(one.assignor, 0) + 1
+        for member in self.members.values():
+            votes[member.assignor] = votes.get(member.assignor, 0) + 1
         present = self._value.assignor
         if not votes:
             return present
@@ -136,30 +138,32 @@ class GroupDraft:
         """Moves the partitions that may move now."""
         changed: dict[str, MemberValue] = {}
         taken: set[TopicIdPartition] = set()
-        for member, one in self.members.items():
-            if self._may_change(member) and (one.revoking or one.assigned != one.target):
-                lost = one.assigned - one.target
-                back = one.revoking & one.target
+        for member, value in self.members.items():
+            if self._may_change(member) and (value.revoking or value.assigned != value.target):
+                lost = value.assigned - value.target
+                back = value.revoking & value.target
                 if lost or back:
-                    one = changed[member] = msgspec.structs.replace(
-                        one,
-                        assigned=(one.assigned - lost) | back,
-                        revoking=(one.revoking | lost) - back,
+                    value = changed[member] = msgspec.structs.replace(
+                        value,
+                        assigned=(value.assigned - lost) | back,
+                        revoking=(value.revoking | lost) - back,
                     )
-            taken |= one.assigned
-            taken |= one.revoking
-        for member, one in self.members.items():
+            taken |= value.assigned
+            taken |= value.revoking
+        for member, value in self.members.items():
             if self._may_change(member):
-                one = changed.get(member, one)
-                gained = one.target - one.assigned - taken
+                value = changed.get(member, value)
+                gained = value.target - value.assigned - taken
                 if gained:
-                    changed[member] = msgspec.structs.replace(one, assigned=one.assigned | gained)
-        for member, one in changed.items():
+                    changed[member] = msgspec.structs.replace(
+                        value, assigned=value.assigned | gained
+                    )
+        for member, value in changed.items():
             if member not in self._renewed:
-                one = msgspec.structs.replace(
-                    one, member_epoch=self._next_epoch, previous_epoch=one.member_epoch
+                value = msgspec.structs.replace(
+                    value, member_epoch=self._next_epoch, previous_epoch=value.member_epoch
                 )
-            self.members[member] = one
+            self.members[member] = value
         if changed:
             self._value = msgspec.structs.replace(self._value, epoch=self._next_epoch)
 
@@ -167,16 +171,16 @@ class GroupDraft:
         return member in self._renewed or self.sessions[member].is_acked
 
     def records(self) -> list[Record]:
-        """The records of what differs from before: members first, the group last."""
+        """The records of the differences: members first, the group last."""
         records: list[Record] = [
             MemberRecord(self._group, member, None)
             for member in self._before.members
             if member not in self.members
         ]
         records += [
-            MemberRecord(self._group, member, one)
-            for member, one in self.members.items()
-            if self._before.members.get(member) is not one
+            MemberRecord(self._group, member, value)
+            for member, value in self.members.items()
+            if self._before.members.get(member) is not value
         ]
         if self._value is not self._before.value:
             records.append(GroupRecord(self._group, self._value))

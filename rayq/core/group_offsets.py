@@ -32,14 +32,15 @@ from rayq.secret_names import shown_part
 from rayq.wording import counted
 
 OFFSETS_MAX = 100_000
-"""The most committed positions of one group, and of one commit."""
+"""Maximum number of committed positions of a group, and of a commit."""
 POSITIONS_MAX = 1_000_000
-"""The most positions of all groups of a coordinator. No group may add more once there are so many.
+"""Maximum number of positions of all groups of a coordinator. No group may add more beyond it.
 """
 METADATA_LENGTH_MAX = 1024 * 1024
-"""The most characters of metadata with all positions of one group together."""
+"""Maximum number of characters of metadata with all positions of a group together."""
 TOPIC_GONE_S = 10.0
-"""Positions of a topic are forgotten once the metadata lacked it for so long: it was deleted."""
+"""Time after which positions of a topic that is missing in the metadata are forgotten: it was
+deleted."""
 
 Refused = tuple[str, int, str, str]
 """`(topic id, partition, error code, message)`"""
@@ -63,7 +64,7 @@ def commit(
     *,
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
-    """Commits positions of a member, or, where `member` is empty, of a consumer that assigned its
+    """Commits positions of a member, or, if `member` is empty, of a consumer that assigned its
     partitions to itself. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
     GroupLimitError, OffsetPendingError."""
     known = state.groups.get(group)
@@ -73,8 +74,8 @@ def commit(
         session = state.groups[group].sessions[member]
         if sequence <= session.transaction_sequence:
             return [], [
-                refusal(one, "the member has put newer positions into a transaction since")
-                for one in offsets
+                refusal(offset, "the member has put newer positions into a transaction since")
+                for offset in offsets
             ]
         if session.last_sequence is not None and sequence < session.last_sequence:
             return [], []
@@ -90,8 +91,8 @@ def committable(
     member_epoch: int,
     offsets: Sequence[OffsetCommit],
 ) -> tuple[Sequence[OffsetCommit], list[Refused]]:
-    """Which of these positions the member may commit, or whoever commits without a member. Raises
-    UnknownMemberError, FencedMemberError, GroupNotEmptyError."""
+    """Splits positions into those that the member, or a consumer without a member, may commit, and
+    those refused. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError."""
     if not member:
         known = state.groups.get(group)
         _check_no_members(known, group, "Positions can be committed without a member")
@@ -104,20 +105,20 @@ def committable(
         )
     owned = value.owned
     if member_epoch != value.member_epoch:
-        # What it had of them under that epoch it gave up.
+        # Those that it had under that epoch it gave up.
         owned -= state.groups[group].sessions[member].gained
     taken: list[OffsetCommit] = []
     refused: list[Refused] = []
-    for one in offsets:
-        if (one.topic_id, one.partition) in owned:
-            taken.append(one)
+    for offset in offsets:
+        if (offset.topic_id, offset.partition) in owned:
+            taken.append(offset)
         else:
-            where = f"{state.name_of_topic(one.topic_id)}-{one.partition}"
+            where = f"{state.name_of_topic(offset.topic_id)}-{offset.partition}"
             reason = (
                 f"{where} is not assigned to member {shown_part(member)} of group {group!r}: it "
                 "was taken away meanwhile, and another may have gone on from the last commit."
             )
-            refused.append(refusal(one, reason))
+            refused.append(refusal(offset, reason))
     return taken, refused
 
 
@@ -144,15 +145,15 @@ def delete_group(state: GroupState, group: str) -> list[Record]:
 def expire_offsets(
     state: GroupState, name: str, *, now_ms: int, retention_ms: int
 ) -> list[Record]:
-    """Forgets old positions of a group without members, and the group where it has nothing left."""
+    """Forgets old positions of a group without members, and the group if it has nothing left."""
     group = state.groups.get(name)
     if group is None or group.members:
         return []
     empty_since_ms = group.value.empty_since_ms or 0
     old = [
         at
-        for at, one in group.offsets.items()
-        if now_ms - max(empty_since_ms, one.commit_time_ms) > retention_ms
+        for at, offset in group.offsets.items()
+        if now_ms - max(empty_since_ms, offset.commit_time_ms) > retention_ms
         and at not in group.pending
     ]
     is_whole = len(old) == len(group.offsets) and not group.pending
@@ -160,7 +161,8 @@ def expire_offsets(
 
 
 def topics_gone(state: GroupState, *, now_s: float) -> set[str]:
-    """The ids of topics with positions that were missing for long: those topics were deleted."""
+    """The ids of topics with positions that have been missing for long: those topics were
+    deleted."""
     existing = {info.topic_id for info in state.topics.values()}
     missing = {
         topic_id
@@ -190,19 +192,19 @@ def _set(
     if known is None:
         check_group_count(state)
         records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
-    for one in offsets:
-        value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
-        records.append(OffsetRecord(group, one.topic_id, one.partition, value))
+    for offset in offsets:
+        value = OffsetValue(offset.offset, offset.last_epoch, offset.metadata, now_ms)
+        records.append(OffsetRecord(group, offset.topic_id, offset.partition, value))
     check_offset_count(state, known, group, records)
     return records
 
 
 def places_of(offsets: Iterable[OffsetCommit]) -> list[TopicIdPartition]:
-    return [(one.topic_id, one.partition) for one in offsets]
+    return [(offset.topic_id, offset.partition) for offset in offsets]
 
 
-def refusal(one: OffsetCommit, reason: str) -> Refused:
-    return (one.topic_id, one.partition, *to_wire(CommitRefusedError(reason)))
+def refusal(commit: OffsetCommit, reason: str) -> Refused:
+    return (commit.topic_id, commit.partition, *to_wire(CommitRefusedError(reason)))
 
 
 def _tombstones(
@@ -225,7 +227,7 @@ def _check_no_members(known: Group | None, group: str, what: str) -> None:
 def check_none_pending(
     known: Group | None, group: str, wanted: Collection[TopicIdPartition] | None
 ) -> None:
-    """Raises OffsetPendingError where a transaction holds one of these positions (None: any)."""
+    """Raises OffsetPendingError if a transaction holds one of these positions (None: any)."""
     if known is None or not known.pending:
         return
     for topic_id, partition in known.pending if wanted is None else wanted:
@@ -239,14 +241,14 @@ def check_none_pending(
 
 
 def check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCommit]) -> None:
-    length = sum(len(one.metadata) for one in offsets)
+    length = sum(len(offset.metadata) for offset in offsets)
     if length == 0:
         return
     if known is not None:
         length += known.metadata_characters
         for at in set(places_of(offsets)):
             replaced = (known.offsets.get(at), known.pending.get(at))
-            length -= sum(len(one.metadata) for one in replaced if one is not None)
+            length -= sum(len(offset.metadata) for offset in replaced if offset is not None)
     if length > METADATA_LENGTH_MAX:
         raise GroupLimitError(
             f"Group {group!r} would have {length} characters of metadata with its positions, the "

@@ -30,8 +30,8 @@ NOTHING: Partitions = frozenset()
 
 
 def partition_of_group(group: str, partitions: int) -> int:
-    """Which partition of `__consumer_offsets` holds a group, for ever: the number of partitions is
-    fixed. Its leader coordinates the group."""
+    """The partition of `__consumer_offsets` that holds a group, forever: the number of partitions
+    is fixed. Its leader coordinates the group."""
     return crc32(group.encode()) % partitions
 
 
@@ -48,10 +48,10 @@ class GroupValue(msgspec.Struct, frozen=True):
 
 
 class MemberValue(msgspec.Struct, frozen=True):
-    """A member, what it asked for and what it has.
+    """A member, with its subscription and its partitions.
 
-    `target` is what the assignor gave it, `assigned` what it may own now, `revoking` what it may
-    own no more but has not given up yet. `member_epoch` changes with each change of `assigned`;
+    `target` is what the assignor gave it, `assigned` what it may own now, `revoking` what it may no
+    longer own but has not given up yet. `member_epoch` changes with each change of `assigned`;
     commits are also accepted under `previous_epoch`.
     """
 
@@ -89,9 +89,9 @@ class PendingOffset(msgspec.Struct, frozen=True):
     family: int
     epoch: int
     member: str
-    """"" where no member committed it."""
+    """"" if no member committed it."""
     sequence: int
-    """Of the commit, which puts late ones in their place."""
+    """Sequence of the commit, by which late commits are recognised."""
     offset: int
     last_epoch: int | None
     metadata: str
@@ -250,7 +250,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """The record that `encode` made these bytes of. Raises CorruptBatchError for other bytes,
+    """Decodes the bytes that `encode` made of a record. Raises CorruptBatchError for other bytes,
     UnsupportedFormatError for a newer rayq's."""
     try:
         named = _key_decoder.decode(key or b"")
@@ -285,7 +285,10 @@ def _stored(
 ) -> tuple[Any, ...]:
     """The version, then the value's fields in their order."""
     fields = msgspec.structs.astuple(value)
-    return (VERSION, *(_grouped(one) if isinstance(one, frozenset) else one for one in fields))
+    return (
+        VERSION,
+        *(_grouped(field) if isinstance(field, frozenset) else field for field in fields),
+    )
 
 
 def _fields(
@@ -301,11 +304,11 @@ def _member(stored: _StoredMember) -> MemberValue:
 
 
 def _grouped(partitions: Collection[TopicIdPartition]) -> _Grouped:
-    found: dict[str, list[int]] = {}
+    numbers_by_topic: dict[str, list[int]] = {}
     for topic_id, partition in sorted(partitions):
-        found.setdefault(topic_id, []).append(partition)
-    return list(found.items())
+        numbers_by_topic.setdefault(topic_id, []).append(partition)
+    return list(numbers_by_topic.items())
 
 
 def _flat(grouped: _Grouped) -> Partitions:
-    return frozenset((topic_id, one) for topic_id, numbers in grouped for one in numbers)
+    return frozenset((topic_id, number) for topic_id, numbers in grouped for number in numbers)

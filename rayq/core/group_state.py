@@ -32,8 +32,8 @@ from rayq.core.topic_pattern import matches
 from rayq.records import TopicIdPartition
 
 PATTERNS_MAX = 250
-"""The most different patterns of all members together: each costs up to 2 ms, and 30 us for each
-topic, when a coordinator begins."""
+"""Maximum number of different patterns of all members together: each costs up to 2 ms, and 30 us
+for each topic, when a coordinator starts."""
 
 
 class SubscribedTopic(NamedTuple):
@@ -43,18 +43,19 @@ class SubscribedTopic(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """What is known of a member since this coordinator began. Times are on the monotonic clock."""
+    """A member's soft state since this coordinator started. Times are on the monotonic clock."""
 
     heard_s: float | None = None
-    """When the member was heard last; None: it was not looked at yet."""
+    """Time at which the member was last heard; None: it was not checked yet."""
     is_acked: bool = False
-    """Whether a heartbeat came under the member's present epoch, so that the member knows what it
-    may own. Until then what it may own does not change, so that each epoch means one assignment."""
+    """True if a heartbeat came under the member's present epoch, so that the member knows what it
+    may own. Until then that does not change, so that each epoch means one assignment."""
     disconnected_s: float | None = None
     revoking_since_s: float | None = None
     last_sequence: int | None = None
     transaction_sequence: int = -1
-    """Of the last commit inside a transaction: plain commits from before it are outdated."""
+    """Sequence of the last commit inside a transaction: plain commits from before it are
+    outdated."""
     gained: Partitions = NOTHING
     """Partitions that came with this epoch: a commit of them under the previous one is outdated."""
 
@@ -67,16 +68,17 @@ class Group:
     pending: dict[TopicIdPartition, PendingOffset] = field(default_factory=dict)
     """Positions that transactions hold."""
     metadata_characters: int = 0
-    """Of all these positions together."""
+    """Number of characters of metadata of all these positions together."""
     sessions: dict[str, Session] = field(default_factory=dict)
     settled: bool | None = None
-    """Whether every member has its target; None: that is still to be computed."""
+    """True if every member has its target; None: not computed yet."""
 
     @property
     def is_settled(self) -> bool:
         if self.settled is None:
             self.settled = all(
-                not one.revoking and one.assigned == one.target for one in self.members.values()
+                not member.revoking and member.assigned == member.target
+                for member in self.members.values()
             )
         return self.settled
 
@@ -90,7 +92,9 @@ class Group:
     def member_of_instance(self, instance: str | None) -> str | None:
         if instance is None:
             return None
-        return next((key for key, one in self.members.items() if one.instance == instance), None)
+        return next(
+            (key for key, member in self.members.items() if member.instance == instance), None
+        )
 
 
 @dataclass(slots=True)
@@ -101,7 +105,7 @@ class OpenTransaction:
     offsets: set[tuple[str, str, int]] = field(default_factory=set)
     """`(group, topic id, partition)`"""
     members: set[tuple[str, str]] = field(default_factory=set)
-    """`(group, member)` of those who committed them."""
+    """`(group, member)` of the members that committed them."""
 
 
 class GroupState:
@@ -111,59 +115,63 @@ class GroupState:
         self.assignors = assignors
         self.groups: dict[str, Group] = {}
         self.positions = 0
-        """How many all groups have together, pending ones too."""
+        """Number of positions of all groups together, including pending ones."""
         self.transactions: dict[int, OpenTransaction] = {}
-        """By family: it has one transaction open at a time."""
+        """Open transactions by family, which has at most one at a time."""
         self.ended: dict[int, EndedTransaction] = {}
-        """By family."""
+        """Ended transactions by family."""
         self.topics: dict[str, SubscribedTopic] = {}
         self._names: dict[str, str] = {}
         self._matches: dict[str, set[str]] = {}
         self.topics_gone: dict[str, float] = {}
-        """Topic ids of committed offsets that no topic has, and since when."""
+        """Topic ids of committed offsets that no topic has, each with the time since when."""
 
     # --- topics -----------------------------------------------------------------------------
 
     def take_topics(self, topics: Mapping[str, SubscribedTopic]) -> None:
-        """Takes the cluster's topics as they are now."""
+        """Takes the cluster's present topics."""
         added = [name for name in topics if name not in self.topics]
         self.topics = dict(topics)
         self._forget_patterns()
-        for pattern, found in self._matches.items():
-            found.intersection_update(topics)
-            found |= matches(pattern, added)
+        for pattern, names in self._matches.items():
+            names.intersection_update(topics)
+            names |= matches(pattern, added)
         used = {
             topic_id
-            for _, _, _, one in self.all_members()
-            for partitions in (one.target, one.assigned, one.revoking)
+            for _, _, _, member in self.all_members()
+            for partitions in (member.target, member.assigned, member.revoking)
             for topic_id, _ in partitions
         }
         kept = {topic_id: name for topic_id, name in self._names.items() if topic_id in used}
         self._names = {**kept, **{info.topic_id: name for name, info in topics.items()}}
 
     def name_of_topic(self, topic_id: str) -> str:
-        """The topic's name; its id where the name is not known (any more)."""
+        """The topic's name; its id if the name is not known (any more)."""
         return self._names.get(topic_id, topic_id)
 
-    def subscription(self, one: MemberValue) -> MemberSubscription:
-        """A member's subscription, with the topics that there are."""
-        found = {name for name in one.topics if name in self.topics}
-        if one.pattern is not None:
-            if one.pattern not in self._matches:
+    def subscription(self, member: MemberValue) -> MemberSubscription:
+        """A member's subscription, with the existing topics."""
+        names = {name for name in member.topics if name in self.topics}
+        if member.pattern is not None:
+            if member.pattern not in self._matches:
                 if len(self._matches) >= 2 * PATTERNS_MAX:
                     self._forget_patterns()
-                self._matches[one.pattern] = matches(one.pattern, self.topics)
-            found |= self._matches[one.pattern]
-        return MemberSubscription(frozenset(found), one.instance)
+                self._matches[member.pattern] = matches(member.pattern, self.topics)
+            names |= self._matches[member.pattern]
+        return MemberSubscription(frozenset(names), member.instance)
 
     def patterns(self) -> set[str]:
         """The patterns of all members."""
-        return {one.pattern for _, _, _, one in self.all_members() if one.pattern is not None}
+        return {
+            member.pattern for _, _, _, member in self.all_members() if member.pattern is not None
+        }
 
     def _forget_patterns(self) -> None:
         """Forgets the patterns that no member has any more."""
         used = self.patterns()
-        self._matches = {one: found for one, found in self._matches.items() if one in used}
+        self._matches = {
+            pattern: names for pattern, names in self._matches.items() if pattern in used
+        }
 
     def all_members(self) -> Iterator[tuple[str, Group, str, MemberValue]]:
         for name, group in self.groups.items():
@@ -244,26 +252,28 @@ class GroupState:
     def validate(self) -> None:
         """Asserts what must hold after each decision."""
         all_groups = self.groups.values()
-        assert self.positions == sum(len(one.offsets) + len(one.pending) for one in all_groups)
+        assert self.positions == sum(
+            len(group.offsets) + len(group.pending) for group in all_groups
+        )
         for name, group in self.groups.items():
             owner: dict[TopicIdPartition, str] = {}
             aimed: dict[TopicIdPartition, str] = {}
-            for member, one in group.members.items():
+            for member, value in group.members.items():
                 where = (name, member)
-                assert not one.assigned & one.revoking, where
+                assert not value.assigned & value.revoking, where
                 if group.sessions[member].is_acked:  # Until then the target may be ahead.
-                    assert one.assigned <= one.target, where
-                    assert not one.revoking & one.target, where
-                assert one.previous_epoch <= one.member_epoch <= group.value.epoch, where
-                for partition in one.owned:
+                    assert value.assigned <= value.target, where
+                    assert not value.revoking & value.target, where
+                assert value.previous_epoch <= value.member_epoch <= group.value.epoch, where
+                for partition in value.owned:
                     assert partition not in owner, (where, partition, owner[partition])
                     owner[partition] = member
-                for partition in one.target:
+                for partition in value.target:
                     assert partition not in aimed, (where, partition, aimed[partition])
                     aimed[partition] = member
             assert (group.value.empty_since_ms is None) == bool(group.members), name
-            characters = sum(len(one.metadata) for one in group.offsets.values())
-            characters += sum(len(one.metadata) for one in group.pending.values())
+            characters = sum(len(value.metadata) for value in group.offsets.values())
+            characters += sum(len(value.metadata) for value in group.pending.values())
             assert group.metadata_characters == characters, name
             for at, pending in group.pending.items():
                 transaction = self.transactions[pending.family]

@@ -42,7 +42,7 @@ from rayq.errors import (
 )
 
 OPEN_MAX = 10_000
-"""The most transactions that hold positions in one partition of `__consumer_offsets`."""
+"""Maximum number of transactions that hold positions in a partition of `__consumer_offsets`."""
 ENDED_KEPT_MS = 24 * 3_600_000
 
 Transaction = tuple[int, int]
@@ -50,7 +50,7 @@ Transaction = tuple[int, int]
 
 
 def has_joined(state: GroupState, family: int, epoch: int) -> bool:
-    """Whether the transaction's coordinator knows already that it has positions here."""
+    """Returns whether the transaction's coordinator already knows that it has positions here."""
     known = state.transactions.get(family)
     return known is not None and known.epoch == epoch
 
@@ -66,9 +66,9 @@ def commit(
     *,
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
-    """Takes positions into a transaction, which has joined. Raises what
-    `group_offsets.commit` raises, TransactionEndedError, TransactionLimitError, OffsetPendingError
-    (also while an older transaction of the same producer waits for its end here)."""
+    """Takes positions into a transaction, which has joined. Raises the errors of
+    `group_offsets.commit`, TransactionEndedError, TransactionLimitError, OffsetPendingError (also
+    while an older transaction of the same producer waits for its end here)."""
     family, epoch = transaction
     _check_may_take(state, family, epoch)
     known = state.groups.get(group)
@@ -84,14 +84,14 @@ def commit(
     if known is None:
         check_group_count(state)
         records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
-    for one in taken:
-        before = pending.get((one.topic_id, one.partition))
+    for offset in taken:
+        before = pending.get((offset.topic_id, offset.partition))
         if before is not None and before.sequence > sequence:
             continue  # This commit is late: the transaction has a newer position.
         value = PendingOffset(
-            family, epoch, member, sequence, one.offset, one.last_epoch, one.metadata
+            family, epoch, member, sequence, offset.offset, offset.last_epoch, offset.metadata
         )
-        records.append(PendingRecord(group, one.topic_id, one.partition, value))
+        records.append(PendingRecord(group, offset.topic_id, offset.partition, value))
     check_offset_count(state, known, group, records)
     return records, refused
 
@@ -105,8 +105,8 @@ def end(
     coordinator_epoch: int,
     now_ms: int,
 ) -> list[Record]:
-    """Applies or drops the positions that a transaction holds; nothing where it has ended here. The
-    end is noted also where the transaction holds nothing: a position of it may still be on its way.
+    """Applies or drops the positions that a transaction holds; does nothing if it has ended here.
+    The end is noted even if the transaction holds nothing: a position of it may still be in flight.
     Raises TransactionOrderError, FencedEpochError."""
     ended = state.ended.get(family)
     if ended is not None and coordinator_epoch < ended.coordinator_epoch:
@@ -122,15 +122,16 @@ def end(
     is_open = known is not None and known.epoch == epoch
     if not is_open and (known is not None or (ended is not None and ended.epoch >= epoch)):
         return []
-    # First that it has ended, then each position before its pending one goes: so the records may be
-    # committed bit by bit. What a crash leaves pending waits for the repetition of this end.
+    # First the end, then each position before its pending one is removed: so the records may be
+    # committed one after the other. Positions that a crash leaves pending wait for the retry of
+    # this end.
     records: list[Record] = [
         EndedRecord(family, EndedTransaction(epoch, coordinator_epoch, now_ms))
     ]
     for group, topic_id, partition in [] if known is None else sorted(known.offsets):
-        one = state.groups[group].pending[topic_id, partition]
+        pending = state.groups[group].pending[topic_id, partition]
         if is_commit:
-            value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
+            value = OffsetValue(pending.offset, pending.last_epoch, pending.metadata, now_ms)
             records.append(OffsetRecord(group, topic_id, partition, value))
         records.append(PendingRecord(group, topic_id, partition, None))
     return records
@@ -140,9 +141,9 @@ def abandoned(state: GroupState) -> list[Transaction]:
     """The transactions that hold positions of members who are out of their group: the positions'
     next owners wait for the end."""
     return [
-        (family, one.epoch)
-        for family, one in state.transactions.items()
-        if any(member not in state.groups[group].members for group, member in one.members)
+        (family, transaction.epoch)
+        for family, transaction in state.transactions.items()
+        if any(member not in state.groups[group].members for group, member in transaction.members)
     ]
 
 
@@ -150,8 +151,8 @@ def forget_ended(state: GroupState, *, now_ms: int) -> list[Record]:
     """Forgets transactions that ended a day ago: no request is that late."""
     return [
         EndedRecord(family, None)
-        for family, one in state.ended.items()
-        if now_ms - one.ended_ms > ENDED_KEPT_MS and family not in state.transactions
+        for family, ended in state.ended.items()
+        if now_ms - ended.ended_ms > ENDED_KEPT_MS and family not in state.transactions
     ]
 
 

@@ -30,19 +30,19 @@ from rayq.errors import (
 
 VERSION = 1
 HELD_BYTES_MAX = 64 * MIB
-"""A keeper that holds more asks its queues to give out no more records."""
+"""Maximum size that a keeper holds before it asks its queues to give out no more records."""
 RESERVE_BYTES = 32 * MIB
-"""What is given out is still taken beyond the limit, up to so much. What is settled is always
-taken: it is of records that were given out before."""
+"""Reserve beyond the limit in which locks are still taken. Settlements are always taken: they are
+of records that were given out before."""
 RECORD_BYTES = 100
-"""What a record costs in memory beside its key and value, about."""
+"""Approximate memory of a record besides its key and value."""
 WRITE_BYTES_MAX = 16 * MIB
-"""What one request to a keeper may carry of a write, or one record. A write of more has parts."""
+"""Maximum size of a request to a keeper, or of a record. A larger write has parts."""
 DECISION_BYTES_MAX = 60 * MIB
-"""What all parts of a write may have together: they are one batch of the log, which takes 64 MiB.
+"""Maximum size of all parts of a write: they are one batch of the log, which takes 64 MiB.
 """
 LOG_RECORD_BYTES = 70
-"""What a record has in the log beside its key and value, about."""
+"""Approximate size of a record in the log besides its key and value."""
 PAGE_BYTES = 4 * MIB
 FENCE_BITS = 32
 """A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though
@@ -70,7 +70,7 @@ class Record(NamedTuple):
 
 
 def keeper_partition(queue_id: str, partitions: int) -> int:
-    """The partition of `__queue_state` that has a queue's state, of so many."""
+    """The partition of `__queue_state` that has a queue's state."""
     return zlib.crc32(queue_id.encode()) % partitions
 
 
@@ -84,7 +84,7 @@ class _Key(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Opening(msgspec.Struct, array_like=True, frozen=True):
-    """Who may write: the leader of the data partition in this epoch, by this opening."""
+    """The allowed writer: the leader of the data partition in this epoch, by this opening."""
 
     version: int
     data_leader_epoch: int
@@ -93,7 +93,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
 
 
 _ARRAY_BYTES, _PAIR_BYTES = 5, 11
-"""The most that msgpack adds: to an array, and to a pair of two byte strings."""
+"""Maximum size that msgpack adds: to an array, and to a pair of two byte strings."""
 _encoder = msgspec.msgpack.Encoder()
 _key_decoder = msgspec.msgpack.Decoder(_Key)
 _opening_decoder = msgspec.msgpack.Decoder(Opening)
@@ -106,7 +106,8 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """The record that `encode` made these bytes of. Raises CorruptBatchError for other bytes."""
+    """Decodes the bytes that `encode` made of a record. Raises CorruptBatchError for other
+    bytes."""
     try:
         named = _key_decoder.decode(key or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,7 +123,7 @@ def pack(records: Iterable[KeptRecord]) -> bytes:
 
 
 def unpack(payload: bytes | memoryview) -> list[KeptRecord]:
-    """The records that `pack` made these bytes of. Raises InvalidRequestError."""
+    """Unpacks the bytes that `pack` made of records. Raises InvalidRequestError."""
     try:
         records: list[KeptRecord] = _records_decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -148,7 +149,7 @@ def parts_of(records: Sequence[KeptRecord]) -> list[bytes]:
 
 
 def unpack_part(payload: memoryview) -> list[KeptRecord]:
-    """What `parts_of` made a payload of. Raises InvalidRequestError."""
+    """Unpacks one payload of `parts_of`. Raises InvalidRequestError."""
     records = unpack(payload)
     if len(payload) > WRITE_BYTES_MAX and len(records) > 1:
         raise InvalidRequestError(
@@ -167,7 +168,7 @@ class WriteParts:
         self._size_bytes = 0
 
     def add(self, number: tuple[int, int], part: int, records: list[KeptRecord]) -> None:
-        """A part of the write of this fence and sequence. Again the same is nothing. Raises
+        """Adds a part of the write of this fence and sequence. A repetition changes nothing. Raises
         QueuePartsMissingError, InvalidRequestError."""
         if number > self._number and part == 0:
             self._number, self._parts, self._size_bytes = number, [], 0
@@ -233,8 +234,8 @@ class KeptQueues:
         """The leader epoch of the keeper, and the last one that began with an unclean election."""
         self._fence_first = keeper_epoch << FENCE_BITS
         self.fence_min = unclean_epoch << FENCE_BITS
-        """An opening of a lower fence may rest on records that an unclean election has lost: it has
-        to open its state anew, and what it gave out is void."""
+        """Minimum valid fence. An opening with a lower one may depend on records that an unclean
+        election has lost: it must open its state again, and its locks are void."""
         self._states: dict[StateKey, _State] = {}
         self.held_bytes = 0
 
@@ -280,9 +281,9 @@ class KeptQueues:
         opener: str,
         is_first_page: bool = True,
     ) -> tuple[int, list[Record]]:
-        """The fence of an opening, and what makes it the one that may write: nothing, where it is
-        already, as it has to be from the second page on. Raises QueueFencedError where a later
-        leader has opened the state."""
+        """Returns the fence of an opening, and the records that make it the one that may write:
+        none if it already is, as it must be from the second page on. Raises QueueFencedError if a
+        later leader has opened the state."""
         before = self._opening_of(state_key)
         if before is not None:
             if data_leader_epoch < before.data_leader_epoch:
@@ -303,8 +304,8 @@ class KeptQueues:
         return fence, [Record(state_key, OPENING, _encoder.encode(opening))]
 
     def read(self, state_key: StateKey, after: bytes) -> tuple[list[KeptRecord], bytes | None]:
-        """A page of the kept records with keys after this one, in the order of the keys, and the
-        last of its keys where there are more."""
+        """Returns a page of the kept records with keys after this one, in the order of the keys,
+        and the last of its keys if there are more."""
         state = self._states.get(state_key)
         records = {} if state is None else state.records
         page: list[KeptRecord] = []
@@ -324,8 +325,8 @@ class KeptQueues:
         *,
         gives_out: bool = True,
     ) -> list[Record]:
-        """What writes kept records. Raises QueueFencedError where another opening may write,
-        QueueLimitError where it `gives_out` too much, InvalidRequestError."""
+        """Returns the records that write kept records. Raises QueueFencedError if another opening
+        may write, QueueLimitError if it `gives_out` too much, InvalidRequestError."""
         opening = self._opening_of(state_key)
         if opening is None or opening.fence != fence:
             raise QueueFencedError(
@@ -356,7 +357,7 @@ class KeptQueues:
         return [Record(state_key, key, value) for key, value in records]
 
     def forget(self, state_key: StateKey) -> list[Record]:
-        """What ends all records of one part of a queue; the opening goes, too."""
+        """Returns the tombstones of all records of one part of a queue, including the opening."""
         state = self._states.get(state_key)
         if state is None:
             return []

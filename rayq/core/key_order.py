@@ -18,7 +18,7 @@ class KeyOrder:
         self._last: dict[int, int] = {}
 
     def add(self, offset: int, key: bytes) -> None:
-        """`offset` joins the line of its key, behind all that are in it."""
+        """Adds `offset` to the end of the line of its key."""
         hashed = hash(key)
         before = self._last.get(hashed)
         self._last[hashed] = offset
@@ -28,7 +28,8 @@ class KeyOrder:
             self._after[before] = offset
 
     def remove(self, offset: int) -> int | None:
-        """`offset` leaves its line. Which one is first now, where this one was."""
+        """Removes `offset` from its line. Returns the new first offset of the line if this one was
+        first."""
         hashed = self._hash.pop(offset, None)
         if hashed is None:
             return None
@@ -49,7 +50,8 @@ class KeyOrder:
         return None
 
     def is_first(self, offset: int) -> bool:
-        """Whether nothing of its key is before this one. True for a record without a key."""
+        """Returns whether nothing of its key is before this one. True for a record without a
+        key."""
         return offset not in self._before
 
     def before(self, offset: int) -> int | None:

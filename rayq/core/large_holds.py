@@ -10,13 +10,14 @@ import heapq
 from collections.abc import Iterable
 
 OPEN_VALUE_MS_MAX = 3_600_000
-"""So long the chunks are kept of a value whose manifest is not in the log yet. A producer has given
-up by then: `delivery_timeout_ms` is far below."""
+"""Time for which the chunks of a value are kept whose manifest is not in the log yet. A producer
+has given up by then: `delivery_timeout_ms` is far below."""
 MOVED_VALUE_MS = 7 * 24 * 3_600_000
-"""So long the chunks are kept of a record that was moved, to the dead letters or elsewhere: its
-copy points at them."""
+"""Time for which the chunks of a record are kept that was moved, to the dead letters or elsewhere:
+its copy points at them."""
 _STEPS = 8
-"""Times are rounded up to such a part of how long something is kept: so there are few of them."""
+"""Times are rounded up to this fraction of the time for which something is kept, so that there are
+few of them."""
 
 Hold = tuple[int, int, int]
 """`(first chunk, below, until_ms)`: the log start stays at `first chunk` while the start of the
@@ -24,13 +25,13 @@ queue is below `below`, and until that time."""
 
 
 class LargeHolds:
-    """What holds the log start of one partition below the start of a queue. The order in which it
-    is told does not matter."""
+    """Holds that keep the log start of one partition below the start of a queue. The order of the
+    calls does not matter."""
 
     def __init__(self, kept: Iterable[Hold] = ()) -> None:
-        """What `kept` said before."""
+        """Takes what `kept` returned before."""
         self._timed: dict[int, int] = {}
-        """Until when -> the lowest chunk that is kept so long."""
+        """Time -> the lowest chunk that is kept until then."""
         self._manifests: list[tuple[int, int]] = []
         """A heap: the first chunk of each value, and the offset behind its manifest."""
         self._manifests_end = 0
@@ -39,15 +40,15 @@ class LargeHolds:
             self._hold_until(first_chunk, until_ms)
 
     def chunk(self, offset: int, append_time_ms: int) -> None:
-        """A chunk lies at this offset, or above it, and its manifest may be on its way."""
+        """Notes a chunk at this offset, or above it, whose manifest may be on its way."""
         self._hold_for(offset, append_time_ms, OPEN_VALUE_MS_MAX)
 
     def large(self, offset: int, first_chunk: int) -> None:
-        """The manifest of a value lies at `offset`, its first chunk at the other one."""
+        """Notes the manifest of a value at `offset`, with its first chunk."""
         self._hold(first_chunk, offset + 1)
 
     def moved(self, first_chunk: int, now_ms: int) -> None:
-        """The record of a value was copied to another partition, its chunks were not."""
+        """Notes that the record of a value was copied to another partition, without its chunks."""
         self._hold_for(first_chunk, now_ms, MOVED_VALUE_MS)
 
     def _hold_for(self, offset: int, from_ms: int, duration_ms: int) -> None:
@@ -64,8 +65,8 @@ class LargeHolds:
             self._manifests_end = max(self._manifests_end, below)
 
     def floor(self, start: int, now_ms: int) -> int:
-        """How far the log start may go, for a queue whose first unsettled record is at `start`."""
-        for until_ms in [one for one in self._timed if one < now_ms]:
+        """Maximum log start, for a queue whose first unsettled record is at `start`."""
+        for until_ms in [expiry_ms for expiry_ms in self._timed if expiry_ms < now_ms]:
             del self._timed[until_ms]
         while self._manifests and self._manifests[0][1] <= start:
             heapq.heappop(self._manifests)
@@ -73,9 +74,9 @@ class LargeHolds:
         return min(start, lowest, *self._timed.values())
 
     def kept(self) -> list[Hold]:
-        """What a later leader has to know: of all unsettled values together, where the first chunk
-        and the last manifest are."""
-        found = [(offset, 0, until_ms) for until_ms, offset in sorted(self._timed.items())]
+        """The holds that a later leader must know: for all unsettled values together, the offsets
+        of the first chunk and the last manifest."""
+        holds = [(offset, 0, until_ms) for until_ms, offset in sorted(self._timed.items())]
         if self._manifests:
-            found.append((self._manifests[0][0], self._manifests_end, 0))
-        return found
+            holds.append((self._manifests[0][0], self._manifests_end, 0))
+        return holds

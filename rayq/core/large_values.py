@@ -33,16 +33,17 @@ from rayq.records import Headers
 CHUNK_HEADER = "rayq.chunk"
 VALUE_ID_BYTES = 16
 CHUNK_OFFSETS_MAX = 100_000
-"""No value has more chunks."""
+"""Maximum number of chunks of a value."""
 CHUNK_OVERHEAD_BYTES = 256
-"""Most that a batch of one chunk takes beside the piece of the value and what every batch takes."""
+"""Maximum size of a batch of one chunk besides the piece of the value and the size of every
+batch."""
 OFFSET_MAX = 2**62
-"""No log is longer."""
+"""Maximum offset of any log."""
 TOPIC_LENGTH_MAX = 200
-"""No topic has a longer name."""
+"""Maximum length of a topic's name."""
 URI_LENGTH_MAX = 8192
 OFFSET_BYTES_MAX = 9
-"""Most that the offset of a chunk takes in a manifest."""
+"""Maximum size of a chunk's offset in a manifest."""
 _VERSION = 1
 
 
@@ -55,7 +56,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """Where a large value is, and how to recognise it."""
+    """The location of a large value, and its checksum."""
 
     version: int
     size_bytes: int
@@ -63,12 +64,12 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     value_id: bytes
     offset_steps: Annotated[list[int], msgspec.Meta(max_length=CHUNK_OFFSETS_MAX)] | None = None
     place: Place | None = None
-    """None: the partition of the record."""
+    """The partition with the chunks. None: the partition of the record."""
     uri: str | None = None
 
     @property
     def offsets(self) -> list[int]:
-        """Of the chunks, in the order of the value; [] for a value that is an object."""
+        """Offsets of the chunks, in the order of the value; [] for a value that is an object."""
         return list(accumulate(self.offset_steps or ()))
 
 
@@ -122,7 +123,8 @@ def _another_version(version: int) -> LargeValueRefusedError:
 
 
 def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest:
-    """What a record's value says, if its batch is LARGE. `offset` is the record's own.
+    """Reads the manifest from a record's value, if its batch is LARGE. `offset` is the record's
+    own.
 
     Raises LargeValueError: it is no manifest, or names what cannot be; LargeValueRefusedError: it
     is one of a newer rayq.
@@ -130,30 +132,32 @@ def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest
     version = _VERSION
     try:
         version = _version_decoder.decode(value or b"").version
-        found = _decoder.decode(value or b"")
+        manifest = _decoder.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if version == _VERSION:
             raise LargeValueError(
                 f"the record says that its value is a manifest, and it is none: {error}."
             ) from error
         raise _another_version(version) from error
-    if found.version != _VERSION:
-        raise _another_version(found.version)
-    offsets = found.offsets
+    if manifest.version != _VERSION:
+        raise _another_version(manifest.version)
+    offsets = manifest.offsets
     is_possible = (
-        found.size_bytes > 0
-        and len(found.value_id) == VALUE_ID_BYTES
-        and (found.uri is None) == bool(offsets)
-        and len(found.uri or "") <= URI_LENGTH_MAX
-        and len(offsets) <= found.size_bytes
+        manifest.size_bytes > 0
+        and len(manifest.value_id) == VALUE_ID_BYTES
+        and (manifest.uri is None) == bool(offsets)
+        and len(manifest.uri or "") <= URI_LENGTH_MAX
+        and len(offsets) <= manifest.size_bytes
         and len(set(offsets)) == len(offsets)
-        and all(0 <= one < OFFSET_MAX for one in offsets)
-        and (offset is None or found.place is not None or all(one < offset for one in offsets))
-        and (found.place is None or _is_possible(found.place))
+        and all(0 <= chunk < OFFSET_MAX for chunk in offsets)
+        and (
+            offset is None or manifest.place is not None or all(chunk < offset for chunk in offsets)
+        )
+        and (manifest.place is None or _is_possible(manifest.place))
     )
     if not is_possible:
         raise LargeValueError("its manifest cannot be: no producer of rayq writes such a one.")
-    return found
+    return manifest
 
 
 def _is_possible(place: Place) -> bool:
@@ -161,33 +165,33 @@ def _is_possible(place: Place) -> bool:
 
 
 def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> bytes | None:
-    """The manifest of a record that is copied to another partition: it says where the chunks are,
-    which stay. What is no manifest with chunks stays as it is."""
+    """The manifest of a record that is copied to another partition: it names the partition of the
+    chunks, which stay. A value that is no manifest with chunks is unchanged."""
     try:
-        found = read_manifest(value)
+        manifest = read_manifest(value)
     except (LargeValueError, LargeValueRefusedError):
         return value
-    if found.place is not None or found.uri is not None:
+    if manifest.place is not None or manifest.uri is not None:
         return value
     place = Place(topic, topic_id, partition)
-    return _encoder.encode(msgspec.structs.replace(found, place=place))
+    return _encoder.encode(msgspec.structs.replace(manifest, place=place))
 
 
 def first_chunk_in(value: bytes | None, topic_id: str, partition: int) -> int | None:
     """The lowest offset of the chunks that the manifest of a record of this partition names; None
-    where they are elsewhere, or it is no manifest: its consumer is told of that."""
+    if they are elsewhere, or it is no manifest: its consumer is told of that."""
     try:
-        found = read_manifest(value)
+        manifest = read_manifest(value)
     except (LargeValueError, LargeValueRefusedError):
         return None
-    place = found.place
+    place = manifest.place
     if place is not None and (place.topic_id, place.partition) != (topic_id, partition):
         return None
-    return min(found.offsets, default=None)
+    return min(manifest.offsets, default=None)
 
 
 def check_chunk(manifest: Manifest, index: int, headers: Headers | None) -> None:
-    """Whether a chunk that lies where the manifest says is this value's. Raises LargeValueError."""
+    """Raises LargeValueError unless a chunk at an offset of the manifest belongs to this value."""
     names = [data for name, data in headers or () if name == CHUNK_HEADER]
     try:
         value_id, number = _chunk_decoder.decode(names[0] if names else b"")
@@ -201,7 +205,7 @@ def check_chunk(manifest: Manifest, index: int, headers: Headers | None) -> None
 
 
 def join(manifest: Manifest, pieces: Iterable[bytes | memoryview]) -> bytes:
-    """The value that these pieces are, in order. Raises LargeValueError where it is another one."""
+    """Joins the pieces, in order, to the value. Raises LargeValueError if it is another one."""
     value = b"".join(pieces)
     if len(value) != manifest.size_bytes:
         raise LargeValueError(
@@ -217,10 +221,10 @@ def join(manifest: Manifest, pieces: Iterable[bytes | memoryview]) -> bytes:
 
 def runs(offsets: Iterable[int]) -> list[range]:
     """The offsets, ascending, in runs without gaps."""
-    found: list[range] = []
+    found_runs: list[range] = []
     for offset in sorted(offsets):
-        if found and found[-1].stop == offset:
-            found[-1] = range(found[-1].start, offset + 1)
+        if found_runs and found_runs[-1].stop == offset:
+            found_runs[-1] = range(found_runs[-1].start, offset + 1)
         else:
-            found.append(range(offset, offset + 1))
-    return found
+            found_runs.append(range(offset, offset + 1))
+    return found_runs

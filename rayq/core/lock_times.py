@@ -7,12 +7,12 @@ import math
 
 TICKS_A_SECOND = 10
 LONG_TIMEOUTS = 10
-"""A record that is handled for more than so many visibility timeouts is worth a word: its consumer
+"""Number of visibility timeouts after which a record in handling is worth a warning: its consumer
 may hang."""
 
 
 class LockTimes:
-    """Which blocks have locks that may run out at which tick.
+    """Index of the blocks whose locks may expire, by tick.
 
     Ticks are of the leader's monotonic clock, less the time in which nobody could be heard.
     """
@@ -37,14 +37,14 @@ class LockTimes:
         return max(0, round(left_s * 1000))
 
     def age_ms(self, tick: int, now_s: float) -> int:
-        """How long ago that tick came."""
+        """Time since that tick came."""
         return max(0, round((now_s - self._prolonged_s) * 1000) - tick * 1000 // TICKS_A_SECOND)
 
     def prolong(self, by_s: float) -> None:
         self._prolonged_s += by_s
 
     def watch(self, tick: int, number: int) -> None:
-        """A lock of this block may run out then."""
+        """Watches a block of which a lock may expire at that tick."""
         blocks = self._blocks.get(tick)
         if blocks is None:
             self._blocks[tick] = {number}
@@ -54,12 +54,12 @@ class LockTimes:
 
     def ended(self, tick: int) -> list[int]:
         """The blocks of all ticks up to this one, ascending; they are not watched any more."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         while self._heap and self._heap[0] <= tick:
-            found |= self._blocks.pop(heapq.heappop(self._heap))
-        return sorted(found)
+            numbers |= self._blocks.pop(heapq.heappop(self._heap))
+        return sorted(numbers)
 
     @property
     def next_s(self) -> float | None:
-        """When the next tick comes that has something to look at."""
+        """Time of the next tick that has blocks to check."""
         return self._heap[0] / TICKS_A_SECOND + self._prolonged_s if self._heap else None

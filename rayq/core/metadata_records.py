@@ -21,7 +21,7 @@ class MetadataRecord(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Member(msgspec.Struct, array_like=True, frozen=True):
-    """A replica as a member of an in-sync set: which disk, which process.
+    """A replica as a member of an in-sync set, with its disk and its process.
 
     `stopped_at` is where its log ended, `(last epoch, end offset)`, when it was stopped in a
     controlled way: a process that returns with exactly this log counts as not restarted.
@@ -55,7 +55,7 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     target: tuple[int, ...] = ()
     origin: tuple[int, ...] = ()
     throttle_bytes_per_s: int | None = None
-    """The most that each added replica copies while it is not in sync; None: no limit."""
+    """Maximum rate at which each added replica copies while it is not in sync; None: no limit."""
     placed_epoch: int = 0
     """The partition epoch in which replicas were added last. A broker that reports a replica
     process on older knowledge may mean one of an earlier placement, whose directory it removes."""
@@ -65,9 +65,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def replication_factor(self) -> int:
-        """How many replicas there are, without those that a move under way only adds: with them, a
-        majority of six would be four. `min_insync_replicas` follows from this number, so one record
-        that completes a move may ask for more in sync, or fewer."""
+        """Number of replicas, without those that a current move only adds: with them, a majority of
+        six would be four. `min_insync_replicas` follows from this number, so one record that
+        completes a move may ask for more in sync, or fewer."""
         return len(self.origin or self.replicas)
 
     @property
@@ -87,14 +87,15 @@ class Voter(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EpochStarted(MetadataRecord, frozen=True):
-    """The first record of each controller epoch. Once it is committed, so is all before it."""
+    """The first record of each controller epoch. Once it is committed, so is everything before
+    it."""
 
     epoch: int
     host: str
     port: int
     cluster_id: str
     mark: str = ""
-    """A random id, where the cluster has an object store: see `ClusterState.marks`."""
+    """A random id, if the cluster has an object store: see `ClusterState.marks`."""
 
 
 class VotersChanged(MetadataRecord, frozen=True):
@@ -133,8 +134,8 @@ class BrokerUnfenced(MetadataRecord, frozen=True):
 
 
 class BrokerCordoned(MetadataRecord, frozen=True):
-    """While a broker is `cordoned` it takes no new replicas, and gives up its vote where another
-    broker can have it. With False that ends."""
+    """A change of a broker's `cordoned` flag. A cordoned broker takes no new replicas, and gives up
+    its vote if another broker can have it."""
 
     broker: int
     cordoned: bool
@@ -220,8 +221,8 @@ class RemoteGarbage(MetadataRecord, frozen=True):
     name: str
     deleted_ms: int
     prefixes: tuple[str, ...]
-    """What the names of its objects begin with. A topic that was restored has the objects of the
-    topic that it was restored from."""
+    """Prefixes of the names of its objects. A topic that was restored has the objects of the topic
+    that it was restored from."""
     is_removing: bool = False
     """A broker has begun to delete them: nobody restores them from then on. Until it says so no
     object is deleted."""
@@ -234,7 +235,7 @@ class RemoteGarbageRemoved(MetadataRecord, frozen=True):
 
 
 class SnapshotPinned(MetadataRecord, frozen=True):
-    """Until `ttl_ms` are over, or `SnapshotUnpinned`, retention keeps all records of these
+    """A pin: for `ttl_ms`, or until `SnapshotUnpinned`, retention keeps all records of these
     partitions from the given offsets on. The same id again renews it. The time counts from when the
     controller decided it; a new controller counts from its own start."""
 
@@ -259,7 +260,7 @@ class QueueChanged(MetadataRecord, frozen=True):
     topic_id: str
     config: Mapping[str, Any]
     partitions: int
-    """How many the topic had when the queue was created."""
+    """Number of partitions of the topic when the queue was created."""
 
 
 class QueueDeleted(MetadataRecord, frozen=True):
@@ -309,14 +310,16 @@ def decode_record(data: bytes | memoryview) -> MetadataRecord:
 
 def encode_together(records: Sequence[MetadataRecord]) -> bytes:
     """The entry of the log that has all these records."""
-    return _encoder.encode(Together(tuple(msgspec.Raw(encode_record(one)) for one in records)))
+    return _encoder.encode(
+        Together(tuple(msgspec.Raw(encode_record(record)) for record in records))
+    )
 
 
 def decode_entry(data: bytes | memoryview) -> list[MetadataRecord]:
     """The records of one entry of the log. Raises msgspec.DecodeError."""
     entry: MetadataRecord | Together = _entry_decoder.decode(data)
     if isinstance(entry, Together):
-        return [decode_record(one) for one in entry.records]
+        return [decode_record(record) for record in entry.records]
     return [entry]
 
 

@@ -22,8 +22,8 @@ def replace(
     placements: Mapping[Key, Sequence[int]],
     gone: Collection[int],
 ) -> tuple[dict[Key, list[int]], list[Key]]:
-    """A plan with replicas on other brokers for all that the brokers `gone` carry, as far as there
-    are other brokers, each in the place of the replica that it replaces; and the partitions for
+    """A plan with replicas on other brokers for all replicas of the brokers `gone`, as far as there
+    are other brokers, each in the position of the replica that it replaces; and the partitions for
     which there are too few other brokers."""
     takers = {broker: node for broker, node in nodes.items() if broker not in gone}
     load = _Load(placements.values())
@@ -77,9 +77,9 @@ def with_factor(
 def spread(
     nodes: Mapping[int, str], placements: Mapping[Key, Sequence[int]]
 ) -> dict[Key, list[int]]:
-    """The few moves that take replicas of a partition apart where they share a node, then make the
-    brokers in `nodes` carry equally many replicas, within one, then lead equally many partitions.
-    Empty when that is so already. What is on brokers outside of `nodes` stays there."""
+    """The few moves that separate replicas of a partition that share a node, then give the brokers
+    in `nodes` equal numbers of replicas, within one, then of preferred leaders. Empty if that is so
+    already. Replicas on brokers outside of `nodes` stay there."""
     spreading = _Spreading(nodes, placements)
     spreading.take_apart()
     spreading.balance()
@@ -92,7 +92,7 @@ def spread(
 
 
 class _Load:
-    """How many replicas each broker carries, and of how many it is the preferred leader."""
+    """Number of replicas of each broker, and of those that are preferred leaders."""
 
     def __init__(self, placements: Iterable[Sequence[int]]) -> None:
         self.carries: Counter[int] = Counter()
@@ -112,8 +112,8 @@ def _best_taker(
     takers: Mapping[int, str], load: _Load, replicas: Sequence[int], position: int
 ) -> int | None:
     """The broker that takes the replica at a position, where the other replicas stay."""
-    others = [broker for at, broker in enumerate(replicas) if at != position]
-    used = {takers[broker] for broker in others if broker in takers}
+    remaining = [broker for at, broker in enumerate(replicas) if at != position]
+    used = {takers[broker] for broker in remaining if broker in takers}
     return min(
         (broker for broker in takers if broker not in replicas),
         key=lambda broker: (
@@ -129,14 +129,14 @@ def _best_taker(
 def _most_dispensable(
     nodes: Mapping[int, str], load: _Load, replicas: Sequence[int], in_sync: Sequence[int]
 ) -> int:
-    """Which replica goes where there are too many: never that of the leader."""
+    """The replica to remove if there are too many: never that of the leader."""
 
     def cost_of_losing(broker: int) -> tuple[bool, bool, bool, int, int]:
-        others = {nodes[one] for one in replicas if one != broker and one in nodes}
+        other_nodes = {nodes[other] for other in replicas if other != broker and other in nodes}
         return (
             broker in in_sync,
             broker in nodes,
-            nodes.get(broker) not in others,
+            nodes.get(broker) not in other_nodes,
             -load.carries[broker],
             -replicas.index(broker),
         )
@@ -182,9 +182,9 @@ class _Spreading(Generic[Key]):
             for low in order:
                 if carries[high] - carries[low] < 2:
                     break
-                found = self._movable(high, low)
-                if found is not None:
-                    self._move(found, self.placed[found].index(high), low)
+                partition = self._movable(high, low)
+                if partition is not None:
+                    self._move(partition, self.placed[partition].index(high), low)
                     return True
         return False
 
@@ -232,7 +232,7 @@ class _Spreading(Generic[Key]):
         return False
 
     def _others(self, replicas: Sequence[int], position: int) -> set[str | None]:
-        return {self._nodes.get(one) for at, one in enumerate(replicas) if at != position}
+        return {self._nodes.get(broker) for at, broker in enumerate(replicas) if at != position}
 
     def _shares_node(self, replicas: Sequence[int], position: int) -> bool:
         return self._nodes[replicas[position]] in self._others(replicas, position)

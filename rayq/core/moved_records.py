@@ -16,13 +16,13 @@ SOURCE_HEADER = "rayq.source"
 REASON_HEADER = "rayq.reason"
 """`deliveries` or `rejected`."""
 COUNT_HEADER = "rayq.count"
-"""How often the record was given out, in decimal digits."""
+"""Number of deliveries of the record, in decimal digits."""
 ERROR_HEADER = "rayq.error"
-"""What its consumer said; missing where it said nothing."""
+"""Error of its consumer; missing if there was none."""
 DOUBT_HEADER = "rayq.doubt"
 """`copy`: the same dead letter may have been here before; missing in all others."""
 POOL_ERROR_HEADERS = ("rayq.error.class", "rayq.error.message")
-"""What the dead letters of consumer pools have in its place."""
+"""Headers that the dead letters of consumer pools have instead."""
 _ADDED = {
     SOURCE_HEADER,
     REASON_HEADER,
@@ -37,8 +37,8 @@ PARTITION_DIGITS_MAX = 6
 def dead_letter_headers(
     topic: str, partition: int, dying: Dying, headers: Sequence[tuple[str, bytes]]
 ) -> Headers:
-    """The headers of the dead letter of the record at this place. Where it was a dead letter
-    before, the new ones stand for the old ones."""
+    """The headers of the dead letter of the record at this offset. If it was a dead letter before,
+    the new ones replace the old ones."""
     added = [
         (SOURCE_HEADER, f"{topic}/{partition}/{dying.offset}".encode()),
         (REASON_HEADER, dying.reason.encode()),
@@ -58,7 +58,7 @@ def own_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
 
 def header_of(headers: Sequence[tuple[str, bytes]], name: str) -> bytes | None:
     """The last header of this name."""
-    return next((value for one, value in reversed(headers) if one == name), None)
+    return next((value for key, value in reversed(headers) if key == name), None)
 
 
 def source_of(headers: Sequence[tuple[str, bytes]]) -> tuple[str, int] | None:
@@ -75,6 +75,6 @@ def source_of(headers: Sequence[tuple[str, bytes]]) -> tuple[str, int] | None:
 
 
 def target_partition(partition: int, partitions: int) -> int:
-    """The partition of a topic with so many that records of `partition` elsewhere go to: the same
-    one where there is one, so that their order stays."""
+    """The partition of a topic with `partitions` to which records of `partition` elsewhere go: the
+    same number if it exists, so that their order is kept."""
     return partition % partitions

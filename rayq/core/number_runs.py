@@ -54,7 +54,7 @@ class NumberRuns:
             self._firsts[0] = number
 
     def remove_from(self, number: int) -> None:
-        """Removes `number` and all above."""
+        """Removes `number` and everything above."""
         at = bisect_left(self._firsts, number)
         del self._firsts[at:], self._lasts[at:]
         if self._lasts and self._lasts[-1] >= number:

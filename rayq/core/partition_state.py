@@ -22,7 +22,7 @@ class _Follower:
     flushed: int = 0
     log_start_offset: int = 0
     is_heard: bool = False
-    """Whether a fetch of this very incarnation came in this epoch, so that `flushed` is known."""
+    """True if a fetch of this very incarnation came in this epoch, so that `flushed` is known."""
     end_at_last_fetch: int = 0
     """The end of the leader's log when the follower fetched last: once the follower has flushed so
     far, it was caught up at that moment (as Kafka's followers are judged)."""
@@ -34,8 +34,9 @@ class _Follower:
 class PartitionState:
     """The leader's state in one epoch.
 
-    `isr` is the committed in-sync set; `undecided` are sets proposed since, whose fate is unknown:
-    until a newer partition epoch is seen, the high watermark waits for the members of all of them.
+    `isr` is the committed in-sync set; `undecided` are sets that were proposed since, with unknown
+    outcome: until a newer partition epoch is seen, the high watermark waits for the members of all
+    of them.
     """
 
     broker: int
@@ -49,7 +50,7 @@ class PartitionState:
     high_watermark: int
     started_s: float
     log_start_offset: int = 0
-    """Where the leader's own log starts."""
+    """Start offset of the leader's own log."""
     partition_epoch: int = -1
     isr: Isr = ()
     undecided: list[Isr] = field(default_factory=list)
@@ -66,12 +67,12 @@ class PartitionState:
         processes: Iterable[tuple[int, str | None]],
         min_insync: int,
     ) -> None:
-        """The partition as the metadata has it now; `processes` are the incarnations registered of
+        """Takes the partition's present metadata; `processes` are the incarnations registered of
         all its replicas."""
         self.min_insync = min_insync
         registered = dict(processes)
-        for broker in [one for one in self._followers if one not in registered]:
-            del self._followers[broker]  # It moved away: it is no replica any more.
+        for broker in [broker for broker in self._followers if broker not in registered]:
+            del self._followers[broker]  # It moved away: it is no longer a replica.
         for broker, incarnation in registered.items():
             known = self._followers.get(broker)
             if broker == self.broker or incarnation is None:
@@ -87,15 +88,15 @@ class PartitionState:
         self._advance()
 
     def appended(self, end_offset: int, *, now_s: float) -> None:
-        """The leader's log grew. A follower that had all of it was caught up until now, however
-        long ago it was heard: its fetch waits here."""
+        """Notes that the leader's log grew. A follower that had all of it was caught up until now,
+        however long ago it was heard: its fetch waits here."""
         for follower in self._followers.values():
             if self._is_at_the_end(follower):
                 follower.caught_up_s = now_s
         self.end_offset = end_offset
 
     def flushed(self, flushed_offset: int) -> None:
-        """The leader's own disk holds everything below `flushed_offset`."""
+        """Notes that the leader's own disk holds everything below `flushed_offset`."""
         self.flushed_offset = flushed_offset
         self._advance()
 
@@ -106,7 +107,8 @@ class PartitionState:
     def follower_fetched(
         self, broker: int, incarnation: str, *, flushed: int, log_start_offset: int, now_s: float
     ) -> None:
-        """A fetch came. Raises FencedEpochError for a process that is not the registered one."""
+        """Takes a follower's fetch. Raises FencedEpochError for a process that is not the
+        registered one."""
         follower = self._current(broker, incarnation)
         follower.is_heard = True
         follower.log_start_offset = log_start_offset
@@ -124,7 +126,8 @@ class PartitionState:
     def follower_flushed(
         self, broker: int, incarnation: str, *, flushed: int, now_s: float
     ) -> None:
-        """It flushed. Raises FencedEpochError for a process that is not the registered one."""
+        """Takes a follower's notice of a flush. Raises FencedEpochError for a process that is not
+        the registered one."""
         follower = self._current(broker, incarnation)
         if not follower.is_heard:
             return  # A notice that outran the fetch of this connection: the fetch will tell.
@@ -137,7 +140,7 @@ class PartitionState:
 
     @property
     def may_serve(self) -> bool:
-        """Whether the high watermark is known: it has reached this epoch's start (docs/protocol.md,
+        """True if the high watermark is known: it has reached this epoch's start (docs/protocol.md,
         rule 10)."""
         return self.high_watermark >= self.epoch_start_offset
 
@@ -148,8 +151,9 @@ class PartitionState:
     def proposal(self, now_s: float) -> Isr | None:
         """The in-sync set to propose now on top of `partition_epoch`, or None.
 
-        Then say what became of it, naming that epoch: `proposal_refused` or `proposal_unknown`; an
-        accepted proposal ends with the newer partition epoch that `committed` brings.
+        The caller then reports the outcome, naming that epoch: `proposal_refused` or
+        `proposal_unknown`; an accepted proposal ends with the newer partition epoch that
+        `committed` brings.
         """
         if self._in_flight or self.partition_epoch < 0:
             return None
@@ -181,8 +185,8 @@ class PartitionState:
         return proposed
 
     def proposal_refused(self, proposed: Isr, partition_epoch: int) -> None:
-        """A proposal was refused for certain. A set that was sent before with an unknown outcome
-        stays undecided: the earlier copy may still arrive."""
+        """Notes that a proposal was certainly refused. A set that was sent before with an unknown
+        outcome stays undecided: the earlier copy may still arrive."""
         if partition_epoch != self.partition_epoch:
             return  # The same set may have been proposed again since, and that is undecided yet.
         self._in_flight = False
@@ -191,29 +195,35 @@ class PartitionState:
             self._advance()
 
     def proposal_unknown(self, proposed: Isr, partition_epoch: int) -> None:
-        """No answer came to a proposal: it may have been accepted, or may be accepted yet."""
+        """Notes that no answer came to a proposal: it may have been accepted, or may still be
+        accepted."""
         if partition_epoch != self.partition_epoch:
             return
         self._in_flight = False
         self._maybe_under_way.add(proposed)
 
     def is_log_start_committed(self, offset: int) -> bool:
-        """Whether each replica that may lead next starts at `offset` at least: all that are in the
-        in-sync set or proposed for it do, and they are so many that no other can be elected."""
+        """Returns whether each replica that may lead next starts at `offset` or above: all that are
+        in the in-sync set or proposed for it do, and they are so many that no other can be
+        elected."""
         return len(self.isr) >= self.min_insync and all(
             follower is not None and follower.log_start_offset >= offset
             for follower in self._heard_followers()
         )
 
     def committed_log_start(self, own_start: int) -> int:
-        """How far those replicas have moved their log starts, up to `own_start`, the leader's: that
-        may be ahead of what any `delete_records` was told. Call it where `is_log_start_committed`
+        """The log start that all those replicas have reached, at most `own_start`, the leader's: it
+        may be ahead of what any `delete_records` was told. Call it if `is_log_start_committed`
         holds for some offset."""
-        starts = (one.log_start_offset for one in self._heard_followers() if one is not None)
+        starts = (
+            follower.log_start_offset
+            for follower in self._heard_followers()
+            if follower is not None
+        )
         return min((own_start, *starts))
 
     def validate(self) -> None:
-        """Checks what must hold after every step; for tests and the simulation."""
+        """Checks the invariants after every step; for tests and the simulation."""
         assert self.flushed_offset <= self.end_offset
         assert self.high_watermark <= self.end_offset
 
@@ -244,7 +254,10 @@ class PartitionState:
     def _heard_followers(self) -> Iterator[_Follower | None]:
         """The followers that are in sync, or may be by a proposal whose fate is unknown; None
         stands for a follower that has not been heard in this epoch."""
-        for broker, incarnation in {*self.isr, *(one for isr in self.undecided for one in isr)}:
+        for broker, incarnation in {
+            *self.isr,
+            *(member for isr in self.undecided for member in isr),
+        }:
             if broker == self.broker:
                 continue
             follower = self._followers.get(broker)

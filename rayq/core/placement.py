@@ -52,8 +52,8 @@ def place(
 
 
 def check_replica_limits(state: ClusterState, added: Mapping[int, int], what: str) -> None:
-    """Raises ReplicaLimitError where `what` would give a broker more replicas than it may carry;
-    `added` says how many each gets."""
+    """Raises ReplicaLimitError if `what` would give a broker more replicas than its maximum;
+    `added` is the number that each gets."""
     carried = Counter(
         broker for _, _, partition in state.all_partitions() for broker in partition.value.replicas
     )

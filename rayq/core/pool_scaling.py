@@ -28,42 +28,43 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 HEADROOM = 1.25
-"""Consumers should handle so much more than what comes in: below full load queues are short."""
+"""Factor by which consumers' capacity should exceed the incoming rate: below full load queues are
+short."""
 WINDOW_S = 5.0
 """The time over which rates and slopes are taken."""
 SETTLE_S = 3.0
-"""Between two increases at least: the new consumers have to show what they can do."""
+"""Minimum time between two increases: the new consumers must show what they can do."""
 BUSY_S_MIN = 0.05
-"""A capacity is measured over at least so much work."""
+"""Minimum working time over which a capacity is measured."""
 CAPACITY_WEIGHT = 0.2
 """The weight of the newest measurement. Heavier: more consumers come and go with the noise."""
 TOLERANCE = 1.1
-"""While the lag is below its target, so many times the present consumers may be needed without an
-increase: HEADROOM is there for that."""
+"""Factor by which the needed consumers may exceed the present ones without an increase while the
+lag is below its target: HEADROOM is there for that."""
 POINTS_MAX = 512
-"""The most points of one partition's growth. Beyond it every second one goes: older is coarser."""
+"""Maximum number of points of a partition's growth. Beyond it every second one is dropped: older
+points are coarser."""
 
 
 class Limits(NamedTuple):
-    """What the user asked for."""
+    """The limits that the user set."""
 
     consumers_min: int
     consumers_max: int | None
     target_lag_s: float
     cool_down_s: float
     one_each: bool = True
-    """Whether a partition is read by one consumer at a time, as in a group. So it is not in a
-    queue."""
+    """True if a partition is read by one consumer at a time, as in a group; False for a queue."""
 
 
 class PartitionProgress(NamedTuple):
-    """How far the group is in one partition: it goes on at `position`; the log ends at `end`. Of a
-    queue: so many before the end wait or are in hand."""
+    """Progress of the group in one partition: it continues at `position`; the log ends at `end`.
+    For a queue, the difference is the number of records that wait or are in hand."""
 
     position: int
     end: int
     oldest_s: float | None = None
-    """How old the oldest is that waits, where that is known (of a queue)."""
+    """Age of the oldest waiting record, if known (of a queue)."""
 
     @property
     def lag(self) -> int:
@@ -71,27 +72,27 @@ class PartitionProgress(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a pool sees at one time."""
+    """A pool's observations at one time."""
 
     at_s: float
-    """On the monotonic clock."""
+    """Time on the monotonic clock."""
     partitions: Mapping[int, PartitionProgress]
     consumers: int
-    """How many are wanted by now: those that run and those on their way."""
+    """Number of wanted consumers: those that run and those that are starting."""
     running: int
-    """How many of these run."""
+    """Number of them that run."""
     handled: int
-    """How many records all consumers that there ever were have handled."""
+    """Number of records that all consumers so far have handled."""
     busy_s: float
-    """How long they worked on these records."""
+    """Time that they worked on these records."""
 
 
 class Decision(NamedTuple):
-    """How many consumers there should be, and what that is based on."""
+    """The decided number of consumers, and the figures it is based on."""
 
     wanted: int
     lag: int
-    """In records."""
+    """Lag in records."""
     lag_s: float
     lag_slope: float
     """Seconds of lag that are added each second."""
@@ -103,7 +104,7 @@ class Decision(NamedTuple):
 
 
 class Growth:
-    """When one partition's log ended where: this tells how old the record at an offset is."""
+    """Growth of one partition's log over time, which gives the age of the record at an offset."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
@@ -111,7 +112,7 @@ class Growth:
     def add(self, at_s: float, end: int, position: int) -> None:
         points = self._points
         if points and end < points[-1][1]:
-            points.clear()  # The topic was made anew, or the log was cut.
+            points.clear()  # The topic was created again, or the log was truncated.
         if len(points) >= 2 and points[-1][1] == points[-2][1] == end:
             points[-1] = (at_s, end)  # No growth: the two ends of such a time are enough.
         else:
@@ -122,7 +123,7 @@ class Growth:
             self._points = deque([*list(points)[:-1:2], points[-1]])
 
     def age_s(self, position: int, now_s: float) -> float:
-        """The age of the record at `position`; 0 where there is none yet."""
+        """The age of the record at `position`; 0 if there is none yet."""
         points = self._points
         if not points or position >= points[-1][1]:
             return 0.0
@@ -138,7 +139,7 @@ class Growth:
 
 
 class PoolScaling:
-    """Keeps what it has seen; call `decide` at each look. The time comes with the looks."""
+    """Scaling decisions from past looks; call `decide` at each look, which brings the time."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -214,9 +215,9 @@ class PoolScaling:
         if busy_s < BUSY_S_MIN or handled == 0:
             return
         self._measured = (look.handled, look.busy_s)
-        found, known = handled / busy_s, self._capacity
+        measured, known = handled / busy_s, self._capacity
         self._capacity = (
-            found if known is None else known + CAPACITY_WEIGHT * (found - known)
+            measured if known is None else known + CAPACITY_WEIGHT * (measured - known)
         )
 
     # --- what follows ---------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class PoolScaling:
     def _needed(
         self, look: Look, lag: int, lag_s: float, slope: float, incoming: float
     ) -> tuple[int, str]:
-        """How many consumers are needed by what is seen now, without limits."""
+        """Number of consumers needed by the present look, without limits."""
         if lag == 0 and incoming == 0:
             return 0, "nothing waits and nothing comes in"
         shown = f"{incoming:.0f}/s come in, {lag} wait ({lag_s:.1f} s)"
@@ -250,9 +251,9 @@ class PoolScaling:
         return needed, reason
 
     def _cooled(self, now_s: float, needed: int, consumers: int) -> int:
-        """The most that was needed within the cool-down."""
+        """Maximum number that was needed within the cool-down."""
         recommended = self._recommended
-        if not recommended:  # The pool starts anew: its consumers were needed.
+        if not recommended:  # The pool starts over: its consumers were needed.
             recommended.append((now_s, consumers))
         while recommended and recommended[-1][1] <= needed:
             recommended.pop()

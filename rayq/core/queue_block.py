@@ -47,13 +47,13 @@ def lowest(mask: int, count: int) -> int:
         return mask & -mask
     if mask.bit_count() <= count:
         return mask
-    found = 0
+    bits = 0
     for first, last in runs_of(mask):
         if count <= last - first:
-            return found | mask_of(first, first + count - 1) if count else found
-        found |= mask_of(first, last)
+            return bits | mask_of(first, first + count - 1) if count else bits
+        bits |= mask_of(first, last)
         count -= last - first + 1
-    return found
+    return bits
 
 
 def raise_counts(counts: dict[int, int], mask: int) -> list[tuple[int, int]]:
@@ -87,7 +87,7 @@ def count_of(counts: dict[int, int], bit: int) -> int:
 
 
 def _by_index(bits_by_value: Mapping[T, int], mask: int) -> dict[int, T]:
-    """For many offsets at once: a block may have as many values as offsets."""
+    """Maps many offsets at once to their values: a block may have as many values as offsets."""
     return {
         index: value for value, bits in bits_by_value.items() for index in bits_of(bits & mask)
     }
@@ -124,20 +124,21 @@ class Block:
         self.moving = 0
         self.done = 0
         self.counts: dict[int, int] = {}
-        """Count -> bits: how often each was given out. Bits of done ones may stay."""
+        """Delivery count -> bits. Bits of done offsets may stay."""
         self.excused: dict[int, int] = {}
         """Deliveries that do not count as failures."""
         self.unbegun = 0
-        """Locked ones whose consumer says when it begins them: until then this delivery is none."""
+        """Locked offsets whose consumer reports when it begins them: until then the delivery does
+        not count."""
         self.holders: dict[str, int] = {}
         self.timers: dict[tuple[int, int], int] = {}
         """`(tick of the end, tick when taken)` -> bits; those that are not locked any more stay."""
         self.timed = 0
         """All bits that are in `timers`."""
         self.due: dict[int, Delay] = {}
-        """By index."""
+        """Delays by index."""
         self.is_listed = False
-        """Whether the ledger has it in its list of blocks with ready offsets."""
+        """True if the ledger has it in its list of blocks with ready offsets."""
 
     def lock(self, mask: int, holder: str, timer: tuple[int, int]) -> list[tuple[int, int]]:
         """Locks offsets that are in no state. Returns `(count, bits)`."""
@@ -158,7 +159,7 @@ class Block:
         self.timed |= mask
 
     def move_timer(self, mask: int, old: tuple[int, int], new: tuple[int, int]) -> None:
-        """The offsets that have the one timer have the other one."""
+        """Gives the offsets that have the old timer the new one."""
         left = self.timers[old] & ~mask
         if left:
             self.timers[old] = left
@@ -167,7 +168,7 @@ class Block:
         self.timers[new] = self.timers.get(new, 0) | mask
 
     def unlock(self, mask: int, holder: str) -> None:
-        """The offsets are in no state then. `holder` is who has them, most likely."""
+        """Unlocks offsets, which are then in no state. `holder` is the likely holder."""
         self.locked ^= mask
         self.unbegun &= ~mask
         holders = self.holders
@@ -191,7 +192,7 @@ class Block:
                 return
 
     def forget(self, mask: int) -> None:
-        """These offsets were never seen."""
+        """Forgets these offsets, as if they had never been seen."""
         keep = ~mask
         self.ready &= keep
         self.blocked &= keep
@@ -201,9 +202,9 @@ class Block:
         self.claimed &= keep
         self.moving &= keep
         self.done &= keep
-        self.counts = {one: bits & keep for one, bits in self.counts.items() if bits & keep}
-        self.excused = {one: bits & keep for one, bits in self.excused.items() if bits & keep}
-        self.holders = {one: bits & keep for one, bits in self.holders.items() if bits & keep}
+        self.counts = {count: bits & keep for count, bits in self.counts.items() if bits & keep}
+        self.excused = {count: bits & keep for count, bits in self.excused.items() if bits & keep}
+        self.holders = {holder: bits & keep for holder, bits in self.holders.items() if bits & keep}
         for index in list(self.due):
             if mask >> index & 1:
                 del self.due[index]
@@ -213,14 +214,14 @@ class Block:
         return self.locked & self.counts.get(count, 0) & self.holders.get(holder, 0)
 
     def counts_by_index(self, mask: int) -> dict[int, int]:
-        """How often each of these offsets was given out, where it was."""
+        """Delivery count of each of these offsets that was given out."""
         return _by_index(self.counts, mask)
 
     def holders_by_index(self, mask: int) -> dict[int, str]:
         return _by_index(self.holders, mask)
 
     def end_ticks_by_index(self, mask: int) -> dict[int, int]:
-        """When the locks of these offsets end."""
+        """End ticks of the locks of these offsets."""
         return {index: end for index, (end, _) in _by_index(self.timers, mask).items()}
 
     def holder_of(self, bit: int) -> str | None:

@@ -30,9 +30,10 @@ from rayq.errors import (
 )
 
 QUEUES_OF_A_TOPIC_MAX = 100
-"""The leader of each of the topic's partitions has a part of each of its queues."""
+"""Maximum number of queues of a topic: the leader of each partition serves a part of each of its
+queues."""
 DEAD = ".dead"
-"""What the name of a queue of dead letters, and of its topic, ends with."""
+"""Suffix of the name of a dead-letter queue, and of its topic."""
 DEAD_QUEUE: dict[str, Any] = {
     "dead_letters": "stay",
     "max_deliveries": 1000,
@@ -41,7 +42,7 @@ DEAD_QUEUE: dict[str, Any] = {
 """Dead letters have no dead letters of their own: they stay until they are acknowledged, or
 somebody redrives, discards or purges them, and then leave the disk."""
 DEAD_HEADERS_BYTES = 64 * 1024
-"""A dead letter's headers say why it failed: its batch may be so much larger than its source's."""
+"""Maximum growth of a dead letter's batch over its source's: its headers say why it failed."""
 FIXED = ("ordered_by_key", "start")
 """The keys of a queue's config that cannot be changed."""
 
@@ -59,9 +60,10 @@ def create_queue(
     keeper_partitions: int,
     store: ObjectStoreFacts = NO_OBJECT_STORE,
 ) -> list[MetadataRecord]:
-    """Creates a queue, its topic where `partitions` is given, what its dead letters need, and the
-    first time `__queue_state` of `keeper_partitions`. Raises QueueExistsError, QueueLimitError,
-    UnknownTopicError, ConfigError, and what `topic_changes.create_topic` raises."""
+    """Creates a queue, its topic if `partitions` is given, the topic and queue of its dead letters,
+    and the first time `__queue_state` with `keeper_partitions`. Raises QueueExistsError,
+    QueueLimitError, UnknownTopicError, ConfigError, and the errors of
+    `topic_changes.create_topic`."""
     topic_changes.check_topic_name(name, "queue")
     if name in state.queue_ids:
         raise QueueExistsError(f"Queue {name!r} exists already.")
@@ -141,8 +143,8 @@ def delete_queue(state: ClusterState, name: str) -> list[MetadataRecord]:
 
 
 def check_new_partitions(state: ClusterState, topic_name: str, *, force: bool) -> None:
-    """Raises InvalidPartitionsError where new partitions would put records of one key beside those
-    of before, for a queue that handles them in their order."""
+    """Raises InvalidPartitionsError if new partitions would separate records of a key from earlier
+    ones, for a queue that handles them in order."""
     topic = state.topic_named(topic_name)
     queues = () if topic is None or force else state.queues_of(topic.topic_id)
     for queue in queues:
@@ -155,7 +157,7 @@ def check_new_partitions(state: ClusterState, topic_name: str, *, force: bool) -
 
 
 def check_topic_config(state: ClusterState, topic_name: str, changes: Mapping[str, Any]) -> None:
-    """Raises ConfigError where compaction would take what a queue holds, or dead letters."""
+    """Raises ConfigError if compaction would remove records that a queue holds, or dead letters."""
     topic = state.topic_named(topic_name)
     if topic is None:
         return
@@ -178,7 +180,7 @@ def check_topic_config(state: ClusterState, topic_name: str, changes: Mapping[st
 
 
 def check_deleted_topic(state: ClusterState, topic_name: str) -> None:
-    """Raises ConfigError where a queue would have no place for its dead letters."""
+    """Raises ConfigError if a queue would lose the topic of its dead letters."""
     _check_not_for_dead_letters(state, topic_name, "the topic")
 
 
@@ -199,8 +201,9 @@ def _owner_of(state: ClusterState, name: str) -> str | None:
 
 
 def _check_readers(state: ClusterState, topic: Topic, name: str, config: QueueConfig) -> None:
-    """Raises ConfigError where one queue deletes what another one has not read, QueueLimitError."""
-    others = [one for one in state.queues_of(topic.topic_id) if one.name != name]
+    """Raises ConfigError if one queue deletes records that another one has not read,
+    QueueLimitError."""
+    others = [queue for queue in state.queues_of(topic.topic_id) if queue.name != name]
     if len(others) >= QUEUES_OF_A_TOPIC_MAX:
         raise QueueLimitError(
             f"Topic {topic.name!r} has {len(others)} queues: there can be no more."
@@ -233,7 +236,7 @@ def _dead_letters(
     replication_factor: int,
     new_id: Callable[[], str],
 ) -> list[MetadataRecord]:
-    """The topic and the queue of a queue's dead letters, as far as they are not there."""
+    """Creates the topic and the queue of a queue's dead letters, as far as they are missing."""
     dead = f"{name}{DEAD}"
     topic = state.topic_named(dead)
     topic_id, count = (new_id(), 1) if topic is None else (topic.topic_id, len(topic.partitions))

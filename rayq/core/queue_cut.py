@@ -12,8 +12,8 @@ Epochs = Sequence[tuple[int, int]]
 def common_end(
     known: Epochs, learned: int, log: Epochs, log_end: int, *, log_start: int
 ) -> int:
-    """Up to where the log is the one that was `known` up to `learned`: `learned`, unless it was
-    cut. What lies below `log_start` is gone, and nothing to compare."""
+    """End of the part of the log that is as it was `known` up to `learned`: `learned`, unless it
+    was truncated. What lies below `log_start` is gone, and nothing to compare."""
     for number, (epoch, first) in enumerate(known):
         end = known[number + 1][1] if number + 1 < len(known) else learned
         if end <= log_start:
@@ -28,11 +28,11 @@ def common_end(
 
 
 def _place(epoch: int, log: Epochs, log_end: int) -> tuple[int | None, int]:
-    """Where the log's part of an epoch begins and ends. Without one: None, and where the epochs
-    before it end."""
-    for place, (one, first) in enumerate(log):
-        if one > epoch:
+    """Start and end of an epoch in the log. Without that epoch: None, and the end of the epochs
+    before it."""
+    for index, (log_epoch, first) in enumerate(log):
+        if log_epoch > epoch:
             return None, first
-        if one == epoch:
-            return first, log[place + 1][1] if place + 1 < len(log) else log_end
+        if log_epoch == epoch:
+            return first, log[index + 1][1] if index + 1 < len(log) else log_end
     return None, log_end

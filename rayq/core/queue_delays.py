@@ -14,29 +14,29 @@ from typing import NamedTuple
 
 
 class Delay(NamedTuple):
-    """Of one record."""
+    """The delay of one record."""
 
     due_ms: int
-    """By the wall clock."""
+    """End by the wall clock."""
     length_ms: int | None = None
-    """None: it ends at `due_ms`, whatever passes until then."""
+    """Length of the delay. None: it ends at `due_ms`, however long that takes."""
     end_s: float | None = None
-    """Where it has a length: when it ends, by the monotonic clock of this leader. Not kept."""
+    """End by the monotonic clock of this leader, if it has a length. Not kept."""
 
     @classmethod
     def of_length(cls, length_ms: int, *, now_ms: int, now_s: float) -> Delay:
         return cls(now_ms + length_ms, length_ms, now_s + length_ms / 1000)
 
     def taken_up(self, *, now_ms: int, now_s: float) -> Delay:
-        """What it is under a leader that opens now. That is never too short by its length: the
-        length began before now."""
+        """The delay under a leader that opens the queue now. It is never too short by its length,
+        which began before now."""
         if self.length_ms is None:
             return self
         left_ms = min(max(self.due_ms - now_ms, 0), self.length_ms)
         return self._replace(end_s=now_s + left_ms / 1000)
 
     def due_at_ms(self, *, now_ms: int, now_s: float) -> int:
-        """When it ends, by a wall clock that says `now_ms`."""
+        """End by a wall clock that says `now_ms`."""
         if self.end_s is None:
             return self.due_ms
         return now_ms + math.ceil((self.end_s - now_s) * 1000)
@@ -65,7 +65,7 @@ class DelayTimes:
             yield heapq.heappop(self._by_end)[1:]
 
     def next_in_ms(self, *, now_ms: int, now_s: float) -> int | None:
-        """How long until the next one is over. None: there is none."""
+        """Time until the next one is over. None: there is none."""
         firsts = [heap[0][2] for heap in (self._by_due, self._by_end) if heap]
-        left_ms = [one.due_at_ms(now_ms=now_ms, now_s=now_s) - now_ms for one in firsts]
+        left_ms = [delay.due_at_ms(now_ms=now_ms, now_s=now_s) - now_ms for delay in firsts]
         return max(min(left_ms), 0) if left_ms else None

@@ -41,22 +41,22 @@ from rayq.core.queue_records import (
 from rayq.errors import CorruptBatchError
 
 BLOCKS_MAX = 4_096
-"""At so many blocks with unsettled records no more are learned."""
+"""Maximum number of blocks with unsettled records; beyond it no more records are learned."""
 PASSED_AT_ONCE = 10_000
-"""So many of them go with one write."""
+"""Maximum number of them in a write."""
 _BLOCKS_READ_MAX = 16 * BLOCKS_MAX
-"""Kept records of more blocks are damaged: the leader stays near `BLOCKS_MAX`."""
+"""Maximum number of kept blocks; more are damage, since the leader stays near `BLOCKS_MAX`."""
 
 
 class Counts(NamedTuple):
     ready: int
     blocked: int
-    """Not ready, since an earlier record of the key is unsettled."""
+    """Number of records that are not ready since an earlier record of the key is unsettled."""
     locked: int
     delayed: int
     moving: int
     done: int
-    """Settled at or above the start, gaps too."""
+    """Number of offsets that are settled at or above the start, including gaps."""
 
 
 class QueueLedger:
@@ -68,18 +68,18 @@ class QueueLedger:
 
     def __init__(self, config: QueueConfig, state_epoch: int, start_offset: int) -> None:
         self.config = config
-        """May be replaced at any time, but for `ordered_by_key`."""
+        """The queue's config. It may be replaced at any time, except `ordered_by_key`."""
         self.state_epoch = state_epoch
         self.start_offset = start_offset
-        """All below is settled, or gone by retention."""
+        """Offset below which everything is settled, or removed by retention."""
         self.learned = start_offset
-        """Offsets below are known; the leader goes on to learn here. Kept."""
+        """Offset below which records are known; the leader learns on from here. Kept."""
         self.epochs: list[tuple[int, int]] = []
         """`(leader epoch, its first offset)` of the log in [start, learned), ascending; the first
         may begin below the start. Kept: the next leader sees by it what the log lost (rule 51)."""
         self.holds: LargeHolds | None = None
-        """Of a queue that its topic's retention waits for: whoever learns tells it of large values.
-        Kept."""
+        """Holds of a queue that its topic's retention waits for: the learner tells it of large
+        values. Kept."""
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""
         self.expired = 0
@@ -105,12 +105,12 @@ class QueueLedger:
         self._changed: set[int] = set()
         self._changed_dying: set[int] = set()
         self._passed_dying: deque[int] = deque()
-        """Those that the start has passed, and the keeper still has. They mean nothing any more, so
-        their tombstones may wait: retention may take a million at once."""
+        """Dying records that the start has passed, and that the keeper still has. They no longer
+        mean anything, so their tombstones may wait: retention may remove a million at once."""
         self._changed_moves: set[int] = set()
         self._is_decided = False
         self.given = 0
-        """How many records were locked since the last `changes`."""
+        """Number of records that were locked since the last `changes`."""
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -134,16 +134,18 @@ class QueueLedger:
                 f"is more than {_BLOCKS_READ_MAX} blocks."
             )
         for number, block in kept.blocks.items():
-            # What lies outside is what an interrupted write left.
+            # Blocks outside are leftovers of an interrupted write.
             if first <= number < end and number not in self._done_blocks:
                 self._blocks[number] = block
             else:
                 self._changed.add(number)
-        self._dying = {one: dying for one, dying in kept.dying.items() if self._is_known(one)}
+        self._dying = {
+            offset: dying for offset, dying in kept.dying.items() if self._is_known(offset)
+        }
         self._changed_dying = set(kept.dying) - set(self._dying)
         self._moves = kept.moves
         moving = [*self._dying]
-        moving += [one.offset for move in self._moves.values() for one in move.records]
+        moving += [record.offset for move in self._moves.values() for record in move.records]
         for number in self._missing(first, end):
             self._blocks[number] = Block()
         for offset in moving:
@@ -198,7 +200,7 @@ class QueueLedger:
         self._list(number, block)
 
     def _timer(self, now_s: float) -> tuple[int, int]:
-        """Of a lock that is taken now. All of one tick have the same one."""
+        """Timer of a lock that is taken now. All locks of one tick share it."""
         tick = self._times.tick(now_s)
         timer = self._timer_of_tick
         if timer is None or timer[1] != tick:
@@ -223,7 +225,7 @@ class QueueLedger:
             insort(self._listed, number)
 
     def _free_bits(self, number: int, block: Block, mask: int) -> None:
-        """They are ready, or blocked."""
+        """Makes offsets ready, or blocked."""
         keys = self._keys
         if keys is not None:
             base = number << BLOCK_BITS
@@ -245,7 +247,7 @@ class QueueLedger:
         self._delays.add((number << BLOCK_BITS) + index, delay)
 
     def _finish(self, number: int, block: Block, mask: int) -> None:
-        """They are done. The block may be forgotten by that."""
+        """Makes offsets done. The block may be forgotten by that."""
         block.done |= mask
         self._changed.add(number)
         if self._keys is not None:
@@ -261,7 +263,7 @@ class QueueLedger:
             self._done_blocks.add(number, number)
 
     def _unblock(self, offset: int | None) -> None:
-        """Nothing of its key is before `offset` any more."""
+        """Makes `offset` ready, as nothing of its key is before it any more."""
         if offset is None:
             return
         number, bit = offset >> BLOCK_BITS, 1 << (offset & LAST_INDEX)
@@ -274,7 +276,7 @@ class QueueLedger:
             self._list(number, block)
 
     def _advance(self) -> None:
-        """The start passes what is settled."""
+        """Moves the start past settled offsets."""
         start = self.start_offset
         while start < self.learned:
             number = start >> BLOCK_BITS
@@ -295,7 +297,7 @@ class QueueLedger:
             del self.epochs[0]
 
     def _learn_done(self, last: int) -> None:
-        """The offsets from `learned` up to and with `last` are done."""
+        """Learns the offsets from `learned` up to and including `last` as done."""
         first, self.learned = self.learned, max(self.learned, last + 1)
         whole_first, whole_end = -(-first // BLOCK_OFFSETS), (last + 1) >> BLOCK_BITS
         if whole_first < whole_end:
@@ -313,7 +315,7 @@ class QueueLedger:
         self._advance()
 
     def _take_out(self, block: Block, mask: int) -> None:
-        """These ready, blocked and delayed offsets are in no state then."""
+        """Takes ready, blocked and delayed offsets out of their states."""
         for index in bits_of(block.delayed & mask):
             del block.due[index]
         self._ready -= (block.ready & mask).bit_count()
@@ -324,10 +326,9 @@ class QueueLedger:
         block.delayed &= ~mask
 
     def _drop_below(self, offset: int) -> int:
-        """Forgets what is known of offsets below, and starts there. Returns how many of them were
-        unsettled."""
+        """Forgets all offsets below, and starts there. Returns the number of unsettled ones."""
         unsettled = 0
-        for number in sorted(one for one in self._blocks if one <= offset >> BLOCK_BITS):
+        for number in sorted(number for number in self._blocks if number <= offset >> BLOCK_BITS):
             block = self._blocks[number]
             base = number << BLOCK_BITS
             if base >= offset:
@@ -345,7 +346,7 @@ class QueueLedger:
             self._finish(number, block, gone)
         self._keys_wanted.remove_below(offset)
         if offset > self.start_offset:
-            for number in [one for one in self._blocks if one < offset >> BLOCK_BITS]:
+            for number in [number for number in self._blocks if number < offset >> BLOCK_BITS]:
                 del self._blocks[number]
                 self._changed.add(number)
             self.start_offset = offset
@@ -359,8 +360,8 @@ class QueueLedger:
         return unsettled
 
     def _drop_from(self, offset: int) -> None:
-        """Forgets what is known of `offset` and above, as if it had not been learned."""
-        for number in [one for one in self._blocks if one >= offset >> BLOCK_BITS]:
+        """Forgets `offset` and everything above, as if it had not been learned."""
+        for number in [number for number in self._blocks if number >= offset >> BLOCK_BITS]:
             block = self._blocks[number]
             index = max(0, offset - (number << BLOCK_BITS))
             lost = mask_of(index, LAST_INDEX)
@@ -375,14 +376,14 @@ class QueueLedger:
             block.done = mask_of(0, (offset & LAST_INDEX) - 1)
             self._changed.add(offset >> BLOCK_BITS)
         self._done_blocks.remove_from(offset >> BLOCK_BITS)
-        self._listed = [one for one in self._listed if one in self._blocks]
-        for one in [one for one in self._dying if one >= offset]:
-            del self._dying[one]
-            self._changed_dying.add(one)
+        self._listed = [number for number in self._listed if number in self._blocks]
+        for dying in [known for known in self._dying if known >= offset]:
+            del self._dying[dying]
+            self._changed_dying.add(dying)
         self._keys_wanted.remove_from(offset)
         self.learned = min(self.learned, offset)
         self.start_offset = min(self.start_offset, offset)
-        self.epochs = [one for one in self.epochs if one[1] < offset]
+        self.epochs = [epoch for epoch in self.epochs if epoch[1] < offset]
 
     def _parts(self, first: int, last: int) -> Sequence[tuple[int, Block, int]]:
         """`(number, block, bits)` of the known offsets of [first, last] that lie in blocks with
@@ -398,7 +399,7 @@ class QueueLedger:
             return ((low, block, (2 << (last & LAST_INDEX)) - (1 << (first & LAST_INDEX))),)
         numbers: Iterable[int] = range(low, high + 1)
         if high - low > len(self._blocks):
-            numbers = sorted(one for one in self._blocks if low <= one <= high)
+            numbers = sorted(number for number in self._blocks if low <= number <= high)
         parts = []
         for number in numbers:
             block = self._blocks.get(number)
@@ -450,13 +451,13 @@ class QueueLedger:
 
     @property
     def is_changed(self) -> bool:
-        """Whether a decision was made since the last `changes`."""
+        """True if a decision was made since the last `changes`."""
         return self._is_decided
 
     def changes(self) -> list[KeptRecord]:
-        """What to keep of all decisions since the last call; the head first. To be kept all or
-        none, and in the order of the calls."""
-        found = []
+        """The records to keep for all decisions since the last call, the head first. Either all of
+        them are kept or none, and in the order of the calls."""
+        kept = []
         head = head_record(
             self.state_epoch,
             self.start_offset,
@@ -467,27 +468,27 @@ class QueueLedger:
         )
         if head[1] != self._kept_head:
             self._kept_head = head[1] or b""
-            found.append(head)
+            kept.append(head)
         changed_dying = sorted(self._changed_dying)
         passed = bisect_left(changed_dying, self.start_offset)
         self._passed_dying += changed_dying[:passed]
         for _ in range(min(PASSED_AT_ONCE, len(self._passed_dying))):
-            found.append(dying_record(self._passed_dying.popleft(), None))
+            kept.append(dying_record(self._passed_dying.popleft(), None))
         for offset in changed_dying[passed:]:
-            found.append(dying_record(offset, self._dying.get(offset)))
+            kept.append(dying_record(offset, self._dying.get(offset)))
         for move_id in sorted(self._changed_moves):
-            found.append(move_record(move_id, self._moves.get(move_id)))
+            kept.append(move_record(move_id, self._moves.get(move_id)))
         for number in sorted(self._changed):
             block = self._blocks.get(number)
             if block is not None:
                 self._kept.add(number)
-                found.append(block_record(number, block))
+                kept.append(block_record(number, block))
             elif number in self._kept:
                 self._kept.discard(number)
-                found.append(block_record(number, None))
+                kept.append(block_record(number, None))
         self._changed.clear()
         self._changed_dying.clear()
         self._changed_moves.clear()
         self._is_decided = False
         self.given = 0
-        return found
+        return kept

@@ -27,7 +27,7 @@ class Unsettled(msgspec.Struct, array_like=True, frozen=True):
     count: int
     holder: str | None
     due_ms: int | None
-    """By the wall clock for a delay; how many ms are left for a lock."""
+    """End of a delay by the wall clock; for a lock, the remaining time in ms."""
 
 
 class QueueMover(QueueLedger):
@@ -35,11 +35,11 @@ class QueueMover(QueueLedger):
 
     def to_move(self, count_max: int) -> list[Dying]:
         """The records that failed for good and are in no move yet, ascending."""
-        return [self._dying[one] for one in heapq.nsmallest(count_max, self._dying)]
+        return [self._dying[offset] for offset in heapq.nsmallest(count_max, self._dying)]
 
     def claim(self, offsets: Iterable[int]) -> tuple[list[int], list[int], list[tuple[int, str]]]:
-        """For a move that somebody asked for: `(claimed, settled already, (offset, why not))`. Only
-        ready and delayed records can be claimed. They are given to nobody until `begin_move`,
+        """Claims records for a requested move: `(claimed, settled already, (offset, why not))`.
+        Only ready and delayed records can be claimed. They are given to nobody until `begin_move`,
         `discard` or `unclaim` names them. A claim is not kept."""
         claimed: list[int] = []
         settled: list[int] = []
@@ -67,7 +67,7 @@ class QueueMover(QueueLedger):
         return claimed, settled, refused
 
     def unclaim(self, offsets: Iterable[int]) -> None:
-        """The claimed records are what they were."""
+        """Returns claimed records to their state before."""
         for number, block, bit in self._claimed(offsets):
             block.claimed ^= bit
             self._come_back(number, block, bit)
@@ -87,7 +87,7 @@ class QueueMover(QueueLedger):
                     yield number, block, bit
 
     def discard(self, offsets: Iterable[int]) -> None:
-        """Claimed or dying records are done."""
+        """Makes claimed or dying records done."""
         for offset in offsets:
             for number, block, bit in self._parts(offset, offset):
                 if block.claimed & bit:
@@ -103,7 +103,8 @@ class QueueMover(QueueLedger):
                 self._is_decided = True
 
     def begin_move(self, move: Move) -> None:
-        """A batch of dying or claimed records has its number. Append it only once this is kept."""
+        """Begins the move of a batch of dying or claimed records under its number. Append it only
+        once this is kept."""
         for record in move.records:
             for number, block, bit in self._parts(record.offset, record.offset):
                 if block.claimed & bit:
@@ -118,7 +119,7 @@ class QueueMover(QueueLedger):
         self._is_decided = True
 
     def end_move(self, move_id: int) -> None:
-        """The batch is in the target's log: its records are done."""
+        """Ends a move whose batch is in the target's log: its records are done."""
         move = self._remove_move(move_id)
         if move.outcome == "dead":
             self.dead += len(move.records)
@@ -129,8 +130,8 @@ class QueueMover(QueueLedger):
                     self._finish(number, block, bit)
 
     def release_move(self, move_id: int, *, is_in_doubt: bool = False) -> None:
-        """The batch never gets there, or `is_in_doubt`, whether it is there: its records are dying
-        or ready again, in no move."""
+        """Releases a move whose batch never gets into the target, or of which that `is_in_doubt`:
+        its records are dying or ready again, in no move."""
         move = self._remove_move(move_id)
         for record in move.records:
             for number, block, bit in self._parts(record.offset, record.offset):
@@ -147,10 +148,10 @@ class QueueMover(QueueLedger):
                     self._free_bits(number, block, bit)
 
     def _cut_moves(self, offset: int) -> None:
-        """The records from `offset` on are not what they were. The others of a batch stay in its
-        move: they may be in the target."""
+        """Removes the records from `offset` on from moves, as the log was truncated. The others of
+        a batch stay in its move: they may be in the target."""
         for move_id, move in list(self._moves.items()):
-            left = tuple(one for one in move.records if one.offset < offset)
+            left = tuple(record for record in move.records if record.offset < offset)
             if not left:
                 self._remove_move(move_id)
             elif len(left) < len(move.records):
@@ -158,7 +159,7 @@ class QueueMover(QueueLedger):
                 self._changed_moves.add(move_id)
 
     def moves(self) -> list[Move]:
-        """All moves that were begun and not ended, also those of leaders before."""
+        """All moves that were begun and not ended, also those of earlier leaders."""
         return list(self._moves.values())
 
     def _remove_move(self, move_id: int) -> Move:
@@ -173,8 +174,8 @@ class QueueMover(QueueLedger):
     # --- start -----------------------------------------------------------------------------------
 
     def advance_start(self, offset: int) -> int:
-        """The log begins at `offset` now. How many unsettled records were lost by that; moves that
-        are under way go on."""
+        """Moves the start to the log's new start. Returns the number of unsettled records that were
+        lost by that; moves in progress continue."""
         if offset <= self.start_offset:
             return 0
         gone = self._drop_below(offset)
@@ -183,8 +184,8 @@ class QueueMover(QueueLedger):
         return gone
 
     def purge(self, end_offset: int) -> int:
-        """Settles all below `end_offset` that is neither locked nor moving, also what was not
-        learned yet. How many offsets they were."""
+        """Settles all records below `end_offset` that are neither locked nor moving, also those
+        that were not learned yet. Returns the number of offsets."""
         purged = 0
         for number in sorted(self._blocks):
             base = number << BLOCK_BITS
@@ -206,7 +207,7 @@ class QueueMover(QueueLedger):
     # --- looking ---------------------------------------------------------------------------------
 
     def first_unsettled_ready(self) -> int | None:
-        """The oldest record that nobody has, for its age."""
+        """The oldest record that nobody holds, for its age."""
         for number in sorted(self._blocks) if self._ready + self._blocked else ():
             block = self._blocks[number]
             free = block.ready | block.blocked
@@ -217,11 +218,13 @@ class QueueMover(QueueLedger):
     def unsettled(
         self, from_offset: int, states: Iterable[str], count_max: int, *, now_ms: int, now_s: float
     ) -> tuple[list[Unsettled], int | None]:
-        """One page of what is unsettled in [from_offset, learned), and where the next one begins.
-        No `states`: all."""
+        """One page of the unsettled records in [from_offset, learned), and the start of the next
+        one. No `states`: all."""
         asked = set(states) or {READY, LOCKED, DELAYED, MOVING}
-        found: list[Unsettled] = []
-        for number in sorted(one for one in self._blocks if one >= from_offset >> BLOCK_BITS):
+        unsettled: list[Unsettled] = []
+        for number in sorted(
+            number for number in self._blocks if number >= from_offset >> BLOCK_BITS
+        ):
             block = self._blocks[number]
             base = number << BLOCK_BITS
             moving = block.moving | block.claimed
@@ -231,12 +234,12 @@ class QueueMover(QueueLedger):
             mask |= moving if MOVING in asked else 0
             if base < from_offset:
                 mask = mask >> (from_offset - base) << (from_offset - base)
-            page = lowest(mask, count_max - len(found))
-            found += self._unsettled(block, base, page, now_ms, now_s)
+            page = lowest(mask, count_max - len(unsettled))
+            unsettled += self._unsettled(block, base, page, now_ms, now_s)
             if page != mask:
                 behind = mask ^ page
-                return found, base + (behind & -behind).bit_length() - 1
-        return found, None
+                return unsettled, base + (behind & -behind).bit_length() - 1
+        return unsettled, None
 
     def _unsettled(
         self, block: Block, base: int, mask: int, now_ms: int, now_s: float

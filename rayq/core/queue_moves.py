@@ -15,8 +15,8 @@ import msgspec
 DELIVERIES = "deliveries"
 REJECTED = "rejected"
 ERROR_BYTES_MAX = 1_000
-"""So much is kept of an error: all that is locked may be rejected in one write to the keeper, which
-has a limit (`kept_queues.WRITE_BYTES_MAX`)."""
+"""Maximum size of a kept error: all locked records may be rejected in one write to the keeper,
+which has a limit (`kept_queues.WRITE_BYTES_MAX`)."""
 
 Outcome = Literal["dead", "done"]
 
@@ -29,9 +29,9 @@ class Dying(msgspec.Struct, array_like=True, frozen=True):
     reason: str
     """`DELIVERIES`, `REJECTED`, or an operator's."""
     error: str
-    """What the consumer said. At most `ERROR_BYTES_MAX` bytes as UTF-8."""
+    """The consumer's error. At most `ERROR_BYTES_MAX` bytes as UTF-8."""
     is_in_doubt: bool = False
-    """It may be among the dead letters already."""
+    """True if it may already be among the dead letters."""
 
 
 class Move(msgspec.Struct, array_like=True, frozen=True):

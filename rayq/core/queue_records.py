@@ -36,8 +36,8 @@ _MASK_BYTES = BLOCK_OFFSETS // 8
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """`done_blocks` are runs of numbers of blocks. `holds`: see `LargeHolds.kept`; None where
-    nobody took note. See `QueueState` for the rest."""
+    """`done_blocks` are runs of numbers of blocks. `holds`: see `LargeHolds.kept`; None if nobody
+    noted them. See `QueueState` for the rest."""
 
     version: int
     state_epoch: int
@@ -49,8 +49,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
-    """Sets of offsets are bytes, little-endian, without zeros at the end. What is in none of them,
-    and learned, is ready (or dying, or in a move, by records of their own). `due`: `(index, due_ms,
+    """Sets of offsets are bytes, little-endian, without zeros at the end. Learned offsets in none
+    of them are ready (or dying, or in a move, by records of their own). `due`: `(index, due_ms,
     length_ms)`, see `Delay`."""
 
     version: int
@@ -60,7 +60,7 @@ class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     excused: list[tuple[int, bytes]]
     due: list[tuple[int, int, int | None]]
     unbegun: bytes = b""
-    """Locked ones whose delivery does not count yet. An older rayq counts it."""
+    """Locked offsets whose delivery does not count yet. An older rayq counts it."""
 
 
 class _StoredDying(msgspec.Struct, array_like=True, frozen=True):
@@ -110,8 +110,8 @@ def block_record(number: int, block: Block | None) -> KeptRecord:
         VERSION,
         _bytes(block.done),
         [(holder, _bytes(bits)) for holder, bits in block.holders.items()],
-        [(one, _bytes(bits & undone)) for one, bits in block.counts.items() if bits & undone],
-        [(one, _bytes(bits & undone)) for one, bits in block.excused.items() if bits & undone],
+        [(count, _bytes(bits & undone)) for count, bits in block.counts.items() if bits & undone],
+        [(count, _bytes(bits & undone)) for count, bits in block.excused.items() if bits & undone],
         [(index, delay.due_ms, delay.length_ms) for index, delay in block.due.items()],
         _bytes(block.unbegun),
     )
@@ -129,9 +129,9 @@ def move_record(move_id: int, move: Move | None) -> KeptRecord:
 
 
 def decode(records: Iterable[KeptRecord]) -> Kept | None:
-    """None where there is no head. The blocks have their delayed, locked and done offsets. Raises
-    CorruptBatchError for bytes that are not of these records, UnsupportedFormatError for those of a
-    newer rayq."""
+    """Decodes kept records; None if there is no head. The blocks have their delayed, locked and
+    done offsets. Raises CorruptBatchError for bytes that are not of these records,
+    UnsupportedFormatError for those of a newer rayq."""
     head: Head | None = None
     blocks: dict[int, Block] = {}
     dying: dict[int, Dying] = {}
@@ -180,8 +180,8 @@ def _block(stored: _StoredBlock) -> Block:
             raise ValueError("an offset is in two states")
         taken |= mask
         block.locked |= mask
-    block.counts = {one: _mask(bits) for one, bits in stored.counts}
-    block.excused = {one: _mask(bits) for one, bits in stored.excused}
+    block.counts = {count: _mask(bits) for count, bits in stored.counts}
+    block.excused = {count: _mask(bits) for count, bits in stored.excused}
     block.unbegun = _mask(stored.unbegun) & block.locked
     for index, due_ms, length_ms in stored.due:
         bit = 1 << index

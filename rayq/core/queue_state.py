@@ -43,9 +43,10 @@ Lost = tuple[int, int, str]
 
 DELAYED_MAX = 100_000
 READY_MAX = 20_000
-"""With so many ready records no more are learned: twice what one take can ask for."""
+"""Maximum number of ready records; beyond it no more are learned. It is twice the maximum of a
+take."""
 BLOCKED_MAX = 20_000
-"""So many records may wait for earlier ones of their keys. Each costs some 400 bytes."""
+"""Maximum number of records that wait for earlier ones of their keys. Each costs some 400 bytes."""
 NOT_HELD = "another delivery has begun since, or it is settled"
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
@@ -57,8 +58,8 @@ class QueueState(QueueTaker, QueueMover):
 
     @classmethod
     def begin(cls, config: QueueConfig, start_offset: int, *, state_epoch: int) -> QueueState:
-        """A queue of which nothing is kept yet. Keep `changes` before anything else: where the
-        queue starts must not move."""
+        """A new queue of which nothing is kept yet. Keep `changes` before anything else: the start
+        of the queue must not move."""
         state = cls(config, state_epoch, start_offset)
         state._is_decided = True
         return state
@@ -67,23 +68,23 @@ class QueueState(QueueTaker, QueueMover):
     def replay(
         cls, config: QueueConfig, records: Iterable[KeptRecord], *, now_ms: int, now_s: float
     ) -> QueueState | None:
-        """The state that these records were kept of; None where there is no head among them. Each
-        lock has a full timeout again, and no record that was given back waits for longer than
-        after that. Raises CorruptBatchError, UnsupportedFormatError."""
+        """Restores the state from its kept records; None if there is no head among them. Each lock
+        has a full timeout again, and no record that was given back waits for longer than after
+        that. Raises CorruptBatchError, UnsupportedFormatError."""
         state = cls(config, 0, 0)
         return state if state._restore(records, now_ms=now_ms, now_s=now_s) else None
 
     def cut(self, offset: int, state_epoch: int) -> None:
-        """The log lost what was at `offset` and above (an unclean election), and has other records
-        there: they are learned anew, and no older lock counts. Such records leave the moves they
-        are in. Only right after `replay`, where `offset` is below `learned`."""
+        """Forgets the records at `offset` and above, which the log lost (by an unclean election).
+        The other records there now are learned again, and no older lock counts. The lost records
+        leave their moves. Only right after `replay`, if `offset` is below `learned`."""
         self._cut_moves(offset)
         self._drop_from(offset)
         self.void_locks(state_epoch)
 
     def void_locks(self, state_epoch: int) -> None:
-        """What was given out, and how often, may be lost: from this state epoch on, which nobody
-        has had before, no older lock counts. Only right after `replay`."""
+        """Voids all older locks from this state epoch on, which nobody has had before, as locks and
+        delivery counts may be lost. Only right after `replay`."""
         self.state_epoch = state_epoch
         for number, block in list(self._blocks.items()):
             if block.locked:
@@ -91,14 +92,14 @@ class QueueState(QueueTaker, QueueMover):
         self._is_decided = True
 
     def keys_wanted(self) -> list[tuple[int, int]]:
-        """`(first, last)` of known records whose keys the leader has to tell by `tell_keys`,
+        """`(first, last)` of known records whose keys the leader must provide by `tell_keys`,
         ascending, before anything is learned, taken or settled. Only after `replay` with
         `ordered_by_key`."""
         return self._keys_wanted.runs()
 
     def tell_keys(self, first: int, keys: Sequence[bytes | None]) -> None:
-        """The keys of the known records from `first` on, which is not above the first one wanted;
-        offsets that are settled are passed by."""
+        """Takes the keys of the known records from `first` on, which is not above the first wanted
+        one; settled offsets are skipped."""
         assert self._keys is not None
         for offset, key in enumerate(keys, first):
             if key is None or offset not in self._keys_wanted:
@@ -119,7 +120,7 @@ class QueueState(QueueTaker, QueueMover):
     # --- learning --------------------------------------------------------------------------------
 
     def room(self, *, is_listing: bool = False) -> int:
-        """How many more offsets the leader may learn now: 0 where enough are ready, or at a
+        """Number of further offsets that the leader may learn now: 0 if enough are ready, or at a
         bound (`trouble`). An operator who lists records may look further than takes do."""
         if self._keys_wanted or self._delayed >= DELAYED_MAX:
             return 0
@@ -129,14 +130,14 @@ class QueueState(QueueTaker, QueueMover):
         return max(0, room)
 
     def learn_epoch(self, epoch: int, first_offset: int) -> None:
-        """Records from `first_offset` on (not above `learned`) were appended under this leader
-        epoch. Before they are learned; again with the same is nothing."""
+        """Notes that records from `first_offset` on (not above `learned`) were appended under this
+        leader epoch. Call it before they are learned; a repetition changes nothing."""
         if not self.epochs or self.epochs[-1][0] < epoch:
             self.epochs.append((epoch, first_offset))
 
     def learn(self, last: int, keys: Sequence[bytes | None] | None = None) -> None:
-        """The offsets from `learned` up to and with `last` have records, that are ready. `keys`:
-        one for each, with `ordered_by_key`."""
+        """Learns that the offsets from `learned` up to and including `last` have records, which are
+        ready. `keys`: one for each, with `ordered_by_key`."""
         first, self.learned = self.learned, max(self.learned, last + 1)
         if self._keys is not None:
             assert keys is not None and len(keys) == last + 1 - first
@@ -150,12 +151,12 @@ class QueueState(QueueTaker, QueueMover):
             self._free_bits(number, block, mask)
 
     def learn_gap(self, last: int) -> None:
-        """The offsets from `learned` up to and with `last` have no record for consumers: markers,
-        aborted, compacted away."""
+        """Learns that the offsets from `learned` up to and including `last` have no record for
+        consumers: markers, aborted, compacted away."""
         self._learn_done(last)
 
     def learn_due(self, offset: int, due_ms: int) -> None:
-        """A record that was just learned is delayed until `due_ms`."""
+        """Delays a record that was just learned until `due_ms`."""
         for number, block, bit in self._parts(offset, offset):
             if bit & (block.ready | block.blocked):
                 self._take_out(block, bit)
@@ -164,11 +165,11 @@ class QueueState(QueueTaker, QueueMover):
 
     # --- settling --------------------------------------------------------------------------------
     # Each names locks by holder, state epoch, offsets and count, and returns those that are lost:
-    # no two deliveries have the same count, and nobody else knows the holder's name. What is
-    # settled already, or below the start, is success (rule 53).
+    # no two deliveries have the same count, and nobody else knows the holder's name. Records that
+    # are already settled, or below the start, count as success (rule 53).
 
     def ack(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
-        """The records are done."""
+        """Settles the records: they are done."""
         gone: dict[int, int] = {}
         unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
@@ -193,9 +194,9 @@ class QueueState(QueueTaker, QueueMover):
         now_ms: int,
         now_s: float,
     ) -> list[Lost]:
-        """The records failed: `(first, last, count, delay_ms)`. They are due again after
-        `delay_ms`, or the back-off where it is None; or become dead letters, after the most
-        deliveries. Those that were freed meanwhile and given to nobody wait so long, too."""
+        """Settles the records as failed: `(first, last, count, delay_ms)`. They are due again after
+        `delay_ms`, or the backoff if it is None; or become dead letters, after the maximum number
+        of deliveries. Records that were freed meanwhile and given to nobody wait as long, too."""
         gone: dict[int, int] = {}
         unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
@@ -216,7 +217,7 @@ class QueueState(QueueTaker, QueueMover):
         return self._lost(gone, unknown)
 
     def release(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
-        """The records come back unhandled: they are ready at once, and this delivery does not count
+        """Takes records back unhandled: they are ready at once, and this delivery does not count
         against `max_deliveries`."""
         gone: dict[int, int] = {}
         unknown: list[Lost] = []
@@ -235,8 +236,9 @@ class QueueState(QueueTaker, QueueMover):
         return self._lost(gone, unknown)
 
     def note_begun(self, holder: str, state_epoch: int, locks: Iterable[Lock]) -> list[Lost]:
-        """A user is about to have these: from now on their delivery counts. Who does not hold them
-        any more hears so, also where they are settled: they are not to be handled again."""
+        """Notes that a user is about to get these records: from now on their delivery counts. A
+        consumer that no longer holds them is told so, even if they are settled: they must not be
+        handled again."""
         lost: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
         for first, last, count in locks:
@@ -266,8 +268,8 @@ class QueueState(QueueTaker, QueueMover):
         now_s: float,
         reason: str = REJECTED,
     ) -> list[Lost]:
-        """`(offset, count, error)`: the records become dead letters at once. Where they stay, they
-        wait for the longest back-off instead."""
+        """Rejects records, `(offset, count, error)`: they become dead letters at once. If they stay
+        instead, they wait for the maximum backoff."""
         if self._stays:
             wait_ms = round(self.config.backoff_max_s * 1000)
             waiting = [(offset, offset, count, wait_ms) for offset, count, _ in locks]
@@ -296,9 +298,9 @@ class QueueState(QueueTaker, QueueMover):
         *,
         now_s: float,
     ) -> list[Lost]:
-        """The locks `(first, last, count, timeout_ms)` hold for `timeout_ms` from `now_s` on at
-        least, but never past `max_handling_s` from when they were taken. Nothing to keep follows
-        from it."""
+        """Extends the locks `(first, last, count, timeout_ms)` to at least `timeout_ms` from
+        `now_s` on, but never past `max_handling_s` after they were taken. It changes nothing that
+        is kept."""
         gone: dict[int, int] = {}
         unknown: list[Lost] = []
         is_ours = state_epoch == self.state_epoch
@@ -325,8 +327,8 @@ class QueueState(QueueTaker, QueueMover):
         return self._lost(gone, unknown)
 
     def free_holders(self, holders: Set[str]) -> int:
-        """These holders are gone: their records are ready, or dead letters after the most
-        deliveries. How many they were."""
+        """Frees the records of holders that are gone: they are ready, or dead letters after the
+        maximum number of deliveries. Returns their number."""
         before = self._locked
         for number in sorted(self._blocks):
             block = self._blocks.get(number)
@@ -338,7 +340,7 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def _stays(self) -> bool:
-        """Whether no record ever fails for good."""
+        """True if no record ever fails for good."""
         return self.config.dead_letters == "stay"
 
     def _unlock(self, block: Block, mask: int, holder: str) -> None:
@@ -357,7 +359,7 @@ class QueueState(QueueTaker, QueueMover):
         now_ms: int,
         now_s: float,
     ) -> None:
-        """A consumer failed with these."""
+        """Handles records with which a consumer failed."""
         self._changed.add(number)
         base = number << BLOCK_BITS
         for index in bits_of(mask):
@@ -387,7 +389,7 @@ class QueueState(QueueTaker, QueueMover):
         now_ms: int,
         now_s: float,
     ) -> None:
-        """A consumer failed with these after they were freed."""
+        """Delays records with which a consumer failed after they were freed."""
         for index in bits_of(mask):
             wait_ms = delay_ms
             if wait_ms is None:
@@ -400,7 +402,8 @@ class QueueState(QueueTaker, QueueMover):
                 self._is_decided = True
 
     def _backoff_ms(self, offset: int, failures: int) -> int:
-        """Doubles with each failure. A fifth of it, up or down, keeps apart what failed at once."""
+        """Backoff that doubles with each failure. A jitter of a fifth separates records that failed
+        together."""
         longest_ms = self.config.backoff_max_s * 1000
         wait_ms = min(longest_ms, self.config.backoff_s * 1000 * 2.0 ** min(failures - 1, 60))
         scattered = (offset * 2_654_435_761 + failures * 40_503) % 1024 / 1024
@@ -409,7 +412,8 @@ class QueueState(QueueTaker, QueueMover):
     def _free(
         self, number: int, block: Block, mask: int, holder: str, *, is_excused: bool
     ) -> None:
-        """Nobody has these any more, and nobody said that they failed. A holder of "" is unknown.
+        """Frees records that nobody holds any more, and of which nobody reported a failure. A
+        holder of "" is unknown.
         """
         self._changed.add(number)
         unbegun = 0 if is_excused else mask & block.unbegun
@@ -425,7 +429,7 @@ class QueueState(QueueTaker, QueueMover):
             return
         few = self.config.max_deliveries
         is_never_last = self._stays or not any(
-            bits & mask for one, bits in block.counts.items() if one >= few
+            bits & mask for count, bits in block.counts.items() if count >= few
         )
         if self._keys is None and is_never_last:
             self._unlock(block, mask, holder)
@@ -448,8 +452,8 @@ class QueueState(QueueTaker, QueueMover):
             self._free_bits(number, block, bit)
 
     def _free_later(self, offset: int) -> None:
-        """The lock of `offset` has gone, and so have those of its key's later records, which would
-        be handled before it (rule 57). It is not they that failed."""
+        """Frees the later records of the key of `offset`, whose lock is gone: they would be handled
+        before it (rule 57). They did not fail themselves."""
         if self._keys is None:
             return
         for later in self._keys.all_after(offset):
@@ -478,8 +482,8 @@ class QueueState(QueueTaker, QueueMover):
         self._changed_dying.add(offset)
 
     def _lost(self, gone: dict[int, int], unknown: list[Lost]) -> list[Lost]:
-        """Tells of all locks that have gone at once: for each block its holders are gone through
-        once, however many ranges name it."""
+        """Lists all lost locks in one pass: it iterates over the holders of each block once,
+        however many ranges name it."""
         lost: list[Lost] = []
         for number, mask in sorted(gone.items()):
             block = self._blocks.get(number)
@@ -506,7 +510,7 @@ class QueueState(QueueTaker, QueueMover):
     # --- time ------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> int:
-        """Frees the locks that have run out, as `free_holders` does. How many they were."""
+        """Frees the expired locks, as `free_holders` does. Returns their number."""
         before = self._locked
         tick = self._times.tick(now_s)
         for number in self._times.ended(tick):
@@ -523,11 +527,11 @@ class QueueState(QueueTaker, QueueMover):
         return before - self._locked
 
     def prolong(self, by_s: float) -> None:
-        """Time in which nobody could be heard counts for no lock."""
+        """Prolongs all locks by time in which nobody could be heard."""
         self._times.prolong(by_s)
 
     def due(self, *, now_ms: int, now_s: float) -> int:
-        """Makes the delayed records ready whose time has come. How many they were."""
+        """Makes the delayed records ready whose time has come. Returns their number."""
         before = self._delayed
         for offset, delay in self._delays.ended(now_ms=now_ms, now_s=now_s):
             number, index = offset >> BLOCK_BITS, offset & LAST_INDEX
@@ -541,11 +545,11 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When `expire` may have something to do. None: nothing is locked."""
+        """Time at which `expire` may have something to do. None: nothing is locked."""
         return self._times.next_s if self._locked else None
 
     def due_in_ms(self, *, now_ms: int, now_s: float) -> int | None:
-        """How long until the next delayed record is due. None: none is delayed."""
+        """Time until the next delayed record is due. None: none is delayed."""
         return self._delays.next_in_ms(now_ms=now_ms, now_s=now_s) if self._delayed else None
 
     # --- looking ---------------------------------------------------------------------------------
@@ -561,8 +565,8 @@ class QueueState(QueueTaker, QueueMover):
         return None if oldest is None else (self._times.age_ms(oldest[0], now_s), oldest[1])
 
     def excused(self, locks: Iterable[Lock]) -> list[Lock]:
-        """`(first, last, how many)`: how many deliveries of these locked records were no failures,
-        where there are such."""
+        """`(first, last, number)`: number of deliveries of these locked records that were no
+        failures, if there are any."""
         return [
             ((number << BLOCK_BITS) + first, (number << BLOCK_BITS) + last, many)
             for start, end, _ in locks
@@ -573,7 +577,7 @@ class QueueState(QueueTaker, QueueMover):
 
     @property
     def trouble(self) -> str | None:
-        """Which bound keeps `take` or `learn` from going on (rule 55)."""
+        """The bound that keeps `take` or `learn` from continuing (rule 55)."""
         if self._locked >= LOCKS_MAX:
             return (
                 f"{self._locked} records are locked, as many as may be: consumers take records "

@@ -11,13 +11,13 @@ Lock = tuple[int, int, int]
 """`(first offset, last offset, count)`."""
 
 LOCKS_MAX = 10_000
-"""The most records of a partition that are locked at one time."""
+"""Maximum number of locked records of a partition."""
 
 
 class QueueTaker(QueueLedger):
     def first_ready(self, from_offset: int = 0) -> int | None:
-        """The first offset at or above `from_offset` that `take` would give; None where it would
-        give nothing."""
+        """The first offset at or above `from_offset` that `take` would give; None if it would give
+        nothing."""
         if self._keys_wanted or self._locked >= LOCKS_MAX:
             return None
         listed = self._next_listed(from_offset >> BLOCK_BITS)
@@ -44,8 +44,8 @@ class QueueTaker(QueueLedger):
     ) -> list[Lock]:
         """Locks up to `count_max` ready records of [from_offset, below_offset) for `holder`, the
         first ones. With `ordered_by_key` also those that only wait for records of this very take.
-        [] at a bound (`trouble`) too. `tells_begins`: the holder says what it begins of those that
-        are `unbegun`."""
+        Also [] at a bound (`trouble`). `tells_begins`: the holder reports which of the `unbegun`
+        records it begins."""
         left = min(count_max, LOCKS_MAX - self._locked)
         if left <= 0 or self._keys_wanted:
             return []
@@ -53,7 +53,7 @@ class QueueTaker(QueueLedger):
         timer = self._timer(now_s)
         given: list[Lock] = []
         following: list[int] = []
-        """Blocked ones (a heap) that may follow what this take has of their keys."""
+        """Blocked records (a heap) that may follow this take's records of their keys."""
         listed = self._next_listed(from_offset >> BLOCK_BITS)
         while listed is not None:
             number, block = listed
@@ -84,8 +84,8 @@ class QueueTaker(QueueLedger):
 
     def _leave_unbegun(self, given: list[Lock]) -> None:
         """A record may end its consumer, and with it the locks of records that nobody has seen yet.
-        The first delivery of a record counts all the same, where it is not the last one, so that
-        nobody has to be told of most; later ones count once they have begun."""
+        The first delivery of a record counts anyway, if it is not the last one, so that most need
+        no report; later ones count once they have begun."""
         is_first_last = self.config.max_deliveries == 1
         for first, last, count in given:
             if count == 1 and not is_first_last:
@@ -95,7 +95,7 @@ class QueueTaker(QueueLedger):
                 block.unbegun |= mask & ~is_first
 
     def unbegun(self, locks: list[Lock]) -> list[tuple[int, int]]:
-        """`(first, last)` of those locked records that their consumer has to say it begins."""
+        """`(first, last)` of those locked records whose beginning their consumer must report."""
         return [
             ((number << BLOCK_BITS) + first, (number << BLOCK_BITS) + last)
             for start, end, _ in locks
@@ -116,8 +116,8 @@ class QueueTaker(QueueLedger):
         following: list[int],
         end: int,
     ) -> int:
-        """Takes record after record from a block, of ready and following ones the first. Returns
-        how many."""
+        """Takes records one by one from a block, each time the first of the ready and following
+        ones. Returns their number."""
         assert self._keys is not None
         base = number << BLOCK_BITS
         taken = 0

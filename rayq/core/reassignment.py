@@ -42,7 +42,7 @@ from rayq.errors import (
 )
 
 REBUILDS_MAX = 16
-"""Moves under way beyond which no further replicas of dead brokers are built anew."""
+"""Maximum number of moves in progress for further replicas of dead brokers to be rebuilt."""
 Move = tuple[str, int, Sequence[int] | None]
 """`(topic, partition, target)`; None cancels."""
 
@@ -53,7 +53,7 @@ Move = tuple[str, int, Sequence[int] | None]
 def begun(
     value: PartitionValue, target: Sequence[int], throttle_bytes_per_s: int | None
 ) -> PartitionValue:
-    """The value with a move under way; where only the order changes, the value with that order."""
+    """The value with a move in progress; if only the order changes, the value with that order."""
     if set(target) == set(value.replicas):
         return msgspec.structs.replace(
             value, replicas=tuple(target), partition_epoch=value.partition_epoch + 1
@@ -73,11 +73,13 @@ def begun(
 def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
     """The value after its move; None while one of its target is not in sync by its live process.
 
-    A replica that is in sync holds all that is committed, so the in-sync set may shrink to the
-    target: what the leader takes for committed meanwhile is on the target too. A leader that goes
-    is replaced in the same record.
+    A replica in sync holds all committed records, so the ISR may shrink to the target: records that
+    the leader takes for committed meanwhile are on the target too. A leader that leaves is replaced
+    in the same record.
     """
-    in_sync = {one.broker: one for one in value.isr if election.is_same_process(one, live)}
+    in_sync = {
+        member.broker: member for member in value.isr if election.is_same_process(member, live)
+    }
     if value.leader is None or any(broker not in in_sync for broker in value.target):
         return None
     isr = tuple(in_sync[broker] for broker in value.target)
@@ -91,10 +93,10 @@ def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
 def cancelled(
     value: PartitionValue, live: Processes, *, min_insync: int
 ) -> PartitionValue | None:
-    """The value as before its move; None where that is not safe now.
+    """The value as before its move; None if that is not safe now.
 
-    Added replicas that are in sync hold committed records. They may go only while enough of the
-    others are in sync too, by processes that live; else acknowledged records could be left on fewer
+    Added replicas that are in sync hold committed records. They may be removed only while enough of
+    the others are in sync too, by live processes; else acknowledged records could be left on fewer
     than `min_insync` disks, or on none.
     """
     adding = set(value.adding)
@@ -102,7 +104,7 @@ def cancelled(
     if not any(member.broker in adding for member in (*value.isr, *value.elr)):
         return changed
     isr = tuple(member for member in value.isr if member.broker not in adding)
-    running = {one.broker for one in isr if election.is_same_process(one, live)}
+    running = {member.broker for member in isr if election.is_same_process(member, live)}
     if value.leader is None or len(running) < min_insync:
         return None
     successor = next(broker for broker in value.origin if broker in running)
@@ -110,9 +112,9 @@ def cancelled(
 
 
 def retargeted(value: PartitionValue, target: Sequence[int]) -> PartitionValue | None:
-    """The value with another target for the move that is under way. The move ends where the new
-    target is what was there before. None where the new target would drop an added replica that
-    holds committed records."""
+    """The value with another target for the current move. The move ends if the new target is the
+    replica list from before. None if the new target would drop an added replica that holds
+    committed records."""
     kept = {*target, *value.origin}
     if any(member.broker not in kept for member in (*value.isr, *value.elr)):
         return None
@@ -142,10 +144,10 @@ def _settled(value: PartitionValue, replicas: tuple[int, ...]) -> PartitionValue
 def _with_leader(
     value: PartitionValue, successor: int, live: Processes
 ) -> PartitionValue:
-    """The leader stays if it keeps its replica, else the successor leads in a new epoch."""
+    """The value with the leader if it keeps its replica, else with the successor in a new epoch."""
     if value.leader in value.replicas:
         return value
-    member = next(one for one in value.isr if one.broker == successor)
+    member = next(member for member in value.isr if member.broker == successor)
     return msgspec.structs.replace(
         value,
         leader=member.broker,
@@ -231,8 +233,8 @@ def set_replication_factor(
                 f"{what} now: {where} has no leader, so nobody can tell what its replicas hold."
             )
         else:
-            others = [one.broker for one in value.isr if one.broker != value.leader]
-            in_sync[topic.topic_id, number] = [value.leader, *others]
+            followers = [member.broker for member in value.isr if member.broker != value.leader]
+            in_sync[topic.topic_id, number] = [value.leader, *followers]
     plan, impossible = move_plans.with_factor(
         state.takers(), _placements(state), in_sync, factor
     )
@@ -320,8 +322,8 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
 def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
     """Moves the replicas of brokers that are gone to other brokers, as far as there are any. A move
     that adds a broker which is gone gets another target. A partition without a leader stays as it
-    is: there is no replica to copy from, and the replicas that may hold what was acknowledged are
-    waited for."""
+    is: there is no replica to copy from, and it waits for the replicas that may hold acknowledged
+    records."""
     plan, _ = move_plans.replace(state.takers(), _placements(state), gone)
     records: list[MetadataRecord] = []
     room = REBUILDS_MAX - len(state.moving)
@@ -338,7 +340,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
         try:
             check_replica_limits(state, added, "The moves")
         except ReplicaLimitError:
-            return records  # No room is left there, and no caller to tell: the rest waits.
+            return records  # No room is left there, and there is no caller to tell: the rest waits.
         records.append(PartitionChanged(topic_id, number, changed))
     return records
 
@@ -347,7 +349,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
 
 
 def _placements(state: ClusterState) -> dict[tuple[str, int], Sequence[int]]:
-    """Where the replicas are, or will be when the moves are done, by topic id and partition."""
+    """The replicas of each partition, or those after its move, by topic id and partition."""
     return {
         (topic.topic_id, number): partition.value.target or partition.value.replicas
         for topic, number, partition in state.all_partitions()
@@ -464,7 +466,7 @@ def _cancel(
     minimum = topic.min_insync(value)
     changed = cancelled(value, live, min_insync=minimum)
     if changed is None:
-        in_sync = [one.broker for one in value.isr if one.broker in value.origin]
+        in_sync = [member.broker for member in value.isr if member.broker in value.origin]
         raise InvalidReassignmentError(
             f"The move of {topic.name}-{number} cannot be cancelled now: of its replicas of "
             f"before, {list(value.origin)}, only {in_sync} are in sync, and min_insync_replicas is "

@@ -17,8 +17,8 @@ _decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def check_version(value: bytes, topic: str, version_max: int) -> None:
-    """Raises UnsupportedFormatError for a value of a newer version than `version_max`, and what
-    msgspec raises for one that has no version."""
+    """Raises UnsupportedFormatError for a value of a newer version than `version_max`, and
+    msgspec's error for one that has no version."""
     version = _decoder.decode(value).version
     if version > version_max:
         raise UnsupportedFormatError(

@@ -44,22 +44,22 @@ from rayq.remote_pointer import (
 
 PINS_MAX = 1000
 PINNED_PARTITIONS_MAX = 100_000
-"""The most partitions that all pins name together, each pin for itself."""
+"""Maximum number of partitions that all pins name together, each pin counted separately."""
 FOLDERS_MAX = 100_000
-"""The most folders of the object store that the metadata name: one for each topic that is stored
-there or was, until all of it is removed, and one for each partition that was restored."""
+"""Maximum number of object store folders in the metadata: one for each topic that is or was stored
+there, until all of it is removed, and one for each restored partition."""
 RESTORED_PIN_MS = DAY_MS
-"""For so long retention takes nothing of a topic that was restored: most of it may be older than
-its retention allows, and somebody has just asked for it."""
+"""Time for which retention removes nothing of a restored topic: most of it may be older than its
+retention allows, and somebody has just asked for it."""
 
 
 class ObjectStoreFacts(NamedTuple):
-    """What the controller knows of the cluster's object store."""
+    """The controller's knowledge of the cluster's object store."""
 
     url: str | None
-    """None: the cluster has none."""
+    """URL of the object store. None: the cluster has none."""
     troubles: dict[int, str | None]
-    """Why each broker cannot use it, as it said last; None where it can."""
+    """The reason that each broker cannot use it, by its last report; None if it can."""
 
 
 NO_OBJECT_STORE = ObjectStoreFacts(None, {})
@@ -76,10 +76,10 @@ def move_remote(
     pointer: RemotePointer,
     is_adopted: bool = False,
 ) -> list[MetadataRecord]:
-    """A leader's new remote pointer, decided by compare-and-swap on its version. The partition
-    epoch stays: proposals of in-sync sets go on beside this. `is_adopted` says that the leader
+    """Decides on a leader's new remote pointer, by compare-and-swap on its version. The partition
+    epoch stays: proposals of the ISR continue independently. `is_adopted` says that the leader
     adopts another manifest in place of the committed one, which may be lost or too old: only then
-    the range may go back.
+    may the range go back.
 
     Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
     (the version moved on, or the topic gave its remote objects up), InvalidRequestError.
@@ -117,7 +117,7 @@ def move_remote(
     if problem is None and pointer.leader_epoch != leader_epoch:
         problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
     if problem is None and (pointer.end_epoch or 0) > leader_epoch:
-        # Its leader could not append behind a record of a later one.
+        # Its leader could not append after a record of a later one.
         problem = f"its last record is of leader epoch {pointer.end_epoch}, above {leader_epoch}"
     if problem is None:
         problem = _is_elsewhere(state, known.remote, pointer, topic_id, partition)
@@ -140,8 +140,9 @@ def _is_elsewhere(
     topic_id: str,
     partition: int,
 ) -> str | None:
-    """What is wrong where a leader's new manifest is not its own, or not in the partition's folder:
-    that of the committed manifest, for a restored topic goes on where the old one was."""
+    """Returns the problem if a leader's new manifest is not its own, or not in the partition's
+    folder: that of the committed manifest, for a restored topic continues in the folder of the old
+    one."""
     assert state.cluster_id is not None, "with a controller it is known"
     folder = partition_prefix(state.cluster_id, topic_id, partition)
     if committed is not None and committed.name is not None:
@@ -156,8 +157,8 @@ def _is_elsewhere(
 
 
 def doubt_everything(state: ClusterState) -> list[MetadataRecord]:
-    """Metadata that came back from an older copy may lack the newest remote pointers, and, where
-    the cluster has an object store, also that a topic has any."""
+    """Marks all remote pointers as doubted. Metadata that came back from an older copy may lack the
+    newest ones, and, if the cluster has an object store, also the fact that a topic has any."""
     return [
         RemoteDoubted(topic.topic_id, number)
         for topic, number, _ in state.all_partitions()
@@ -166,8 +167,9 @@ def doubt_everything(state: ClusterState) -> list[MetadataRecord]:
 
 
 def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
-    """What follows when remote_storage is turned on: where an older copy of the metadata did not
-    know that it was on already, leaders begin anew, and look at what is in the object store."""
+    """Returns the records that follow when remote_storage is turned on. In case an older copy of
+    the metadata did not know that it was on already, leaders start over, and check the contents of
+    the object store."""
     records: list[MetadataRecord] = []
     for number, partition in topic.partitions.items():
         value = partition.value
@@ -186,8 +188,8 @@ def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
 def pin_snapshot(
     state: ClusterState, *, pin_id: str, topic_id: str, starts: Mapping[int, int], ttl_ms: int
 ) -> list[MetadataRecord]:
-    """Keeps records from retention, or renews that. Raises UnknownTopicError, OverloadedError where
-    there are too many pins, InvalidRequestError where the pin makes no sense."""
+    """Keeps records from retention, or renews that. Raises UnknownTopicError, OverloadedError if
+    there are too many pins, InvalidRequestError if the pin makes no sense."""
     topic = state.topics.get(topic_id)
     if topic is None:
         raise UnknownTopicError(f"There is no topic with id {topic_id}.")
@@ -233,14 +235,15 @@ def unpin_snapshots(state: ClusterState, pin_ids: Collection[str]) -> list[Metad
 
 
 def may_have_objects(topic: Topic) -> bool:
-    """Whether objects of the topic may be in the object store, as far as the metadata can know."""
-    is_doubted = any(one.is_remote_doubted for one in topic.partitions.values())
+    """Returns whether objects of the topic may be in the object store, as far as the metadata can
+    know."""
+    is_doubted = any(partition.is_remote_doubted for partition in topic.partitions.values())
     return bool(topic.config.remote_storage) or is_doubted
 
 
 def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[MetadataRecord]:
-    """What a topic that is deleted, or stored remotely no more, leaves to be removed. There may be
-    objects that no pointer tells of: uploads under way."""
+    """Returns the garbage of a topic that is deleted, or no longer stored remotely. There may be
+    objects without a pointer: uploads in progress."""
     if not may_have_objects(topic):
         return []
     assert state.cluster_id is not None, "with a controller it is known"
@@ -250,10 +253,10 @@ def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[Metad
 
 
 def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[MetadataRecord]:
-    """A broker has listed objects of this garbage, and asks before it deletes them. Once that is
-    committed nobody restores them any more; whoever has restored them before is served.
+    """Confirms to a broker that it may delete the listed objects of this garbage. Once that is
+    committed nobody can restore them any more; an earlier restore is respected.
 
-    Raises InvalidRequestError where they are no garbage, or a pointer or a pin has a use for them.
+    Raises InvalidRequestError if they are no garbage, or a pointer or a pin refers to them.
     """
     garbage = state.garbage.get(topic_id)
     if garbage is None or garbage.deleted_ms != deleted_ms:
@@ -262,8 +265,8 @@ def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[M
             "restored, or is removed already."
         )
     prefixes = frozenset(garbage.prefixes)
-    # As metadata of an earlier rayq may have them.
-    strange = [one for one in prefixes if parse_folder(one) is None]
+    # Metadata of an earlier rayq may have such.
+    strange = [prefix for prefix in prefixes if parse_folder(prefix) is None]
     for topic in state.topics.values():
         folder = _folder_in(prefixes, strange, state, topic)
         if folder is not None:
@@ -285,10 +288,11 @@ def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[M
 def remove_garbage(
     state: ClusterState, topic_id: str, deleted_ms: int | None
 ) -> list[MetadataRecord]:
-    """A broker has removed it all. Raises InvalidRequestError where nobody has begun to."""
+    """Forgets garbage that a broker has removed completely. Raises InvalidRequestError if nobody
+    has begun to."""
     garbage = state.garbage.get(topic_id)
     if garbage is None or deleted_ms not in (None, garbage.deleted_ms):
-        return []  # It is of another time, which is over.
+        return []  # It is of an earlier deletion, which is over.
     if not garbage.is_removing:
         raise InvalidRequestError(
             f"What {garbage.name!r} left in the object store is not being removed yet."
@@ -305,7 +309,7 @@ def check_restored(
     partitions: int,
     restored: Sequence[RemotePointer | None],
 ) -> None:
-    """Raises InvalidRequestError where a topic with these pointers, by partition, must not be."""
+    """Raises InvalidRequestError if a topic with these pointers, by partition, must not exist."""
     if not any(restored):
         return
     if not config.remote_storage:
@@ -322,9 +326,9 @@ def check_restored(
         for prefix in garbage.prefixes
     }
     used = {
-        one.remote.name.prefix: f"{topic.name}-{number}"
-        for topic, number, one in state.all_partitions()
-        if one.remote is not None and one.remote.name is not None
+        partition.remote.name.prefix: f"{topic.name}-{number}"
+        for topic, number, partition in state.all_partitions()
+        if partition.remote is not None and partition.remote.name is not None
     }
     for number, pointer in enumerate(restored):
         if pointer is None:
@@ -342,8 +346,8 @@ def _is_not_to_restore(
     used: Mapping[str, str],
     removing: Mapping[str, str],
 ) -> str | None:
-    """Why a topic must not be created with this pointer. `used` says whose each folder is, and
-    `removing` what left the folders that are being removed."""
+    """The reason that a topic must not be created with this pointer. `used` names the owner of each
+    folder, and `removing` the former owner of the folders that are being removed."""
     problem = what_is_wrong(pointer)
     name = pointer.name
     if problem is not None or name is None:
@@ -360,7 +364,9 @@ def _is_not_to_restore(
         return (
             f"its objects are those of {user}, which would delete them: restore a copy of them"
         )
-    deleted = next((removing[one] for one in _folders_around(name) if one in removing), None)
+    deleted = next(
+        (removing[folder] for folder in _folders_around(name) if folder in removing), None
+    )
     if deleted is not None:
         return (
             f"its objects are being removed, since {deleted!r} was deleted longer ago than "
@@ -372,20 +378,20 @@ def _is_not_to_restore(
 def restore(
     state: ClusterState, topic_id: str, restored: Sequence[RemotePointer | None]
 ) -> list[MetadataRecord]:
-    """What follows the creation of a topic whose records are in the object store already. They are
-    pinned for a day, and garbage no more."""
-    pointers = {number: one for number, one in enumerate(restored) if one is not None}
+    """Returns the records that follow the creation of a topic whose records are already in the
+    object store. They are pinned for a day, and no longer garbage."""
+    pointers = {number: pointer for number, pointer in enumerate(restored) if pointer is not None}
     if not pointers:
         return []
-    names = [one.name for one in pointers.values() if one.name is not None]
+    names = [pointer.name for pointer in pointers.values() if pointer.name is not None]
     folders = {folder for name in names for folder in _folders_around(name)}
     records: list[MetadataRecord] = [
         RemoteGarbageRemoved(garbage.topic_id)
         for garbage in state.garbage.values()
         if not folders.isdisjoint(garbage.prefixes)
     ]
-    records.extend(RemoteMoved(topic_id, number, one) for number, one in pointers.items())
-    starts = {number: one.start for number, one in pointers.items()}
+    records.extend(RemoteMoved(topic_id, number, pointer) for number, pointer in pointers.items())
+    starts = {number: pointer.start for number, pointer in pointers.items()}
     records.append(SnapshotPinned(f"restore-{topic_id}", topic_id, starts, RESTORED_PIN_MS))
     return records
 
@@ -397,7 +403,7 @@ def check_remote_config(
     state: ClusterState, config: TopicConfig, before: Topic | None, store: ObjectStoreFacts
 ) -> None:
     """Raises unless the new config of a topic (`before` is None for a new one) fits the cluster's
-    object store: ConfigError where it never will, RemoteStorageError where it may in a while."""
+    object store: ConfigError if it never will, RemoteStorageError if it may later."""
     stored_before = False if before is None else before.config.remote_storage
     if not config.remote_storage or config.remote_storage == stored_before:
         return
@@ -418,7 +424,7 @@ def check_remote_config(
             "remote_delete_delay_ms and a day. See `rayq storage status`, and try again then."
         )
     _check_folders(state, 1)
-    for broker in sorted(one for one in state.brokers if state.is_live(one)):
+    for broker in sorted(broker for broker in state.brokers if state.is_live(broker)):
         trouble = store.troubles.get(broker, "it was not heard of yet")
         if trouble is not None:
             raise RemoteStorageError(
@@ -432,7 +438,7 @@ def check_remote_config(
 
 def unknown_marks(state: ClusterState, marks: Collection[tuple[int, str]]) -> list[int]:
     """The controller epochs of marks, as `(epoch, mark)`, that another cluster has left under this
-    cluster's id. What is older than all marks that this cluster remembers counts as its own."""
+    cluster's id. Marks that are older than all remembered ones count as this cluster's own."""
     oldest = next(iter(state.marks), None)
     if oldest is None:
         return []
@@ -442,18 +448,20 @@ def unknown_marks(state: ClusterState, marks: Collection[tuple[int, str]]) -> li
 
 
 # --- folders --------------------------------------------------------------------------------------
-# They are as many as partitions: whatever is asked of them costs as much as there are, not more.
+# There are as many as partitions: every query must cost no more than linear time.
 
 
 def _restored_folders(topic: Topic, own: str) -> set[str]:
     """The folders of partitions, outside of the topic's `own`, where its pointers are."""
-    pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]
-    names = [one.name for one in pointers if not one.manifest.startswith(own)]
+    pointers = [
+        partition.remote for partition in topic.partitions.values() if partition.remote is not None
+    ]
+    names = [name.name for name in pointers if not name.manifest.startswith(own)]
     return {name.prefix for name in names if name is not None}
 
 
 def _folders_around(name: RemoteName) -> tuple[str, str]:
-    """That of the object's partition, and that of its topic."""
+    """The folder of the object's partition, and that of its topic."""
     return name.prefix, topic_prefix(name.cluster_id, name.topic_id)
 
 
@@ -475,15 +483,15 @@ def _folder_in(
         else:
             continue
         if not prefixes.isdisjoint(around) or any(
-            around[0].startswith(one) or one.startswith(around[0]) for one in strange
+            around[0].startswith(folder) or folder.startswith(around[0]) for folder in strange
         ):
             return around[0]
     return None
 
 
 def _check_folders(state: ClusterState, added: int) -> None:
-    """Raises OverloadedError where topics, and what deleted ones have left, have too many folders.
-    A topic that is deleted leaves no more than it had: so it can always be deleted."""
+    """Raises OverloadedError if topics and the garbage of deleted ones have too many folders. A
+    deleted topic leaves no more than it had, so it can always be deleted."""
     count = sum(len(garbage.prefixes) for garbage in state.garbage.values())
     for topic in state.topics.values():
         if may_have_objects(topic):

@@ -14,7 +14,7 @@ class Piece(NamedTuple):
     """A part of the log that leaves it as a whole."""
 
     end: int
-    """Exclusive."""
+    """End offset, exclusive."""
     size_bytes: int
     last_append_ms: int
 
@@ -24,20 +24,20 @@ class ClosedSegment(NamedTuple):
 
     start: int
     end: int
-    """Exclusive."""
+    """End offset, exclusive."""
     size_bytes: int
     last_append_ms: int
 
 
 def closed_above(segments: Iterable[ClosedSegment], remote_end: int) -> list[Piece]:
-    """What closed segments have above the remote end. Of one that lies across it the bytes are
-    taken in proportion to its offsets."""
+    """The parts of closed segments above the remote end. The bytes of a segment across it are
+    counted in proportion to its offsets."""
     pieces = []
-    for one in segments:
-        if one.end > remote_end:
-            above = one.end - max(one.start, remote_end)
-            size_bytes = one.size_bytes * above // (one.end - one.start)
-            pieces.append(Piece(one.end, size_bytes, one.last_append_ms))
+    for segment in segments:
+        if segment.end > remote_end:
+            above = segment.end - max(segment.start, remote_end)
+            size_bytes = segment.size_bytes * above // (segment.end - segment.start)
+            pieces.append(Piece(segment.end, size_bytes, segment.last_append_ms))
     return pieces
 
 
@@ -50,12 +50,12 @@ def retention_start(
     retention_ms: int | None,
     retention_bytes: int | None,
 ) -> int | None:
-    """The log start that retention calls for. None: everything stays.
+    """The log start that retention demands. None: everything stays.
 
-    Pieces go, oldest first, whose newest append is older than `retention_ms`, or while the whole
-    log, of `size_bytes`, is larger than `retention_bytes`. It does not matter whether they were
-    stored. No piece goes that ends above `limit_offset`, the least of the last stable offset and of
-    all pins.
+    Pieces are removed, oldest first, if their newest append is older than `retention_ms`, or while
+    the whole log, of `size_bytes`, is larger than `retention_bytes`. It does not matter whether
+    they were stored. No piece is removed that ends above `limit_offset`, the minimum of the last
+    stable offset and of all pins.
     """
     start = None
     for piece in pieces:
@@ -69,29 +69,30 @@ def retention_start(
 
 
 def upload_limit(segments: Sequence[ClosedSegment], stable_offset: int) -> int | None:
-    """Where the next uploads end at most: at the end of the last closed segment that lies below
-    `stable_offset` as a whole. (A part of a segment would make small objects.) None: nowhere."""
-    ends = [one.end for one in segments if one.end <= stable_offset]
+    """Maximum end of the next uploads: the end of the last closed segment that is completely below
+    `stable_offset`. (A part of a segment would make small objects.) None: nothing can be
+    uploaded."""
+    ends = [segment.end for segment in segments if segment.end <= stable_offset]
     return max(ends, default=None)
 
 
 def due(removed: Iterable[tuple[str, int]], now_ms: int, delay_ms: int) -> list[str]:
-    """The objects to delete now, of those that left the committed list at the given times."""
+    """The objects to delete now, out of those that left the committed list at the given times."""
     return [name for name, removed_ms in removed if now_ms - removed_ms >= delay_ms]
 
 
 def dated_ahead(removed: Iterable[tuple[str, int]], now_ms: int) -> list[str]:
-    """Of the same list what was dated by a clock that was ahead: it is dated anew, so that it does
-    not stay for as long as that."""
+    """The objects of the same list that were dated by a clock that was ahead: they are dated again,
+    so that they do not stay for as long as that."""
     return [name for name, removed_ms in removed if removed_ms > now_ms]
 
 
 def is_backlog_too_large(
     backlog_bytes: int, limit_bytes: int | None, free_bytes: int, *, is_stuck: bool
 ) -> bool:
-    """Whether topics with remote storage take no more records, since so much on a disk waits for
-    the object store. Without a limit that is as much as the disk has free. While uploads get
-    through (not `is_stuck`), however slowly, the disk may be filled further."""
+    """Returns whether topics with remote storage accept no more records, since too much on a disk
+    waits for the object store. Without a limit that is as much as the disk has free. While uploads
+    succeed (not `is_stuck`), however slowly, the disk may be filled further."""
     limit_bytes = free_bytes if limit_bytes is None else limit_bytes
     return backlog_bytes > limit_bytes and (is_stuck or backlog_bytes > 4 * free_bytes)
 
@@ -102,11 +103,11 @@ class StoredObject(NamedTuple):
     name: str
     is_manifest: bool
     version: int
-    """Of a manifest."""
+    """Version of a manifest."""
     leader_epoch: int
-    """Of the leader that wrote it."""
+    """Epoch of the leader that wrote it."""
     modified_ms: int
-    """By the store's clock."""
+    """Time of the last change by the store's clock."""
 
 
 def sweepable(
@@ -117,26 +118,28 @@ def sweepable(
     leader_epoch: int,
     before_ms: int,
 ) -> list[str]:
-    """What a sweep deletes: objects that a crash, or an attempt that failed, has left behind.
+    """The objects that a sweep deletes: leftovers of a crash or of a failed attempt.
 
-    `named` is all that the committed manifest refers to, and itself; `committed` is its leader
-    epoch and version. What was written from `before_ms` on (by the store's clock) stays. So do all
-    objects of the leader's own epoch: a change that is under way may name them.
+    `named` is the committed manifest and everything that it refers to; `committed` is its leader
+    epoch and version. Objects that were written from `before_ms` on (by the store's clock) stay. So
+    do all objects of the leader's own epoch: a change in progress may name them.
 
-    A manifest later than the committed one is what a leader would adopt whose metadata were lost:
-    while one is listed, the sweep takes manifests only. The others wait for the next sweep.
+    A leader whose metadata were lost would adopt a manifest later than the committed one: while one
+    is listed, the sweep deletes only manifests. Other objects wait for the next sweep.
     """
     old = [
-        one
-        for one in listed
-        if one.name not in named
-        and one.leader_epoch < leader_epoch
-        and one.modified_ms < before_ms
+        listed_object
+        for listed_object in listed
+        if listed_object.name not in named
+        and listed_object.leader_epoch < leader_epoch
+        and listed_object.modified_ms < before_ms
     ]
     has_later = any(
-        one.is_manifest
-        and one.leader_epoch < leader_epoch
-        and (one.leader_epoch, one.version) > committed
-        for one in listed
+        listed_object.is_manifest
+        and listed_object.leader_epoch < leader_epoch
+        and (listed_object.leader_epoch, listed_object.version) > committed
+        for listed_object in listed
     )
-    return [one.name for one in old if one.is_manifest or not has_later]
+    return [
+        listed_object.name for listed_object in old if listed_object.is_manifest or not has_later
+    ]

@@ -40,27 +40,28 @@ TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
 DEFAULT_REPLICATION_FACTOR = 3
 OFFSETS_TOPIC = "__consumer_offsets"
-"""Rayq's own topic of what groups committed. Clients neither read nor write it: what it holds lets
-its reader act as any member."""
+"""Rayq's internal topic of committed offsets and groups. Clients neither read nor write it: its
+contents let a reader act as any member."""
 TRANSACTIONS_TOPIC = "__transaction_state"
-"""Rayq's own topic of what transaction coordinators decided, likewise."""
+"""Rayq's internal topic of the decisions of transaction coordinators, likewise."""
 QUEUES_TOPIC = "__queue_state"
-"""Rayq's own topic of what queues have settled, likewise."""
+"""Rayq's internal topic of the state of queues, likewise."""
 OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC)
 _INSTEAD = {
     OFFSETS_TOPIC: ("group", "group describe"),
     TRANSACTIONS_TOPIC: ("transaction", "transactions list"),
     QUEUES_TOPIC: ("queue", "queue describe"),
 }
-"""What tells clients what the topic holds: calls, and a command."""
+"""Alternatives for clients that want the contents of the topic: calls, and a command."""
 OWN_TOPIC_OPTIONS = {
     "cleanup_policy": "compact",
     "segment_bytes": 16 * MIB,
     "max_message_bytes": 64 * MIB,
 }
 QUEUES_TOPIC_OPTIONS = {**OWN_TOPIC_OPTIONS, "delete_retention_ms": 600_000}
-"""Each 256 records that are settled leave a tombstone: a day's would be gigabytes. Only followers
-read them, and one that was away for longer copies the log from its beginning."""
+"""Config of the internal topic of queues. Each 256 settled records leave a tombstone: a day's would
+be gigabytes. Only followers read them, and one that was away for longer copies the log from its
+beginning."""
 OWN_TOPIC_FIXED = {
     "cleanup_policy",
     "flush",
@@ -76,7 +77,7 @@ _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 def check_topic_name(name: str, what: str = "topic") -> None:
     """Checks a name. Raises InvalidTopicError. Names become directory names; a leading "__" is
-    reserved. `what` has the name, in messages."""
+    reserved. `what` is the kind of thing that has the name, for messages."""
     if not name:
         raise InvalidTopicError(f"A {what} name cannot be empty.")
     if len(name) > TOPIC_NAME_LENGTH_MAX:
@@ -129,8 +130,8 @@ def create_topic(
 def ensure_own_topic(
     state: ClusterState, name: str, *, topic_id: str, partitions: int
 ) -> list[MetadataRecord]:
-    """Creates one of `OWN_TOPICS`, unless it is there. Raises InvalidReplicationFactorError while
-    too few brokers live, ReplicaLimitError."""
+    """Creates one of `OWN_TOPICS`, unless it exists. Raises InvalidReplicationFactorError while too
+    few brokers live, ReplicaLimitError."""
     if state.topic_named(name) is not None:
         return []
     options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
@@ -181,9 +182,9 @@ def _create(
     options = {key.replace(".", "_"): value for key, value in options.items()}
     placed = _place(state, nodes, partitions, replication_factor)
     epochs = {
-        number: max(one.leader_epoch, one.end_epoch or 0)
-        for number, one in enumerate(restored)
-        if one is not None
+        number: max(pointer.leader_epoch, pointer.end_epoch or 0)
+        for number, pointer in enumerate(restored)
+        if pointer is not None
     }
     return [
         TopicCreated(topic_id, name, options, replication_factor),
@@ -243,9 +244,12 @@ def alter_topic_config(
         check_not_internal(name)
     topic = find_topic(state, name)
     changes = {key.replace(".", "_"): value for key, value in changes.items()}
-    factors = [  # Of a partition that moves, the smaller one of before and after.
-        min(one.value.replication_factor, len(one.value.target or one.value.replicas))
-        for one in topic.partitions.values()
+    factors = [  # For a partition that moves, the minimum of before and after.
+        min(
+            partition.value.replication_factor,
+            len(partition.value.target or partition.value.replicas),
+        )
+        for partition in topic.partitions.values()
     ]
     changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **changes})
     _check_min_insync(changed, min(factors))
@@ -264,7 +268,7 @@ def alter_topic_config(
 
 
 def end_remote_storage(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
-    """Turns remote_storage off: what is in the object store alone is lost. Raises
+    """Turns remote_storage off: records that are only in the object store are lost. Raises
     UnknownTopicError."""
     topic = find_topic(state, name)
     if not remote_changes.may_have_objects(topic):
@@ -278,9 +282,9 @@ def end_remote_storage(state: ClusterState, name: str, *, now_ms: int) -> list[M
 def elect_leaders(
     state: ClusterState, name: str, partitions: Sequence[int] | None, *, unclean: bool
 ) -> list[MetadataRecord]:
-    """Elects the preferred replica of each partition where that is in sync; with `unclean`, any
-    live replica of the partitions that have no leader (acknowledged records may be lost). Raises
-    UnknownTopicError, PartitionOfflineError where no replica lives."""
+    """Elects the preferred replica of each partition if that is in sync; with `unclean`, any live
+    replica of the partitions that have no leader (acknowledged records may be lost). Raises
+    UnknownTopicError, PartitionOfflineError if no replica is live."""
     topic = find_topic(state, name)
     records: list[MetadataRecord] = []
     for number in sorted(topic.partitions if partitions is None else set(partitions)):
@@ -307,12 +311,14 @@ def elect_leaders(
 def settle_after_config_change(
     state: ClusterState, name: str, heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """A new `min_insync_replicas` or `unclean_leader_election` may decide an election."""
+    """Settles elections that a new `min_insync_replicas` or `unclean_leader_election` may
+    decide."""
     return broker_changes.settle_topic(state, find_topic(state, name), heard)
 
 
 def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | None:
-    """Why a partition has no leader, and which brokers it waits for; None where it has a leader."""
+    """The reason that a partition has no leader, and the brokers that it waits for; None if it has
+    a leader."""
     known = topic.partitions[partition]
     if known.value.leader is not None:
         return None
@@ -347,7 +353,7 @@ def _check_min_insync(config: TopicConfig, replication_factor: int) -> None:
 
 
 def _cordoned(state: ClusterState) -> str:
-    """Which brokers do not count, in words."""
+    """Text about the brokers that do not count."""
     cordoned = [number for number, broker in state.brokers.items() if broker.cordoned]
     return f" (cordoned: {sorted(cordoned)})" if cordoned else ""
 

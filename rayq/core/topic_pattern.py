@@ -19,14 +19,14 @@ from rayq.errors import InvalidRequestError
 
 PATTERN_LENGTH_MAX = 1024
 DEPTH_MAX = 20
-"""How deep groups may stand within groups."""
+"""Maximum depth of nested groups."""
 REPEATS_MAX = 249
-"""The most repeats that a pattern asks for: a topic's name is no longer."""
+"""Maximum number of repeats in a pattern: a topic's name is no longer."""
 STATES_MAX = 500
 PARTS_MAX = 10_000
-"""The most parts of an automaton while it is built, also parts that take no state."""
+"""Maximum number of parts of an automaton while it is built, including parts that need no state."""
 REMEMBERED_MAX = 1_000
-"""The most steps that one automaton remembers."""
+"""Maximum number of steps that an automaton remembers."""
 
 Chars = frozenset[str]
 _END = 1
@@ -58,7 +58,8 @@ def matches(pattern: str, names: Iterable[str]) -> set[str]:
 
 
 AUTOMATA_MAX = 256
-"""So many automata are kept, those used last: as many patterns as a coordinator may have."""
+"""Maximum number of cached automata, the most recently used: as many patterns as a coordinator may
+have."""
 
 
 @functools.lru_cache(AUTOMATA_MAX)
@@ -74,7 +75,7 @@ def _automaton(pattern: str) -> _Automaton:
 
 
 class _Set(NamedTuple):
-    """One character of several."""
+    """One character out of a set."""
 
     chars: Chars
 
@@ -88,7 +89,7 @@ class _Choice(NamedTuple):
 
 
 class _Repeat(NamedTuple):
-    """`most` is None where any number will do."""
+    """A repeat; `most` is None if there is no maximum."""
 
     part: _Node
     least: int
@@ -161,10 +162,10 @@ class _Parser:
             return None
         inside, closing, _ = self._text[self._at :].partition("}")
         least, comma, most = inside.partition(",")
-        numbers = [one for one in (least, most) if one]
-        if not closing or not numbers or any(set(one) - _DIGITS for one in numbers):
+        numbers = [number for number in (least, most) if number]
+        if not closing or not numbers or any(set(number) - _DIGITS for number in numbers):
             raise self.error("a '{' that is no repeat")
-        if any(len(one) > 3 or int(one) > REPEATS_MAX for one in numbers):
+        if any(len(number) > 3 or int(number) > REPEATS_MAX for number in numbers):
             raise self.error(f"a repeat above {REPEATS_MAX}")
         self._at += len(inside) + 1
         low = int(least or 0)
@@ -182,11 +183,11 @@ class _Parser:
             return _Set(LEGAL)
         if self._take("\\"):
             return _Set(self._escaped())
-        one = self._next()
-        if one in "*+?{^$":
-            raise self.error(f"{one!r} where it means nothing")
+        char = self._next()
+        if char in "*+?{^$":
+            raise self.error(f"{char!r} where it means nothing")
         self._at += 1
-        return _Set(frozenset(one))
+        return _Set(frozenset(char))
 
     def _group(self) -> _Node:
         if self._take("?") and not self._take(":"):
@@ -201,18 +202,18 @@ class _Parser:
         return inside
 
     def _escaped(self) -> Chars:
-        """What stands behind a backslash."""
-        one = self._next()
+        """The characters that an escape means."""
+        char = self._next()
         self._at += 1
-        if one in _CLASSES:
-            return _CLASSES[one]
-        if one == "" or one.isalnum():
-            raise self.error(f"the escape '\\{one}', which is not supported,")
-        return frozenset(one)
+        if char in _CLASSES:
+            return _CLASSES[char]
+        if char == "" or char.isalnum():
+            raise self.error(f"the escape '\\{char}', which is not supported,")
+        return frozenset(char)
 
     def _class(self) -> Chars:
         is_negated = self._take("^")
-        found: set[str] = set()
+        chars: set[str] = set()
         is_first = True
         while is_first or self._next() != "]":
             is_first = False
@@ -223,20 +224,20 @@ class _Parser:
                 high = self._member_of_class()
                 if len(low) != 1 or len(high) != 1 or min(low) > min(high):
                     raise self.error("a range that is none")
-                found |= {one for one in LEGAL if min(low) <= one <= min(high)}
+                chars |= {char for char in LEGAL if min(low) <= char <= min(high)}
             else:
-                found |= low
+                chars |= low
         self._at += 1
-        return LEGAL - found if is_negated else frozenset(found)
+        return LEGAL - chars if is_negated else frozenset(chars)
 
     def _member_of_class(self) -> Chars:
         if self._take("\\"):
             return self._escaped()
-        one = self._next()
-        if not one:
+        char = self._next()
+        if not char:
             raise self.error("an unbalanced '['")
         self._at += 1
-        return frozenset(one)
+        return frozenset(char)
 
 
 # --- the automaton ------------------------------------------------------------------------------
@@ -244,12 +245,12 @@ class _Parser:
 
 class _Automaton:
     """States are numbers; `_steps[state]` is `(chars, next)` and `_jumps[state]` lists the states
-    that follow without a character. It is built from the end: a node gets the state behind it and
-    gives the state before it.
+    that follow without a character. It is built from the end: a node gets the state after it and
+    returns the state before it.
 
     A name is matched by sets of states that read a character, each an integer: bit i for the i-th
-    such state, bit 0 for the end. So what most of them do, to go on to the state that was built
-    before, is one shift for all of them.
+    such state, bit 0 for the end. So the most common step, to the state that was built before, is
+    one shift for all of them.
     """
 
     def __init__(self, parser: _Parser) -> None:
@@ -263,9 +264,9 @@ class _Automaton:
         reached = self._reached(readers)
         self._start = reached[start]
         self._accepting: dict[str, int] = {}
-        """By character, the states that read it."""
+        """The states that read a character, by character."""
         self._not_before = 0
-        """The states that the one that was built before does not follow."""
+        """The states that are not followed by the state that was built before."""
         by_chars: dict[Chars, int] = {}
         by_further: dict[int, int] = {}
         for number, state in enumerate(readers, start=1):
@@ -280,36 +281,36 @@ class _Automaton:
             if further:
                 by_further[further] = by_further.get(further, 0) | bit
         for chars, bits in by_chars.items():
-            for one in chars:
-                self._accepting[one] = self._accepting.get(one, 0) | bits
+            for char in chars:
+                self._accepting[char] = self._accepting.get(char, 0) | bits
         self._further = [(states, further) for further, states in by_further.items()]
-        """What follows some states besides the one that was built before."""
+        """The states that follow some states besides the one that was built before."""
         self._remembered: dict[int, int] = {}
-        """By the states that read a character, those that are reached by it."""
+        """The reached states, by the states that read a character."""
 
     def matches(self, name: str) -> bool:
         states, remembered = self._start, self._remembered
-        for one in name:
-            reading = states & self._accepting.get(one, 0)
+        for char in name:
+            reading = states & self._accepting.get(char, 0)
             if not reading:
                 return False
-            found = remembered.get(reading)
-            if found is None:
+            following = remembered.get(reading)
+            if following is None:
                 if len(remembered) >= REMEMBERED_MAX:
                     remembered.clear()
-                found = remembered[reading] = self._next(reading)
-            states = found
+                following = remembered[reading] = self._next(reading)
+            states = following
         return bool(states & _END)
 
     def _next(self, reading: int) -> int:
-        found = (reading & ~self._not_before) >> 1
+        following = (reading & ~self._not_before) >> 1
         for states, further in self._further:
             if reading & states:
-                found |= further
-        return found
+                following |= further
+        return following
 
     def _reached(self, readers: list[int]) -> list[int]:
-        """For each state, the readers that follow without a character, itself and the end."""
+        """The readers that follow each state without a character, itself and the end."""
         reached = [0] * len(self._steps)
         reached[0] = _END
         for number, state in enumerate(readers, start=1):
@@ -318,11 +319,11 @@ class _Automaton:
         while is_changed:  # Once for each loop within loops, since most jumps go to earlier states.
             is_changed = False
             for state, jumps in enumerate(self._jumps):
-                found = reached[state]
-                for one in jumps:
-                    found |= reached[one]
-                if found != reached[state]:
-                    reached[state] = found
+                closure = reached[state]
+                for target in jumps:
+                    closure |= reached[target]
+                if closure != reached[state]:
+                    reached[state] = closure
                     is_changed = True
         return reached
 
@@ -344,7 +345,7 @@ class _Automaton:
                 behind = self._build(part, behind)
             return behind
         if isinstance(node, _Choice):
-            return self._state(None, [self._build(one, behind) for one in node.options])
+            return self._state(None, [self._build(option, behind) for option in node.options])
         if node.most is None:
             loop = self._state(None, [behind])
             self._jumps[loop].append(self._build(node.part, loop))

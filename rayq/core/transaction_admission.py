@@ -18,18 +18,18 @@ from rayq.errors import (
 from rayq.transaction_ids import coordinator_of
 
 OPEN_TRANSACTIONS_MAX = 10_000
-"""So many transactions may be open in one partition."""
+"""Maximum number of open transactions in a partition."""
 
 
 class Step(Enum):
-    """What a batch needs before it is appended."""
+    """The next step before a batch is appended."""
 
     APPEND = auto()
-    """Nothing more."""
+    """It can be appended."""
     JOIN = auto()
-    """The coordinator has to know that the partition takes part."""
+    """The coordinator must know that the partition takes part."""
     WAIT = auto()
-    """An older transaction of the family has to get its marker."""
+    """An older transaction of the family must get its marker."""
 
 
 class TransactionAdmission:
@@ -43,7 +43,7 @@ class TransactionAdmission:
     def __init__(self) -> None:
         self._joined: set[tuple[int, int]] = set()
         self._coordinator_epochs: dict[int, int] = {}
-        """By partition of `__transaction_state`, the highest leader epoch that sent a marker."""
+        """The highest leader epoch that sent a marker, by partition of `__transaction_state`."""
 
     def batch(
         self,
@@ -54,8 +54,8 @@ class TransactionAdmission:
         ended_epoch: int,
         open_count: int,
     ) -> Step:
-        """What a batch needs now; ask again after each wait. Raises TransactionEndedError,
-        TransactionLimitError."""
+        """Returns the next step of a batch; ask again after each wait. Raises
+        TransactionEndedError, TransactionLimitError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
         if open_epoch is not None and open_epoch < epoch:
             return Step.WAIT
@@ -67,17 +67,17 @@ class TransactionAdmission:
         return Step.APPEND if (family, epoch) in self._joined else Step.JOIN
 
     def joined(self, family: int, epoch: int, *, ended_epoch: int) -> None:
-        """A coordinator says that the partition takes part. It may be one that was replaced, and
-        speaks after the transaction's end."""
+        """Notes a coordinator's answer that the partition takes part. It may be a replaced
+        coordinator, which answers after the transaction's end."""
         if epoch > ended_epoch:
             self._joined.add((family, epoch))
 
     def seal(
         self, family: int, epoch: int, *, open_epoch: int | None, ended_epoch: int
     ) -> None:
-        """The partition has to join again before another batch of the transaction, here as under
-        any later leader: no coordinator lets it that has sealed the transaction. So there is
-        nothing to remember, and nobody else's seal does harm. Raises TransactionEndedError."""
+        """Makes the partition join again before another batch of the transaction, here as under any
+        later leader. A coordinator that has sealed the transaction does not let it join. So there
+        is nothing to remember, and nobody else's seal does harm. Raises TransactionEndedError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
         self._joined.discard((family, epoch))
 
@@ -99,7 +99,7 @@ class TransactionAdmission:
         open_epoch: int | None,
         ended_epoch: int,
     ) -> bool:
-        """Whether a coordinator's marker is to be appended; else it is a repetition. Raises
+        """Returns whether a coordinator's marker is to be appended; else it is a repetition. Raises
         FencedEpochError, TransactionOrderError."""
         partition = coordinator_of(family)
         heard = self._coordinator_epochs.get(partition, 0)

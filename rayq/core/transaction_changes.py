@@ -33,26 +33,26 @@ from rayq.records import TopicIdPartition
 from rayq.transaction_ids import EPOCH_MAX
 
 IDS_MAX = 100_000
-"""The most transactional ids of one coordinator."""
+"""Maximum number of transactional ids of a coordinator."""
 PARTICIPANTS_MAX = 10_000
-"""The most partitions of one transaction."""
+"""Maximum number of partitions of a transaction."""
 UNFINISHED_MAX = 5
-"""The most transactions of an id that wait for markers while the next one begins."""
+"""Maximum number of transactions of an id that wait for markers while the next one begins."""
 FORMER_OWNERS_MAX = 10
-"""So many former owners of an id are known as such."""
+"""Maximum number of remembered former owners of an id."""
 TRANSACTION_TIMEOUT_MS_MIN = 1_000
 TRANSACTION_TIMEOUT_MS_MAX = 15 * 60_000
 FAILOVER_TIMEOUT_MS = 5_000
-"""What is left of a transaction's time under a new coordinator, at least: its producer has to find
-that one."""
+"""Minimum remaining time of a transaction under a new coordinator: its producer must find that
+one."""
 TOUCHED_MS_MAX = 3_600_000
-"""A transaction whose owner touches it has a time-out from each touch on, and so long in all."""
+"""Maximum total time of a transaction whose owner touches it; each touch restarts its timeout."""
 UNUSED_ID_MS = 7 * 24 * 3_600_000
-"""An id without a named transaction is forgotten after so long without use."""
+"""Time without use after which an id without a named transaction is forgotten."""
 
 
 def needs_family(state: TransactionState, transactional_id: str) -> bool:
-    """Whether the next owner or the next end of this id takes one of `state.families`."""
+    """Returns whether the next owner or the next end of this id takes one of `state.families`."""
     value = state.ids.get(transactional_id)
     return value is None or value.next.epoch == EPOCH_MAX
 
@@ -65,7 +65,7 @@ def init_producer(
     transaction_timeout_ms: int,
     now_ms: int,
 ) -> list[Record]:
-    """Makes `owner` the owner of an id; what the owner before has open is aborted. Raises
+    """Makes `owner` the owner of an id; the previous owner's open transaction is aborted. Raises
     ProducerFencedError, TransactionLimitError, InvalidRequestError."""
     if not TRANSACTION_TIMEOUT_MS_MIN <= transaction_timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
         raise InvalidRequestError(
@@ -129,7 +129,7 @@ def join(
     if transaction.state != "open":
         raise _ended(key)
     if participant in transaction.participants:
-        # Once it is committed anew, no newer coordinator had begun, which might have sealed it.
+        # When it is committed again, no newer coordinator had started, which might have sealed it.
         return [TransactionRecord(key, transaction)]
     if len(transaction.participants) >= PARTICIPANTS_MAX:
         raise TransactionLimitError(
@@ -149,7 +149,7 @@ def touch(
     now_s: float,
     now_ms: int,
 ) -> list[Record]:
-    """The owner still works on its present transaction, whose time-out begins anew. Raises
+    """Restarts the timeout of the owner's present transaction, on which it still works. Raises
     ProducerFencedError, TransactionEndedError."""
     _check_present(state, transactional_id, owner, key)
     transaction = state.transactions.get(key)
@@ -168,8 +168,8 @@ def seal(
     *,
     now_ms: int,
 ) -> list[Record]:
-    """The owner's present transaction gets no more participants. Raises ProducerFencedError,
-    TransactionEndedError."""
+    """Seals the owner's present transaction: it gets no more participants. Raises
+    ProducerFencedError, TransactionEndedError."""
     _check_present(state, transactional_id, owner, key)
     transaction = state.transactions.get(key)
     if transaction is None:
@@ -200,8 +200,8 @@ def end(
     name: str | None,
     now_ms: int,
 ) -> list[Record]:
-    """Ends the owner's present transaction; nothing where it has ended. Under a name that is
-    committed already it is aborted. `ended` has the answer. Raises ProducerFencedError,
+    """Ends the owner's present transaction; does nothing if it has ended. Under a name that is
+    already committed it is aborted. `ended` has the answer. Raises ProducerFencedError,
     TransactionEndedError."""
     value = state.ids.get(transactional_id)
     if value is None:
@@ -222,8 +222,8 @@ def ended(
     is_commit: bool,
     name: str | None,
 ) -> tuple[bool, TransactionKey]:
-    """How the last transaction of an id ended (whether it is committed), and its owner's next one.
-    Another producer than the owner hears the same transaction again, and cannot go on. Raises
+    """Returns whether the last transaction of an id was committed, and its owner's next one.
+    Another producer than the owner gets the same transaction again, and cannot continue. Raises
     AlreadyCommittedError."""
     value = state.ids[transactional_id]
     assert value.last is not None and value.last.key == key
@@ -237,7 +237,7 @@ def ended(
 
 
 def abort(state: TransactionState, key: TransactionKey, *, now_ms: int) -> list[Record]:
-    """Aborts exactly this transaction; nothing where it is not open (any more)."""
+    """Aborts exactly this transaction; does nothing if it is not open (any more)."""
     transaction = state.transactions.get(key)
     if transaction is None or transaction.is_decided:
         return []
@@ -247,9 +247,9 @@ def abort(state: TransactionState, key: TransactionKey, *, now_ms: int) -> list[
 
 
 def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[TransactionKey]:
-    """The open transactions that have had their time. One that an earlier coordinator knew has what
-    is left of it."""
-    found = []
+    """The open transactions that timed out. One from an earlier coordinator has only its remaining
+    time."""
+    expired_keys = []
     for key, transaction in state.transactions.items():
         if transaction.is_decided:
             continue
@@ -259,21 +259,21 @@ def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[Trans
             deadline_s = _deadline_s(state, transaction, now_s=now_s, now_ms=now_ms)
             deadline_s = state.deadlines_s[key] = max(deadline_s, least_s)
         if deadline_s <= now_s:
-            found.append(key)
-    return found
+            expired_keys.append(key)
+    return expired_keys
 
 
 def _deadline_s(
     state: TransactionState, transaction: TransactionValue, *, now_s: float, now_ms: int
 ) -> float:
-    """When a transaction has had its time, if its owner is heard of now for the last time."""
+    """Time at which a transaction times out if its owner is heard now for the last time."""
     timeout_ms = state.ids[transaction.transactional_id].transaction_timeout_ms
     all_ms = TOUCHED_MS_MAX if transaction.is_touched else timeout_ms
     return now_s + min(timeout_ms, transaction.start_ms + all_ms - now_ms) / 1000
 
 
 def prolong(state: TransactionState, by_s: float) -> None:
-    """Time in which nobody could be heard counts for no transaction."""
+    """Prolongs all transactions by time in which nobody could be heard."""
     for key in state.deadlines_s:
         state.deadlines_s[key] += by_s
 
@@ -286,13 +286,14 @@ def unmarked(state: TransactionState, key: TransactionKey) -> set[TopicIdPartiti
 def marker_written(
     state: TransactionState, key: TransactionKey, participant: TopicIdPartition
 ) -> list[Record]:
-    """A participant has its marker for good. With the last one the transaction is forgotten."""
+    """Notes that a participant durably has its marker. With the last one the transaction is
+    forgotten."""
     state.written.setdefault(key, set()).add(participant)
     return [] if unmarked(state, key) else [TransactionRecord(key, None)]
 
 
 def outcome(state: TransactionState, key: TransactionKey) -> str:
-    """See `messages.DescribeOutcomeResponse`."""
+    """The outcome of a transaction: see `messages.DescribeOutcomeResponse`."""
     transaction = state.transactions.get(key)
     if transaction is not None:
         return transaction.state
@@ -303,7 +304,7 @@ def outcome(state: TransactionState, key: TransactionKey) -> str:
 
 
 def forget_unused(state: TransactionState, *, now_ms: int) -> list[Record]:
-    """Forgets ids that nobody used for long. A producer that comes back draws another family."""
+    """Forgets ids that were unused for long. A producer that comes back draws another family."""
     return [
         IdRecord(transactional_id, None)
         for transactional_id, value in state.ids.items()

@@ -33,7 +33,7 @@ class TransactionKey(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a transaction ended."""
+    """The outcome of a transaction."""
 
     key: TransactionKey
     is_committed: bool
@@ -42,9 +42,9 @@ class Outcome(NamedTuple):
 class IdValue(msgspec.Struct, frozen=True):
     """A transactional id.
 
-    `next` is the transaction that its owner has open or may begin, `last` how the one before it
-    ended. `former_owners` are those that were fenced, the latest last. `used_ms` is when the id got
-    its owner or its last transaction ended.
+    `next` is the transaction that its owner has open or may begin, `last` the outcome of the one
+    before. `former_owners` are those that were fenced, the latest last. `used_ms` is the time at
+    which the id got its owner or its last transaction ended.
     """
 
     owner: str
@@ -61,9 +61,9 @@ class TransactionValue(msgspec.Struct, frozen=True):
     """A transaction from its first participant until each has its marker.
 
     `participants` are partitions with its records, or those of `__consumer_offsets` with its
-    positions. `start_ms` is when the first of them joined. A sealed transaction gets no more of
-    them. `is_touched`: its owner says now and then that it still works on it, and it may stay open
-    for longer than its time-out.
+    positions. `start_ms` is the time at which the first of them joined. A sealed transaction gets
+    no more of them. `is_touched`: its owner reports from time to time that it still works on it,
+    and it may stay open for longer than its timeout.
     """
 
     transactional_id: str
@@ -149,7 +149,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """The record that `encode` made these bytes of. Raises CorruptBatchError for other bytes,
+    """Decodes the bytes that `encode` made of a record. Raises CorruptBatchError for other bytes,
     UnsupportedFormatError for a newer rayq's."""
     try:
         named = _key_decoder.decode(key or b"")
@@ -165,7 +165,9 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
             return TransactionRecord(at, None)
         stored = _transaction_decoder.decode(value)
         participants = frozenset(
-            (topic_id, one) for topic_id, numbers in stored.participants.items() for one in numbers
+            (topic_id, partition)
+            for topic_id, numbers in stored.participants.items()
+            for partition in numbers
         )
         return TransactionRecord(
             at,

@@ -27,7 +27,7 @@ class TransactionState:
         self._of_family: dict[int, str] = {}
         self._of_id: dict[str, list[TransactionKey]] = {}
         self.deadlines_s: dict[TransactionKey, float] = {}
-        """When each open transaction is aborted, on the monotonic clock."""
+        """Time at which each open transaction is aborted, on the monotonic clock."""
         self.written: dict[TransactionKey, set[TopicIdPartition]] = {}
         """The participants that have their marker, of each transaction that has ended."""
         self.families: list[int] = []
@@ -35,13 +35,17 @@ class TransactionState:
 
     def id_of(self, key: TransactionKey) -> str | None:
         """The transactional id whose present transaction this is."""
-        found = self._of_family.get(key.family)
-        return found if found is not None and self.ids[found].next == key else None
+        transactional_id = self._of_family.get(key.family)
+        return (
+            transactional_id
+            if transactional_id is not None and self.ids[transactional_id].next == key
+            else None
+        )
 
     def last_of_family(self, family: int) -> Outcome | None:
-        """How the last transaction ended of the transactional id that has this family."""
-        found = self._of_family.get(family)
-        return None if found is None else self.ids[found].last
+        """The outcome of the last transaction of the transactional id that has this family."""
+        transactional_id = self._of_family.get(family)
+        return None if transactional_id is None else self.ids[transactional_id].last
 
     def under_way(self, transactional_id: str) -> list[TransactionKey]:
         """The transactions of an id that are open or lack markers, oldest first."""

@@ -104,8 +104,8 @@ class MetadataAnswers:
             names = set(state.queue_ids)
             if request.names is not None:
                 names.intersection_update(request.names)
-                queues = (state.queues.get(queue_id) for queue_id in request.queue_ids)
-                names.update(queue.name for queue in queues if queue is not None)
+                by_id = (state.queues.get(queue_id) for queue_id in request.queue_ids)
+                names.update(queue.name for queue in by_id if queue is not None)
             left = sorted(name for name in names if name > request.after)
             page = left[: messages.QUEUES_PAGE]
             queues = [state.queues[state.queue_ids[name]] for name in page]
