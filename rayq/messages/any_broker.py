@@ -40,7 +40,7 @@ class BrokerEndpoint(Response, frozen=True):
 
 
 class ReplicaEndpoint(Response, frozen=True):
-    """Where a replica's process listens; host and port are None while it is not running."""
+    """Address of a replica's process; host and port are None while it is not running."""
 
     broker: int
     host: str | None
@@ -61,7 +61,7 @@ class PartitionMetadata(Response, frozen=True):
     """The replicas before the move."""
     throttle_bytes_per_s: int | None = None
     remote: RemotePointer | None = None
-    """What of the partition is in the object store. None: nothing."""
+    """Pointer to the partition's records in the object store. None: there are none."""
 
 
 class TopicMetadata(Response, frozen=True):
@@ -78,23 +78,23 @@ class MetadataResponse(Response, frozen=True):
     """Grows with every committed change; a client never goes back to a lower one."""
     controller_epoch: int
     controller: str | None
-    """`host:port`. None where the broker knows none, or has not registered since its start: then
-    its metadata may be old."""
+    """`host:port`. None if the broker knows none, or has not registered since its start: then its
+    metadata may be outdated."""
     voters: list[int]
     brokers: list[BrokerEndpoint]
     topics: list[TopicMetadata]
     """Sorted by name."""
     next_after: str | None = None
-    """Not None where one answer does not hold all topics: ask again with this as `after`."""
+    """Not None if one answer does not hold all topics: ask again with this as `after`."""
     trouble: str | None = None
-    """Why the broker that answers has given up its session; None where it has not."""
+    """The reason that this broker has given up its session; None if it has not."""
 
 
 METADATA_TOPICS_MAX = 10_000
-"""The most topics that one Metadata request names, repetitions included."""
+"""Maximum number of topics that a Metadata request names, repetitions included."""
 
 METADATA_PARTITIONS_MAX = 2_000
-"""An answer ends with the topic that brings it to this many partitions."""
+"""Page size: an answer ends with the topic that brings it to this number of partitions."""
 
 
 class Metadata(ToBroker[MetadataResponse], frozen=True):
@@ -137,7 +137,7 @@ class ChangeResponse(Response, frozen=True):
 
 class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
     """Base of the changes that clients ask for. A client repeats a change whose answer was lost,
-    under the same `request_id`: then it is answered as the first time, and not made again."""
+    under the same `request_id`: then it is answered as the first time, and not applied again."""
 
     request_id: Id | None = None
     """A random id that the client makes for each call. None: a repetition is another request."""
@@ -170,7 +170,7 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
     api: ClassVar[int] = 5
     sent_by_clients: ClassVar[bool] = True
     force: bool = False
-    """Also where a queue handles records in the order of their keys, which may be lost then."""
+    """True: also if a queue handles records in the order of their keys, which may then be lost."""
 
 
 class AlterTopicConfig(Change, frozen=True):
@@ -182,8 +182,8 @@ class AlterTopicConfig(Change, frozen=True):
 
 
 class ElectLeaders(Change, frozen=True):
-    """Elects the preferred leader (the first replica) where it is in sync. `unclean` elects any
-    live replica, for partitions that have no leader."""
+    """Elects the preferred leader (the first replica) if it is in sync. `unclean` elects any live
+    replica, for partitions that have no leader."""
 
     api: ClassVar[int] = 7
     sent_by_clients: ClassVar[bool] = True
@@ -222,7 +222,7 @@ class AlterReassignments(Change, frozen=True):
     ]
     """`(topic, partition, brokers)`, the preferred leader first. None cancels a move."""
     throttle_bytes_per_s: CheckedInt | None = None
-    """The most that each added replica copies. None: no limit."""
+    """Maximum rate at which each added replica copies. None: no limit."""
 
 
 class SetReplicationFactor(Change, frozen=True):
@@ -237,8 +237,8 @@ class SetReplicationFactor(Change, frozen=True):
 
 
 class CordonBroker(Change, frozen=True):
-    """From now on the broker takes no new replicas, and gives up its vote where it can. With
-    `cordoned` False it takes replicas again."""
+    """Cordons a broker: it takes no new replicas, and gives up its vote if it can. With `cordoned`
+    False it takes replicas again."""
 
     api: ClassVar[int] = 10
     sent_by_clients: ClassVar[bool] = True
@@ -259,7 +259,7 @@ class DescribeMetricsResponse(Response, frozen=True):
 
 
 class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
-    """What this process measures. Any server answers."""
+    """The metrics of this process. Any server answers."""
 
     api: ClassVar[int] = 19
     answered_by: ClassVar[tuple[Answerer, ...]] = ("broker", "replica host", "object server")

@@ -14,13 +14,14 @@ from rayq.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL
 
 TIMESTAMP_MS_MAX = 1 << 62
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-"""Also the end of a log."""
+"""An offset, or the end of a log."""
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-"""Of a leader, a partition or a controller. A batch has 32 bits for it."""
+"""An epoch of a leader, a partition or a controller. A batch has 32 bits for it."""
 HeldEpoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-"""Of a batch on somebody's disk, which may be damaged: whoever names it must be able to go on."""
+"""The epoch of a batch on somebody's disk, which may be damaged: a server that names it must be
+able to continue."""
 Counter = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-"""A version, an index, a sequence, a size: whatever begins at 0 and grows."""
+"""A version, an index, a sequence, a size: any number that begins at 0 and grows."""
 BrokerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 ProducerId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -32,19 +33,19 @@ HostName = Annotated[str, msgspec.Meta(max_length=1024)]
 FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
 Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-"""What people read: why something failed. A pattern, which its handler checks."""
+"""Text for people, such as the reason of a failure; or a pattern, which its handler checks."""
 CheckedInt = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 """A number that the handler checks, and refuses by an error that says more; or one of many in a
 report, where a wrong one must not stop the others."""
 CheckedName = Annotated[str, msgspec.Meta(max_length=65_536)]
-"""Likewise a name."""
+"""A name that the handler checks, likewise."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 CommitMetadata = Annotated[str, msgspec.Meta(max_length=4096)]
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
 MILLISECONDS_MAX = 3_600_000
-"""The longest wait that a request may ask for."""
+"""Maximum wait that a request may ask for."""
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=MILLISECONDS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
@@ -61,7 +62,8 @@ Answerer = Literal[
     "queue keeper",
     "object server",
 ]
-"""Who answers a request. A process of replicas has the replicas, and what lives beside a leader."""
+"""The server that answers a request. A process of replicas has the replicas, and what lives beside
+a leader."""
 
 
 class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -70,7 +72,8 @@ class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 ResponseT_co = TypeVar("ResponseT_co", bound=Response, covariant=True)
 ResponseT = TypeVar("ResponseT", bound=Response)
-"""For functions that send a request: they take a `Request[ResponseT]` and return a `ResponseT`."""
+"""Type variable of functions that send a request: they take a `Request[ResponseT]` and return a
+`ResponseT`."""
 
 
 REQUESTS: dict[int, type[Request[Any]]] = {}
@@ -87,12 +90,12 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     answered_by: ClassVar[tuple[Answerer, ...]]
     """Each of them has a handler for it (`rayq.actors.handlers`)."""
     sent_by_clients: ClassVar[bool] = False
-    """Whether clients may send it. Only servers may send the others."""
+    """True if clients may send it. Only servers may send the others."""
     reads_internal_topics: ClassVar[bool] = False
-    """Whether a client may ask it about a partition of rayq's own topics. Such an answer leaves out
-    whatever would let one client act as another; the records themselves do not."""
+    """True if a client may send it for a partition of rayq's internal topics. Such an answer leaves
+    out everything that would let one client act as another; the records themselves do not."""
     ends_with_connection: ClassVar[bool] = False
-    """Whether it only reads or waits: then the end of the connection cancels its work."""
+    """True if it only reads or waits: then the end of the connection cancels its work."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -148,7 +151,7 @@ class ToPartition(Request[ResponseT_co], frozen=True):
 
 class ToLeader(ToPartition[ResponseT_co], frozen=True):
     """Base of the requests that the leader of a partition answers. Raises NotLeaderError, and
-    FencedEpochError or UnknownEpochError where it leads in another epoch."""
+    FencedEpochError or UnknownEpochError if it leads in another epoch."""
 
     answered_by: ClassVar[tuple[Answerer, ...]] = ("leader",)
     leader_epoch: Epoch

@@ -34,7 +34,7 @@ class FindControllerResponse(Response, frozen=True):
     host: str | None
     port: int | None
     heard_ms_ago: int | None
-    """How long ago this broker last heard from that controller."""
+    """Time since this broker last heard from that controller."""
 
 
 class FindController(ToBroker[FindControllerResponse], frozen=True):
@@ -48,9 +48,9 @@ class RegisterBrokerResponse(Response, frozen=True):
 
 
 class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
-    """A broker process presents itself. Raises StaleBrokerError when its directory is an old copy
-    (its `start_counter` is not above the recorded one): then the broker takes a new directory id
-    and tries again."""
+    """Registers a broker process. Raises StaleBrokerError when its directory is an old copy (its
+    `start_counter` is not above the recorded one): then the broker takes a new directory id and
+    tries again."""
 
     api: ClassVar[int] = 61
     cluster_id: CheckedName
@@ -78,7 +78,8 @@ class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     broker: BrokerId
     incarnation: Id
     remote_trouble: Text | None = "it was started without remote_storage_url"
-    """Why the broker cannot use the object store. None: it has written and read a probe there."""
+    """The reason that the broker cannot use the object store. None: it has written and read a probe
+    there."""
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):

@@ -66,7 +66,7 @@ class GroupHeartbeatResponse(Response, frozen=True):
 class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     """Joins (`member_epoch` 0), stays in, or leaves (-1, -2) a group. The coordinator answers after
     `wait_ms`, or at once when the assignment of the member changes, or when a newer heartbeat of
-    the member arrives. Raises UnknownMember (join anew), FencedMember (an old epoch, or another
+    the member arrives. Raises UnknownMember (join again), FencedMember (an old epoch, or another
     process took over the `instance`), UnknownAssignor, InvalidRequest (a pattern that does not
     compile)."""
 
@@ -86,12 +86,12 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     assignor: Name
     session_timeout_ms: Milliseconds
     max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    """How long the member may take to give up a partition before it is taken out of the group."""
+    """Maximum time for the member to give up a partition before it is removed from the group."""
     owned: Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=OWNED_MAX)]
     """`(topic id, partition)` pairs that the member reads now."""
     wait_ms: Milliseconds
     reason: Reason = ""
-    """Why the member leaves."""
+    """The reason that the member leaves."""
 
 
 class CommitOffsetsResponse(Response, frozen=True):
@@ -195,7 +195,7 @@ class DescribeGroupResponse(Response, frozen=True):
 
 
 class DescribeGroup(ToGroupCoordinator[DescribeGroupResponse], frozen=True):
-    """Raises UnknownGroup."""
+    """Describes a group. Raises UnknownGroup."""
 
     api: ClassVar[int] = 34
     sent_by_clients: ClassVar[bool] = True

@@ -13,25 +13,25 @@ import msgspec
 from rayq.messages.base import CheckedInt
 
 POSITIONS_MAX = 5_000
-"""The most positions of a group that one request names."""
+"""Maximum number of positions of a group that a request names."""
 MOVES_MAX = 10_000
-"""The most moves of partitions that begin together, or are taken back together."""
+"""Maximum number of partition moves that begin together, or are cancelled together."""
 PARTITIONS_LISTED_MAX = 10_000
-"""The most partitions of one topic that a request names: so many a topic may have."""
+"""Maximum number of partitions of a topic that a request names, which is the maximum of a topic."""
 TOPICS_LISTED_MAX = 10_000
-"""The most topics that a member of a group names, repetitions included."""
+"""Maximum number of topics that a member of a group names, repetitions included."""
 OWNED_MAX = 100_000
-"""The most partitions that a member of a group says that it owns."""
+"""Maximum number of partitions that a member of a group reports as owned."""
 REPLICAS_MAX = 1_000
-"""The most replicas of one partition."""
+"""Maximum number of replicas of a partition."""
 HOSTED_MAX = 100_000
-"""The most replicas that a server tells of at once: far more than one node has."""
+"""Maximum number of replicas that a server reports at once: far more than one node has."""
 SEGMENT_PARTS_MAX = 1_000_000
-"""The most pieces, or aborted transactions, of one segment."""
+"""Maximum number of pieces, or aborted transactions, of a segment."""
 KEPT_KEY_BYTES_MAX = 1_024
-"""The longest key of what a keeper keeps of a queue."""
+"""Maximum size of a key of a queue's kept records."""
 CONFIG_KEYS_MAX = 200
-"""The most keys of a config: several times as many as there are."""
+"""Maximum number of keys of a config: several times as many as exist."""
 
 ConfigValue = bool | CheckedInt | float | Annotated[str, msgspec.Meta(max_length=4096)] | None
 ConfigOptions = Annotated[

@@ -61,9 +61,9 @@ class LocalRange(msgspec.Struct, array_like=True, frozen=True):
 class StoreRecordsResponse(Response, frozen=True):
     object_bytes: int
     data_bytes: int
-    """Without the footer."""
+    """Size without the footer."""
     crc32c: int
-    """Of the whole object."""
+    """CRC of the whole object."""
     first_append_ms: int
     last_append_ms: int
     newest_timestamp_ms: int
@@ -74,8 +74,8 @@ class StoreRecordsResponse(Response, frozen=True):
 class StoreRecords(ToObjectServer[StoreRecordsResponse], frozen=True):
     """Makes one data object of the batches from `start` up to `end` (exclusive), which `ranges`
     hold in order. The object server checks each batch (CRCs, offsets without a hole, epochs that do
-    not go back) in the very bytes that it sends. Raises CorruptBatchError where the local files
-    hold damage."""
+    not go back) in the very bytes that it sends. Raises CorruptBatchError if the local files are
+    damaged."""
 
     api: ClassVar[int] = 90
     name: ObjectName
@@ -102,31 +102,31 @@ class GetBlob(ToObjectServer[Done], frozen=True):
 
 class ReadObjectResponse(Response, frozen=True):
     path: str
-    """A file of the node's disk, which stays readable for whoever opened it."""
+    """A file on the node's disk, which stays readable for a process that has opened it."""
     position: int
     length: int
 
 
 class ReadObject(ToObjectServer[ReadObjectResponse], frozen=True):
-    """Brings `length` bytes from `position` on of a data object, its footer included, into the
+    """Loads `length` bytes from `position` on of a data object, its footer included, into the
     cache, checked by their CRCs. Less is answered only at the object's end. Raises RemoteSlowError
-    after `wait_ms` (the read goes on), RemoteDamagedError."""
+    after `wait_ms` (the read continues), RemoteDamagedError."""
 
     api: ClassVar[int] = 93
     ends_with_connection: ClassVar[bool] = True
     name: ObjectName
     object_bytes: Bytes
     data_bytes: Bytes
-    """As the manifest has them."""
+    """Size of the data, as in the manifest."""
     position: Offset
     length: Bytes
     read_ahead_bytes: Bytes
-    """How much behind it will probably be asked for next."""
+    """Number of bytes after it that will probably be requested next."""
     wait_ms: Milliseconds
 
 
 class DropCached(ToObjectServer[Done], frozen=True):
-    """A reader found the cached bytes wrong: the next read gets them anew."""
+    """Drops cached bytes that a reader found wrong: the next read loads them again."""
 
     api: ClassVar[int] = 94
     name: ObjectName
@@ -166,8 +166,8 @@ class HeadObjects(ToObjectServer[HeadObjectsResponse], frozen=True):
 
 class SignObjectsResponse(Response, frozen=True):
     urls: list[str]
-    """For each object a URL that anybody may read by an HTTP GET with a range until it expires, or
-    `file:///...`."""
+    """A URL for each object, which anybody may read by an HTTP GET with a range until it expires,
+    or `file:///...`."""
 
 
 class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
@@ -177,8 +177,8 @@ class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
 
 
 class AttachObjectServer(ToBroker[Done], frozen=True):
-    """The object server presents itself to its broker, again and again. Raises StaleBrokerError
-    where the broker does not want it (any more): then it ends."""
+    """Heartbeat of the object server to its broker. Raises StaleBrokerError if the broker does not
+    want it (any more): then it exits."""
 
     api: ClassVar[int] = 57
     incarnation: Id
@@ -187,7 +187,7 @@ class AttachObjectServer(ToBroker[Done], frozen=True):
     host: HostName
     port: Port
     trouble: Text | None = None
-    """Why the object store does not work now. None: its probe was written and read."""
+    """The reason that the object store does not work now. None: its probe was written and read."""
 
 
 # --- the controller ------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ class MoveRemote(ToController[ChangeResponse], frozen=True):
     """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
     Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
     version is not `pointer.version - 1`, or the topic gave its remote objects up),
-    UnknownTopicError, InvalidRequestError. Without an answer its fate is unknown: ask again with
-    the very same."""
+    UnknownTopicError, InvalidRequestError. Without an answer its outcome is unknown: repeat the
+    same request."""
 
     api: ClassVar[int] = 84
     topic_id: Id
@@ -244,9 +244,9 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     partitions: CheckedInt
     replication_factor: CheckedInt | None
     config: ConfigOptions
-    """With `remote_storage`."""
+    """The topic's config, with `remote_storage`."""
     pointers: Annotated[list[RemotePointer | None], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
-    """By partition. None, or no entry: it begins empty."""
+    """Pointers by partition. None, or no entry: it begins empty."""
 
 
 class EndRemoteStorage(Change, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ class BeginRemoval(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 99
     topic_id: Id
     deleted_ms: Counter
-    """When it was deleted, as the broker knows it."""
+    """Time of the deletion, as the broker knows it."""
 
 
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):
@@ -275,7 +275,7 @@ class RemoveGarbage(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 87
     topic_id: Id
     deleted_ms: Counter | None = None
-    """When it was deleted. None: a broker of an older rayq does not say."""
+    """Time of the deletion. None: a broker of an older rayq does not send it."""
 
 
 # --- any broker ----------------------------------------------------------------------------------
@@ -302,15 +302,16 @@ class DescribeObjectStoreResponse(Response, frozen=True):
     garbage: list[GarbageSummary]
     """Deleted topics that still have objects there."""
     object_server: tuple[str, int] | None
-    """Where this broker's object server listens. None: there is none, or it is starting."""
+    """Address of this broker's object server. None: there is none, or it is starting."""
     trouble: str | None
-    """Why this broker does not reach the object store. None: it does, or there is none."""
+    """The reason that this broker does not reach the object store. None: it does, or there is
+    none."""
     version: int = 0
-    """As that of `MetadataResponse`: what the pins and the garbage are as of."""
+    """Metadata version of the pins and the garbage, as in `MetadataResponse`."""
 
 
 class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
-    """What this broker knows of the object store."""
+    """This broker's knowledge of the object store."""
 
     api: ClassVar[int] = 37
     sent_by_clients: ClassVar[bool] = True
@@ -334,14 +335,14 @@ class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
 
 class DescribeRemoteResponse(Response, frozen=True):
     ranges: list[RemoteRange]
-    """In order, without a hole, from the object that holds `start` on. [] where `start` is not in
+    """Objects in order, without a hole, from the one that holds `start` on. [] if `start` is not in
     the object store: then the leader has it on its disk."""
     log_start_offset: int
 
 
 class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
-    """Which objects hold the records from `start` up to `end`, at most `ranges_max` of them. No
-    more is read of the store than a manifest, where the leader does not have it yet. Raises the
+    """Names the objects that hold the records from `start` up to `end`, at most `ranges_max` of
+    them. Only a manifest is read from the store, if the leader does not have it yet. Raises the
     errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
 
     api: ClassVar[int] = 100
@@ -350,7 +351,7 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     expires_ms: Milliseconds = 0
-    """How long the URLs are to be good for. 0: none are made."""
+    """Validity of the URLs. 0: none are made."""
 
 
 class DescribeRemoteStorageResponse(Response, frozen=True):
@@ -359,15 +360,15 @@ class DescribeRemoteStorageResponse(Response, frozen=True):
     local_start_offset: int
     high_watermark: int
     lag_bytes: int
-    """Of closed segments that are not stored yet."""
+    """Size of closed segments that are not stored yet."""
     lag_ms: int
-    """How long ago the oldest of it could have been stored."""
+    """Time since the oldest of it could have been stored."""
     trouble: str | None
-    """Why nothing is stored now. None: it works."""
+    """The reason that nothing is stored now. None: it works."""
 
 
 class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True):
-    """How far this partition is in the object store."""
+    """Describes the progress of this partition in the object store."""
 
     api: ClassVar[int] = 101
     sent_by_clients: ClassVar[bool] = True
@@ -376,7 +377,7 @@ class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True
 class VerifyRemoteResponse(Response, frozen=True):
     checked_objects: int
     next_offset: int | None
-    """Where the next page begins. None: all was checked."""
+    """Start of the next page. None: everything was checked."""
     problems: list[tuple[str, int, int, str]]
     """`(object, start offset, end offset, what is wrong)`."""
     repaired: list[str]
@@ -385,7 +386,8 @@ class VerifyRemoteResponse(Response, frozen=True):
 
 class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
     """Checks that the objects from `start` on are there with their sizes; with `deep` reads them
-    and checks CRCs, offsets and epochs. With `repair` those that local records cover are made anew.
+    and checks CRCs, offsets and epochs. With `repair` those that local records cover are made
+    again.
     """
 
     api: ClassVar[int] = 102

@@ -31,9 +31,9 @@ Kafka uses)."""
 ISOLATION_NONE = 0
 """The client is older than transactions: it is refused where a partition has any."""
 READ_UNCOMMITTED = 1
-"""Up to the high watermark, whatever becomes of transactions."""
+"""Reads up to the high watermark, regardless of the outcome of transactions."""
 READ_COMMITTED = 2
-"""Up to the last stable offset, with the keys of what was aborted."""
+"""Reads up to the last stable offset, with the keys of aborted transactions."""
 Isolation = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
 
@@ -43,7 +43,7 @@ class ProduceResponse(Response, frozen=True):
     """The leader's clock at the append. For a repeated batch, at the first append."""
     log_start_offset: int
     is_repeat: bool = False
-    """Whether the log had the batch already, under the same sequences of the same producer."""
+    """True if the log already had the batch, under the same sequences of the same producer."""
 
 
 class Produce(ToLeader[ProduceResponse], frozen=True):
@@ -71,7 +71,7 @@ class FetchResponse(Response, frozen=True):
     cleaned_offset: int
     """Below it compaction may have left gaps between offsets."""
     next_offset: int
-    """Where to fetch next: the end of the last batch, or `offset` without a batch."""
+    """Next offset to fetch: the end of the last batch, or `offset` without a batch."""
     last_stable_offset: int | None = None
     """Below it all transactions are decided. None: from a leader that knows of no transactions."""
     aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -145,7 +145,7 @@ class DescribeReplicaResponse(Response, frozen=True):
     flushed_offset: int
     size_bytes: int
     trouble: str | None = None
-    """What keeps a follower from copying, such as a full disk. None: it knows of no trouble."""
+    """The reason that a follower cannot copy, such as a full disk. None: it knows of no trouble."""
     disk_free_bytes: int | None = None
     """The free bytes of the log's file system."""
 
@@ -159,9 +159,9 @@ class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
 
 
 class CheckRange(ToPartition[Done], frozen=True):
-    """A reader found a wrong CRC in what a fetch from `offset` gave. The replica reads that range
-    again from its disk, and stops when its own disk holds the damage. What only the object store
-    has, the leader gets anew with the next read."""
+    """Reports that a reader found a wrong CRC in the answer to a fetch from `offset`. The replica
+    reads that range again from its disk, and stops if its own disk is damaged. Records that are
+    only in the object store are loaded again by the leader with the next read."""
 
     api: ClassVar[int] = 25
     sent_by_clients: ClassVar[bool] = True
@@ -174,13 +174,13 @@ class DescribeOffsetResponse(Response, frozen=True):
 
     append_time_ms: int | None
     age_ms: int | None
-    """By the leader's clock."""
+    """Age by the leader's clock."""
 
 
 class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
-    """When the record at `offset` was appended. Where that record is gone, the answer is about the
-    oldest record that is left; where it is only in the object store, about the first record of its
-    object. Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage,
+    """Append time of the record at `offset`. If that record is gone, the answer is about the oldest
+    record that is left; if it is only in the object store, about the first record of its object.
+    Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage,
     RemoteStorage, RemoteMissing errors."""
 
     api: ClassVar[int] = 26
@@ -211,19 +211,19 @@ class DescribeOpenTransactionsResponse(Response, frozen=True):
     watermark."""
     ended: list[tuple[int, int]] | None
     """`(family, epoch)` of each transaction whose marker lies between `since_offset` and the high
-    watermark. None: compaction may have removed some, so the cut begins anew. [] without
+    watermark. None: compaction may have removed some, so the cut starts over. [] without
     `since_offset`."""
     is_used: bool = True
     """False: the log holds nothing of any transaction. Where that is so in all partitions, one
     question to each is a cut."""
     leader_epoch: int = 0
-    """In which this process leads, as far as it knows."""
+    """Epoch in which this process leads, as far as it knows."""
 
 
 class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], frozen=True):
-    """What is not decided in this partition, and what was decided from `since_offset` on (None: no
-    question). Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable,
-    Storage errors."""
+    """Lists the undecided transactions of this partition, and those decided from `since_offset` on
+    (None: not requested). Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic,
+    OffsetNotAvailable, Storage errors."""
 
     api: ClassVar[int] = 28
     answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")

@@ -38,11 +38,11 @@ from rayq.messages.limits import (
 )
 
 QUEUE_RANGES_MAX = 10_000
-"""The most ranges or records that one request names."""
+"""Maximum number of ranges or records that a request names."""
 SETTLED_MAX = 200_000
-"""The most offsets that the ranges of one Settle name, each as often as it is named."""
+"""Maximum number of offsets that the ranges of a Settle name, each as often as it is named."""
 QUEUE_STATES_MAX = 16
-"""More than the states that a record may have."""
+"""Maximum length of a list of states; a record has fewer."""
 Holder = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 # --- metadata ------------------------------------------------------------------------------------
@@ -92,21 +92,21 @@ class QueueMetadata(msgspec.Struct, array_like=True, frozen=True):
     config: dict[str, Any]
     """The whole config, as `rayq.config.as_dict` gives it."""
     partitions: int
-    """How many partitions the topic had when the queue was made: `start` is for these. Partitions
-    that came later are read from their beginning."""
+    """Number of partitions of the topic when the queue was created: `start` applies to these. Later
+    partitions are read from their beginning."""
 
 
 QUEUES_PAGE = 1_000
-"""The most queues of one answer."""
+"""Maximum number of queues in an answer."""
 
 
 class DescribeQueuesResponse(Response, frozen=True):
     version: int
-    """As that of `MetadataResponse`."""
+    """Metadata version, as that of `MetadataResponse`."""
     queues: list[QueueMetadata]
     """Sorted by name."""
     next_after: str | None = None
-    """Not None where one answer does not hold all queues: ask again with this as `after`."""
+    """Not None if one answer does not hold all queues: ask again with this as `after`."""
 
 
 class DescribeQueues(ToBroker[DescribeQueuesResponse], frozen=True):
@@ -140,10 +140,10 @@ class TakeResponse(Response, frozen=True):
     locks: list[tuple[int, int, int]]
     """`(first offset, last offset, count)`, ascending."""
     ready: int
-    """How many more records could be taken now."""
+    """Number of further records that could be taken now."""
     sweep_ms: int = 1000
-    """A consumer that does not wait here asks again after so long: the more consumers there are,
-    the longer, so that about 20 ask in a second."""
+    """Interval at which a consumer that does not wait here asks again: it grows with the number of
+    consumers, so that about 20 ask per second."""
     excused: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     """`(first offset, last offset, how many)` of these records: so many of the deliveries that are
     counted were given back unhandled, and do not count against `max_deliveries`."""
@@ -152,11 +152,11 @@ class TakeResponse(Response, frozen=True):
     says so (`Settle.begins`), and waits for the answer. Where its lock goes before that, the
     delivery does not count."""
     wanted: int = 0
-    """So many other consumers wait here, have nothing to do, and there is nothing for them."""
+    """Number of other consumers that wait here, idle, with no records for them."""
 
 
 class Take(ToQueueLeader[TakeResponse], frozen=True):
-    """Locks up to `records_max` records for `holder` and brings them. The leader waits up to
+    """Locks up to `records_max` records for `holder` and returns them. The leader waits up to
     `wait_ms` for the first. The locks are durable before the answer leaves."""
 
     api: ClassVar[int] = 131
@@ -178,7 +178,7 @@ class SettleResponse(Response, frozen=True):
     """`(first offset, last offset, who has it now)`: not settled, since these locks had gone.
     Everything else is settled, durably."""
     wanted: int = 0
-    """As in `TakeResponse`."""
+    """Number of waiting consumers, as in `TakeResponse`."""
 
 
 class Settle(ToQueueLeader[SettleResponse], frozen=True):
@@ -217,7 +217,8 @@ class Settle(ToQueueLeader[SettleResponse], frozen=True):
     failures: Annotated[
         list[tuple[Offset, Counter, Reason]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
-    """As `rejects`, of records that failed the last delivery that their consumer grants them."""
+    """Rejected records, as `rejects`, that failed the last delivery that their consumer grants
+    them."""
     begins: Annotated[
         list[tuple[Offset, Offset, Counter]], msgspec.Meta(max_length=QUEUE_RANGES_MAX)
     ] = msgspec.field(default_factory=list)
@@ -227,7 +228,7 @@ class Settle(ToQueueLeader[SettleResponse], frozen=True):
 
 class DescribeQueueResponse(Response, frozen=True):
     start_offset: int
-    """All below is settled."""
+    """Offset below which everything is settled."""
     end_offset: int
     """The last stable offset."""
     ready: int
@@ -235,21 +236,22 @@ class DescribeQueueResponse(Response, frozen=True):
     delayed: int
     moving: int
     done: int
-    """Settled at or above the start."""
+    """Number of offsets that are settled at or above the start."""
     dead: int
-    """Moved to the dead letters since this leader began."""
+    """Number of records that were moved to the dead letters since this leader started."""
     expired: int
-    """Gone by retention before they were settled, since this leader began."""
+    """Number of records that retention removed before they were settled, since this leader
+    started."""
     oldest_ready_ms: int | None
     next_due_ms: int | None
     waiting_takes: int
     trouble: str | None
     blocked: int = 0
-    """Not ready: they wait for an earlier record of their key."""
+    """Number of records that are not ready: they wait for an earlier record of their key."""
     oldest_locked_ms: int | None = None
-    """How long the record that was locked first has been locked, under this leader."""
+    """Age of the oldest lock, under this leader."""
     oldest_holder: str | None = None
-    """Who has it."""
+    """Its holder."""
 
 
 class DescribeQueue(ToQueueLeader[DescribeQueueResponse], frozen=True):
@@ -267,7 +269,7 @@ class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
     holder: str | None
     """The beginning: see `rayq.secret_names`."""
     due_ms: int | None
-    """By the wall clock: when a delay ends. For a lock: how many ms are left of it."""
+    """End of a delay by the wall clock. For a lock: its remaining time in ms."""
 
 
 class ListQueueRecordsResponse(Response, frozen=True):
@@ -309,7 +311,7 @@ class PurgeQueueResponse(Response, frozen=True):
 
 
 class PurgeQueue(ToQueueLeader[PurgeQueueResponse], frozen=True):
-    """Settles all that is not locked and lies below the present end."""
+    """Settles all records below the present end that are not locked."""
 
     api: ClassVar[int] = 136
     sent_by_clients: ClassVar[bool] = True
@@ -326,7 +328,7 @@ class OpenQueueStateResponse(Response, frozen=True):
     fence: int
     """Names this opening: writes with another one are refused. Each opening has a higher one."""
     next_after: bytes | None = None
-    """Not None where there is more: ask again with this as `after`."""
+    """Not None if there is more: ask again with this as `after`."""
     fence_min: int = 0
     """Locks that were given out under a lower state epoch are void: an unclean election of the
     keeper may have lost what was kept of them."""

@@ -37,17 +37,17 @@ from rayq.remote_pointer import RemotePointer
 
 class ReplicaFetchResponse(Response, frozen=True):
     """Either batches (the payload) or a divergence: the follower's log may agree with the leader's
-    only up to (`diverging_epoch`, `diverging_end`). Then the follower truncates and fetches anew
+    only up to (`diverging_epoch`, `diverging_end`). Then the follower truncates and fetches again
     before it looks at the other fields."""
 
     high_watermark: int
     log_start_offset: int
     epoch_start_offset: int
-    """Where the epoch in which the leader leads starts."""
+    """Start offset of the leader's epoch."""
     diverging_epoch: int | None = None
     diverging_end: int | None = None
     reset_to: int | None = None
-    """Not None where the follower's log ends below the leader's local start, or below its tombstone
+    """Not None if the follower's log ends below the leader's local start, or below its tombstone
     horizon: the follower copies the leader's `ReplicaSnapshot` and restarts its log at this offset.
     """
     cleaned_offset: int = 0
@@ -97,8 +97,8 @@ class ReplicaSnapshotResponse(Response, frozen=True):
     epochs: list[tuple[int, int]]
     """`(leader epoch, start offset)` pairs up to the local start, ascending."""
     local_start_offset: int | None = None
-    """Where the follower's log restarts: the leader's first local offset. The producer state is of
-    that offset. None: from a leader without remote storage, the log start."""
+    """Offset at which the follower's log restarts: the leader's first local offset. The producer
+    state is of that offset. None: from a leader without remote storage, the log start."""
 
 
 class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
@@ -114,13 +114,13 @@ class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
     """The leader epoch of the last batch. None: the log is empty, or not open yet."""
     flushed: CheckedInt
     failure: Text | None = None
-    """Why the replica stopped (a disk error). None: it works."""
+    """The reason that the replica stopped (a disk error). None: it works."""
     is_damaged: bool = False
     """The replica stopped because bytes of its log are damaged, on a disk that works otherwise."""
 
 
 class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
-    """What a replica must know of its partition, from committed metadata."""
+    """The data of a partition that its replica needs, from committed metadata."""
 
     topic: str
     topic_id: str
@@ -141,13 +141,13 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     replication_factor: int = 0
     """The topic's: a partition that is being moved has more replicas. 0: as many as `replicas`."""
     throttle_bytes_per_s: int | None = None
-    """How much this replica may copy while it is not in sync. None: no limit."""
+    """Maximum rate at which this replica copies while it is not in sync. None: no limit."""
     remote: RemotePointer | None = None
     """The committed remote pointer. None: nothing of the partition is in the object store."""
     pinned_offset: int | None = None
     """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
     partitions: int = 0
-    """How many the topic has. 0: from a broker that does not say."""
+    """Number of partitions of the topic. 0: from a broker that does not send it."""
     is_remote_doubted: bool = False
     """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
     adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
@@ -184,12 +184,13 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     removed: list[tuple[str, int]]
     """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
     object_server: tuple[str, int] | None = None
-    """Where this node's object server listens. None: there is none, or it is starting."""
+    """Address of this node's object server. None: there is none, or it is starting."""
     remote_halt: str | None = None
-    """Why leaders may neither store nor delete objects now, only read them: another cluster uses
-    the same place under the same id, or it is not known yet. None: they may."""
+    """The reason that leaders may now neither store nor delete objects, only read them: another
+    cluster uses the same folder under the same id, or that is not known yet. None: they may."""
     remote_backlog_bytes: int = 0
-    """What waits on the node's disk for the object store, in all replica processes."""
+    """Bytes on the node's disk that wait to be uploaded to the object store, in all replica
+    processes."""
     deleted: list[str] = msgspec.field(default_factory=list)
     """The ids of topics of which the process has closed replicas, and which were deleted: no topic
     has such an id again, so it need not remember them."""
@@ -205,7 +206,8 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=HOSTED_MAX)]
     wait_ms: Milliseconds
     remote_backlog_bytes: Counter = 0
-    """What the closed segments of its replicas have that is not in the object store yet."""
+    """Size of the records in closed segments of its replicas that are not in the object store
+    yet."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

@@ -53,8 +53,8 @@ class InitProducerResponse(Response, frozen=True):
 
 
 class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
-    """Makes `owner` the one producer of a transactional id: what its owner before left open is
-    aborted, and that owner is fenced. A repetition by the present owner answers the same. Raises
+    """Makes `owner` the only producer of a transactional id: the previous owner's open transaction
+    is aborted, and that owner is fenced. A repetition by the present owner answers the same. Raises
     ProducerFenced (a former owner asks), TransactionLimit."""
 
     api: ClassVar[int] = 70
@@ -66,13 +66,13 @@ class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
 
 
 class EndTransactionResponse(Response, frozen=True):
-    """How the transaction ended, and the family and epoch of the next one."""
+    """The outcome of the transaction, and the family and epoch of the next one."""
 
     is_committed: bool
     family: int
     epoch: int
     is_complete: bool
-    """Whether all its markers are written: every reader sees how it ended."""
+    """True if all its markers are written: every reader sees its outcome."""
 
 
 class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=True):
@@ -94,7 +94,7 @@ class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=Tr
 
 
 class TouchTransaction(ToTransactionCoordinator[Done], frozen=True):
-    """The owner of a transaction still works on it: its time-out begins anew, for an hour at most
+    """Restarts the timeout of a transaction on which its owner still works, for at most an hour
     from the first partition on. Raises ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 75
@@ -130,9 +130,9 @@ class SealPartitionResponse(Response, frozen=True):
 
 
 class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
-    """From the owner of a sealed transaction to the leader of each participant, which takes no more
-    of its batches from now on: it asks the coordinator first. Answers what is there, once that is
-    committed. Raises TransactionEnded."""
+    """Sent by the owner of a sealed transaction to the leader of each participant, which takes no
+    more of its batches from now on: it asks the coordinator first. The answer lists what is there,
+    once that is committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
     sent_by_clients: ClassVar[bool] = True
@@ -150,25 +150,26 @@ class TransactionSummary(Response, frozen=True):
     state: str
     """"open", "sealed", "committing" or "aborting"; "ready" where no transaction is under way."""
     age_ms: int | None
-    """Since its first partition joined."""
+    """Age since its first partition joined."""
     partitions: int
     transaction_timeout_ms: int
-    """For how long it may be open; an hour for the transaction of a batch write."""
+    """Maximum time that it may be open; an hour for the transaction of a batch write."""
 
 
 LISTED_IDS_MAX = 10_000
-"""The most transactional ids of one answer to ListTransactions."""
+"""Maximum number of transactional ids in an answer to ListTransactions."""
 
 
 class ListTransactionsResponse(Response, frozen=True):
     transactions: list[TransactionSummary]
     """Sorted by transactional id; those of an id oldest first."""
     next_after: str | None
-    """Not None where one answer does not hold all ids: ask again with this as `after`."""
+    """Not None if one answer does not hold all ids: ask again with this as `after`."""
 
 
 class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], frozen=True):
-    """What is under way of the transactional ids of one partition of `__transaction_state`."""
+    """Lists the transactions in progress of the transactional ids of one partition of
+    `__transaction_state`."""
 
     api: ClassVar[int] = 72
     sent_by_clients: ClassVar[bool] = True
@@ -187,13 +188,14 @@ class DescribeTransactionResponse(Response, frozen=True):
     transaction_timeout_ms: int
     last_name: str | None
     transactions: list[TransactionSummary]
-    """What is under way, oldest first."""
+    """The transactions in progress, oldest first."""
     participants: list[tuple[int, int, str, int, bool]]
     """`(family, epoch, topic id, partition, marker is written)`"""
 
 
 class DescribeTransaction(ToTransactionCoordinator[DescribeTransactionResponse], frozen=True):
-    """Raises InvalidRequest for an id that the coordinator does not know."""
+    """Describes a transactional id. Raises InvalidRequest for an id that the coordinator does not
+    know."""
 
     api: ClassVar[int] = 73
     sent_by_clients: ClassVar[bool] = True
@@ -216,8 +218,8 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
 
 
 class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
-    """From the leader of a partition, before it appends the transaction's first batch (or the group
-    coordinator, before it takes positions): from now on the partition gets a marker when the
+    """Sent by the leader of a partition before it appends the transaction's first batch (or by the
+    group coordinator, before it takes positions): from now on the partition gets a marker when the
     transaction ends. Answers once that is committed. Raises TransactionEnded, TransactionLimit."""
 
     api: ClassVar[int] = 54
@@ -228,7 +230,7 @@ class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
 
 
 OUTCOMES_OVER = ("committed", "aborted", "unknown")
-"""What a coordinator says of a transaction that it does nothing about any more."""
+"""The states of a transaction about which a coordinator does nothing any more."""
 
 
 class DescribeOutcomeResponse(Response, frozen=True):
@@ -239,7 +241,8 @@ class DescribeOutcomeResponse(Response, frozen=True):
 
 
 class DescribeOutcome(ToTransactionCoordinator[DescribeOutcomeResponse], frozen=True):
-    """What became of a transaction that a leader has had open for longer than any may be."""
+    """Asks for the outcome of a transaction that a leader has had open for longer than the
+    maximum."""
 
     api: ClassVar[int] = 55
     family: Family
@@ -247,7 +250,7 @@ class DescribeOutcome(ToTransactionCoordinator[DescribeOutcomeResponse], frozen=
 
 
 class WriteMarker(ToLeader[Done], frozen=True):
-    """From the coordinator to the leader of a participant, until it is answered: the transaction
+    """Sent by the coordinator to the leader of a participant, until it is answered: the transaction
     ended. The leader answers once the marker is committed. Raises FencedEpoch for a coordinator
     that was replaced, TransactionOrder while an older transaction of the family is open there."""
 

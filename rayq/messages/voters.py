@@ -29,7 +29,7 @@ class PrepareResponse(Response, frozen=True):
     voters: list[tuple[int, str]]
     """`(broker, directory id)` pairs of the last voter set in this log, committed or not."""
     heard_ms_ago: int | None
-    """How long ago this broker heard from a controller. None: not since its start."""
+    """Time since this broker heard from a controller. None: not since its start."""
 
 
 class Prepare(ToBroker[PrepareResponse], frozen=True):
