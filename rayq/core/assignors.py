@@ -242,9 +242,9 @@ class _Shares:
         seen_topics: set[str] = set()
         level = deque([start])
         while level:
-            found = [member for member in level if self._load[member] <= limit]
-            if found:
-                at = min(found, key=lambda member: (self._load[member], member))
+            underloaded = [member for member in level if self._load[member] <= limit]
+            if underloaded:
+                at = min(underloaded, key=lambda member: (self._load[member], member))
                 path = []
                 while at != start:
                     giver, topic = came[at]

@@ -40,8 +40,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     it while too few were left in it: they hold every committed record. `last_unclean_epoch` is the
     last leader epoch whose leader was elected from neither. `leader_epoch` 0: no replica led yet.
 
-    While a move is under way (KIP-455) `target` are the replicas that the move ends with, `origin`
-    those from before, and `replicas` all of both, the target first. Both are empty otherwise.
+    While a move is in progress (KIP-455) `target` are the replicas that the move ends with,
+    `origin` those from before, and `replicas` all of both, the target first. Both are empty
+    otherwise.
     """
 
     replicas: tuple[int, ...]

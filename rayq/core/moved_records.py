@@ -66,8 +66,8 @@ def source_of(headers: Sequence[tuple[str, bytes]]) -> tuple[str, int] | None:
     value = header_of(headers, SOURCE_HEADER)
     if value is None:
         return None
-    topic, _, place = value.decode(errors="replace").partition("/")
-    partition, slash, _ = place.partition("/")
+    topic, _, rest = value.decode(errors="replace").partition("/")
+    partition, slash, _ = rest.partition("/")
     is_number = partition.isascii() and partition.isdigit()
     if not (topic and slash and is_number and len(partition) <= PARTITION_DIGITS_MAX):
         return None

@@ -165,7 +165,7 @@ def alter_reassignments(
     throttle_bytes_per_s: int | None,
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Begins or cancels moves, all of them or none. The target of a move under way, given again,
+    """Begins or cancels moves, all of them or none. The target of a current move, given again,
     changes its throttle; another target is for moves that wait for a broker that is down.
 
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,

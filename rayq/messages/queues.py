@@ -363,7 +363,7 @@ class WriteQueueState(ToQueueState[WriteQueueStateResponse], frozen=True):
     data_partition: Partition
     fence: Counter
     sequence: Counter
-    """The number of the write, of which one is under way at a time. A repetition has the same; a
+    """The number of the write, of which one is in flight at a time. A repetition has the same; a
     lower one than the last is a write that was held back, and is refused."""
     gives_out: bool = True
     """Many records are locked by it: only such a write is refused where the keeper is full."""

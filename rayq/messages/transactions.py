@@ -148,7 +148,7 @@ class TransactionSummary(Response, frozen=True):
     family: int
     epoch: int
     state: str
-    """"open", "sealed", "committing" or "aborting"; "ready" where no transaction is under way."""
+    """"open", "sealed", "committing" or "aborting"; "ready" if no transaction is in progress."""
     age_ms: int | None
     """Age since its first partition joined."""
     partitions: int
@@ -176,7 +176,7 @@ class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], froze
     after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
-    """Also the ids of which nothing is under way."""
+    """Also the ids without a transaction in progress."""
 
 
 class DescribeTransactionResponse(Response, frozen=True):
