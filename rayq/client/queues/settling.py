@@ -9,24 +9,16 @@ from typing import Any
 from rayq.client.queues.taken import Taken, runs_of
 from rayq.messages import QUEUE_RANGES_MAX
 
-REJECT_WEIGHT = 10
-"""Weight of a reject, in ranges of one request: it carries a reason."""
+WEIGHTS = {"begins": 1, "acks": 1, "nacks": 1, "rejects": 10, "extends": 1, "releases": 1}
+"""All kinds of decisions, in the order in which they are sent, with the weight of each in ranges of
+one request: a reject carries a reason."""
 
 
 class Settlement:
     """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
     count. No offset is in two of them, except for `extends` and `begins`."""
 
-    __slots__ = (
-        "holder",
-        "state_epoch",
-        "acks",
-        "nacks",
-        "rejects",
-        "extends",
-        "releases",
-        "begins",
-    )
+    __slots__ = ("holder", "state_epoch", *WEIGHTS)
 
     def __init__(self, holder: str, state_epoch: int) -> None:
         self.holder = holder
@@ -43,14 +35,12 @@ class Settlement:
 
     def parts(self) -> Iterator[Settlement]:
         """This settlement, divided so that each request names at most QUEUE_RANGES_MAX."""
-        weights = {"begins": 1, "acks": 1, "nacks": 1, "rejects": REJECT_WEIGHT}
-        weights |= {"extends": 1, "releases": 1}
-        sizes = (weight * len(getattr(self, name)) for name, weight in weights.items())
+        sizes = (weight * len(getattr(self, name)) for name, weight in WEIGHTS.items())
         if sum(sizes) <= QUEUE_RANGES_MAX:
             yield self
             return
         part, size = Settlement(self.holder, self.state_epoch), 0
-        for name, weight in weights.items():
+        for name, weight in WEIGHTS.items():
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
                 size += weight
@@ -122,7 +112,7 @@ class Round:
         """Adds the later decisions; callers that wait for `later` then wait for this round."""
         for lock, settlement in later.settlements.items():
             known = self.of(*lock)
-            for name in ("acks", "nacks", "rejects", "extends", "releases"):
+            for name in WEIGHTS:
                 getattr(known, name).update(getattr(settlement, name))
         self._later.append(later)
 
