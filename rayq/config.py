@@ -39,11 +39,12 @@ SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 INT64_MAX = 2**63 - 1
 
 MESSAGE_BYTES_CEILING = 64 * MIB
-"""The most that `max_message_bytes` may be, and that a batch may have before compression."""
+"""The maximum of `max_message_bytes`, and the maximum size of a batch before compression. may have
+before compression."""
 PLAIN_BYTES_FACTOR, PLAIN_BYTES_MIN = 4, 4 * MIB
-"""Before compression a batch may have so many times `max_message_bytes`, and so much in any case.
-Without a limit a small request could take all memory of the process that reads it: lz4 blocks grow
-by up to 255 times."""
+"""A batch may have this many times `max_message_bytes` before compression, and this minimum in any
+case. Without a limit a small request could take all memory of the process that reads it: lz4 blocks
+grow by up to 255 times."""
 
 Partitioner = Callable[[bytes | None, int], int]
 Serializer = Callable[[Any], bytes]
@@ -56,7 +57,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be sent: a str may hold halves of surrogate pairs."""
+    """Returns whether a text can be sent: a str may hold halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -65,12 +66,12 @@ def is_unicode(text: str) -> bool:
 
 
 class Bounds(NamedTuple):
-    """What a number may be, both ends included."""
+    """The range of a number, both ends included."""
 
     least: float = 0
     most: float = math.inf
     above_zero: bool = False
-    """Whether 0 itself is refused, where `least` is 0."""
+    """True if 0 itself is refused, where `least` is 0."""
     in_bytes: bool = False
 
     def __contains__(self, value: object) -> bool:
@@ -114,81 +115,87 @@ def _plain_functions(config: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicConfig:
-    """How one topic is kept. Set at `create_topic`, changed by `alter_topic_config`."""
+    """The settings of one topic. Set at `create_topic`, changed by `alter_topic_config`."""
 
     min_insync_replicas: Positive | None = None
-    """How many in-sync replicas an acks="all" write needs, 1 up to the replication factor. None:
-    the majority of the factor (2 of 3). Higher survives more lost disks, refuses writes sooner."""
+    """The minimum number of in-sync replicas for an acks="all" write, 1 up to the replication
+    factor. None: the majority of the factor (2 of 3). Higher: survives more lost disks, but refuses
+    writes sooner."""
 
     unclean_leader_election: bool = False
-    """Let a replica lead that may lack acknowledged records when no other is left. True trades
-    records for availability."""
+    """Allow a replica that may lack acknowledged records to become leader when no other is left.
+    True trades records for availability."""
 
     flush: Literal["disk", "os"] = "disk"
-    """What counts as written: "disk" after fdatasync, "os" once it is in the page cache (a power
-    loss of all replicas at once may then lose acknowledged records)."""
+    """The point at which a record counts as written: "disk" after fdatasync, "os" once it is in the
+    page cache (a power loss of all replicas at once may then lose acknowledged records)."""
 
     cleanup_policy: Literal["delete", "compact", "compact,delete"] = "delete"
-    """What becomes of old records: deleted by retention, compacted to the latest of each key, or
-    both. Compacted topics refuse records without a key."""
+    """The policy for old records: deleted by retention, compacted to the latest record of each key,
+    or both. Compacted topics refuse records without a key."""
 
     min_cleanable_dirty_ratio: Annotated[float, Bounds(0, 1)] = 0.5
-    """Compaction begins when this share of the cleanable log is not compacted yet. Lower: less
-    disk, more work."""
+    """The share of the cleanable log that is not compacted yet at which compaction starts. Lower:
+    less disk, more work."""
 
     min_compaction_lag_ms: NotNegative = 0
-    """A record stays as it is for at least so long after its append."""
+    """The minimum time after its append before a record may be compacted."""
 
     max_compaction_lag_ms: Positive | None = None
-    """A record is compacted at the latest so long after its append, whatever the ratio; at least
-    `min_compaction_lag_ms`. None: by the ratio alone."""
+    """The maximum time after its append before a record is compacted, whatever the ratio; at least
+    `min_compaction_lag_ms`. None: the ratio alone decides."""
 
     delete_retention_ms: NotNegative = DAY_MS
-    """A tombstone (a record without a value) stays for so long after it was compacted: the time a
-    reader from the beginning, or a follower that was away, has to see it."""
+    """The time that a tombstone (a record without a value) stays after it was compacted. A reader
+    from the beginning, or a follower that was away, has this time to see it."""
 
     retention_ms: NotNegative | None = 7 * DAY_MS
-    """Closed segments whose newest append is older are deleted. None: never."""
+    """The age of a closed segment's newest append at which the segment is deleted. None: never."""
 
     retention_bytes: NotNegativeBytes | None = None
-    """The oldest closed segments are deleted while the partition is larger. None: unlimited."""
+    """The maximum size of a partition: the oldest closed segments are deleted while it is larger.
+    None: unlimited."""
 
     segment_bytes: Annotated[int, Bounds(KIB, 2 * GIB, in_bytes=True)] = GIB
-    """A segment file is closed at this size. Smaller: retention is finer, more
-    files are open."""
+    """The size at which a segment file is closed. Smaller: finer retention, but more open files."""
 
     segment_ms: Positive = 7 * DAY_MS
-    """A segment whose first append is older is closed at the next append."""
+    """The age of a segment's first append at which the segment is closed, at the next append."""
 
     index_interval_bytes: PositiveBytes = 4096
-    """One index entry for about so many bytes of log. Smaller: faster look-ups, larger indexes."""
+    """The approximate number of log bytes for each index entry. Smaller: faster look-ups, larger
+    indexes."""
 
     max_message_bytes: Annotated[int, Bounds(1, MESSAGE_BYTES_CEILING, in_bytes=True)] = MIB
-    """The largest record batch, as it is stored. Before compression it may have
-    four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
-    there at least."""
+    """The maximum size of a record batch as it is stored. Before compression the batch may have
+    four times as much (at least 4 MiB, at most 64 MiB), where each record counts for at least 24
+    bytes."""
 
     remote_storage: bool | Literal["read"] = False
-    """Keep closed segments in the cluster's object store (`remote_storage_url`). "read": no more
-    goes there, what is there stays readable until retention takes it. Not for compacted topics."""
+    """Keep closed segments in the cluster's object store (`remote_storage_url`). "read": no new
+    segments go there; those already there stay readable until retention deletes them. Not for
+    compacted topics."""
 
     local_retention_ms: NotNegative | None = DAY_MS
-    """With `remote_storage`: what is in the object store leaves the brokers' disks when its newest
-    append is older; at most `retention_ms`. None: only as retention takes it."""
+    """With `remote_storage`: the age of its newest append at which a segment that is in the object
+    store leaves the brokers' disks; at most `retention_ms`. None: segments leave only when
+    retention deletes them."""
 
     local_retention_bytes: NotNegativeBytes | None = None
-    """With `remote_storage`: the oldest closed segments that are in the object store leave the
-    brokers' disks while a replica is larger; at most `retention_bytes`. None: unlimited."""
+    """With `remote_storage`: the maximum size of a replica on the brokers' disks; while it is
+    larger, its oldest closed segments that are in the object store leave the disk. At most
+    `retention_bytes`. None: unlimited."""
 
     remote_max_lag_ms: Positive = HOUR_MS
-    """With `remote_storage`: a segment whose first append is older is closed, so that it goes to
-    the object store."""
+    """With `remote_storage`: the age of a segment's first append at which the segment is closed, so
+    that it goes to the object store."""
 
     message_timestamp_type: Literal["create", "append"] = "create"
-    """Which time a record carries: the producer's, or the leader's at the append."""
+    """The timestamp that a record carries: the producer's, or the leader's at the append."""
 
     message_timestamp_after_max_ms: NotNegative = HOUR_MS
-    """A producer's timestamp further in the future than this is refused."""
+    """The maximum that a producer's timestamp may be in the future; records beyond it are refused.
+    """
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -205,8 +212,8 @@ class TopicConfig:
 
     @property
     def plain_bytes_max(self) -> int:
-        """The largest record batch before compression, in bytes: what readers unpack. It bounds the
-        records of a batch too: each counts for 24 bytes at least."""
+        """The largest record batch before compression, in bytes: what readers unpack. It also
+        limits the number of records in a batch: each counts for at least 24 bytes."""
         wanted_bytes = max(PLAIN_BYTES_FACTOR * self.max_message_bytes, PLAIN_BYTES_MIN)
         return min(wanted_bytes, MESSAGE_BYTES_CEILING)
 
@@ -225,41 +232,43 @@ class TopicConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """How a queue gives out its records. Set at `create_queue`, changed by `alter_queue`."""
+    """The settings by which a queue delivers its records. Set at `create_queue`, changed by
+    `alter_queue`."""
 
     visibility_timeout_s: Annotated[float, Bounds(1, 12 * 3600)] = 30.0
-    """How long a taken record stays with its consumer without a sign of life. Consumers of rayq
-    extend by themselves after a third of it."""
+    """The time that a taken record stays locked for its consumer without a sign of life. rayq's
+    consumers extend the lock by themselves after a third of it."""
 
     max_handling_s: Annotated[float, Bounds(1, 7 * 24 * 3600)] = 3600.0
-    """A record that one consumer handles for longer is given to another: the longest that it may be
-    extended."""
+    """The maximum time that one consumer may handle a record, extensions included; after it the
+    record is given to another."""
 
     max_deliveries: Annotated[int, Bounds(1, 1000)] = 5
-    """After so many deliveries without an acknowledgement a record goes to the dead letters."""
+    """The maximum number of deliveries without an acknowledgement; after it a record goes to the
+    dead letters."""
 
     backoff_s: Annotated[float, Bounds(0, 24 * 3600)] = 1.0
-    """A record that failed waits so long before its next delivery; doubles with each one, with
-    jitter."""
+    """The wait before a failed record's next delivery; doubles with each one, with jitter."""
 
     backoff_max_s: Annotated[float, Bounds(0, 7 * 24 * 3600)] = 3600.0
-    """The most that the back-off grows to."""
+    """The maximum back-off."""
 
     ordered_by_key: bool = False
-    """Records of one key are handled one after the other, in their order, also over failures."""
+    """Handle the records of one key one after the other, in their order, even when some fail."""
 
     dead_letters: Literal["keep", "discard", "stay"] = "keep"
-    """What becomes of a record that failed for good: "keep" moves it to the queue `<name>.dead`,
-    "discard" drops it, "stay" has it come again, a rejected one after `backoff_max_s`. Queues of
-    dead letters begin with "stay"."""
+    """The action for a record that failed for good: "keep" moves it to the queue `<name>.dead`,
+    "discard" drops it, "stay" delivers it again (a rejected one after `backoff_max_s`). Queues of
+    dead letters are created with "stay"."""
 
     start: Literal["earliest", "latest"] = "earliest"
-    """Where a new queue begins in a topic that has records."""
+    """The position where a new queue begins in a topic that has records."""
 
     retention: Literal["topic", "hold", "delete_done"] = "topic"
-    """"topic": the topic's own retention, also of what was not handled yet (it is counted). "hold":
-    nothing goes before it is settled. "delete_done": what is settled by this queue goes at once.
-    The latter two are for topics that only this queue reads."""
+    """"topic": the topic's own retention, which also deletes records that were not handled yet
+    (these are counted). "hold": no record is deleted before it is settled. "delete_done": records
+    that this queue settled are deleted at once. The latter two are for topics that only this queue
+    reads."""
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -274,145 +283,154 @@ class QueueConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """How the servers behave. Given to `rayq.start`; times and limits, no data format."""
+    """The servers' timeouts and limits, given to `rayq.start`. None of them affects the data
+    format."""
 
     heartbeat_interval_ms: Positive = 500
-    """How often brokers tell the controller, and replica processes their broker, that they live."""
+    """The interval of heartbeats from brokers to the controller, and from replica processes to
+    their broker."""
 
     session_timeout_ms: Positive = 3000
-    """A broker or replica process silent for so long counts as dead; at least twice
-    `heartbeat_interval_ms`. Lower: faster failover, and more false alarms on a busy machine."""
+    """The time without a heartbeat after which a broker or replica process counts as dead; at least
+    twice `heartbeat_interval_ms`. Lower: faster failover, and more false alarms on a busy machine.
+    """
 
     controller_patience_ms: Positive = 3000
-    """A voter that hears no controller for so long (plus up to half of it, at random) stands in."""
+    """The time without a word from a controller (plus up to half of it, at random) after which a
+    voter stands for election."""
 
     replica_lag_time_max_ms: Positive = 10_000
-    """A follower not caught up for so long leaves the in-sync set."""
+    """The maximum time that a follower may be behind before it leaves the in-sync set."""
 
     max_replicas_per_broker: NotNegative | None = None
-    """How many replicas a broker may carry. None: by its share of the node's memory, 100 MiB for
-    each process and one for each replica, and by how many files its processes may open."""
+    """The maximum number of replicas on a broker. None: limited by its share of the node's memory
+    (100 MiB for each process and 1 MiB for each replica), and by the number of files that its
+    processes may open."""
 
     replica_rebuild_delay_ms: Positive | None = None
-    """The replicas of a broker whose session has been over for so long are rebuilt on others.
-    None: never; at least `session_timeout_ms`. Longer than any restart takes, or a restart copies
-    what it would have found."""
+    """The time after the end of a broker's session until its replicas are rebuilt on other brokers;
+    at least `session_timeout_ms`. None: never. Set it longer than any restart takes, or a restart
+    copies data that the broker still has."""
 
     replicas_per_process: Positive | None = None
-    """Replicas that share a process. None: each has its own until a node has two processes for each
-    core, then they share, spread by topic. 1: each always has its own; that takes 70 MB and most of
-    a second for each to start."""
+    """The number of replicas that share a process. None: each has its own until a node has two
+    processes for each core; then they share, spread by topic. 1: each always has its own, which
+    takes 70 MB and most of a second to start."""
 
     metadata_snapshot_records: Positive = 10_000
-    """The metadata log is cut down to a snapshot after so many records."""
+    """The number of records after which the metadata log is cut down to a snapshot."""
 
     flush_checkpoint_bytes: PositiveBytes = 64 * MIB
-    """The recovery point moves after so many new bytes: what a start after kill -9 re-reads."""
+    """The number of new bytes after which the recovery point moves: at most about this much is read
+    again by a start after kill -9."""
 
     retention_check_interval_ms: Positive = 30_000
-    """How often closed segments are checked against the topic's retention."""
+    """The interval at which closed segments are checked against the topic's retention."""
 
     compaction_check_interval_ms: Positive = 15_000
-    """How often compacted partitions are looked at whether to compact them."""
+    """The interval at which compacted partitions are checked for a due compaction."""
 
     compaction_bytes_per_s: PositiveBytes = 32 * MIB
-    """The most that compaction reads and writes on one broker's disk."""
+    """The maximum rate at which compaction reads and writes on one broker's disk."""
 
     compaction_memory_bytes: PositiveBytes = 128 * MIB
-    """The most memory for the keys of one pass; a log with more keys takes several passes."""
+    """The maximum memory for the keys of one pass; a log with more keys takes several passes."""
 
     offsets_topic_partitions: Positive = 1
-    """Partitions of `__consumer_offsets`, fixed when the first group is used: each has a
-    coordinator of its own."""
+    """The number of partitions of `__consumer_offsets`, fixed when the first group is used. Each
+    has a coordinator of its own."""
 
     transaction_state_partitions: Annotated[int, Bounds(1, 256)] = 1
-    """Partitions of `__transaction_state`, fixed at the first transaction: each has a coordinator
-    of its own."""
+    """The number of partitions of `__transaction_state`, fixed at the first transaction. Each has a
+    coordinator of its own."""
 
     queue_state_partitions: Annotated[int, Bounds(1, 256)] = 4
-    """Partitions of `__queue_state`, fixed at the first queue: each has a keeper of its own."""
+    """The number of partitions of `__queue_state`, fixed at the first queue. Each has a keeper of
+    its own."""
 
     offsets_retention_ms: Positive = 7 * DAY_MS
-    """Positions of a group without members are forgotten after so long."""
+    """The time after which the positions of a group without members are deleted."""
 
     group_disconnect_grace_ms: Positive = 1000
-    """A member whose connection broke has so long to come back before it counts as gone."""
+    """The time in which a member whose connection broke may come back before it counts as gone."""
 
     group_assignors: dict[str, str] | None = dataclasses.field(default=None, hash=False)
-    """Assignors of your own, name to `module:function`, importable where the servers run; see
+    """Your own assignors, name to `module:function`, importable where the servers run; see
     `rayq.core.assignors`."""
 
     max_frame_bytes: Annotated[int, Bounds(65 * MIB, in_bytes=True)] = 80 * MIB
-    """The largest frame a server or client accepts, at least the largest batch plus a header."""
+    """The maximum size of a frame that a server or client accepts; at least the largest batch plus
+    a header."""
 
     max_connections: Positive = 4096
-    """Connections one server process accepts."""
+    """The maximum number of connections of one server process."""
 
     max_requests_in_flight: Positive = 1024
-    """Requests one client's connection may have unanswered; the server reads no more until some
-    are."""
+    """The maximum number of unanswered requests on one client's connection; the server reads no
+    further until some are answered."""
 
     idle_connection_ms: Positive = 600_000
-    """A client connection without a request for so long is closed."""
+    """The time without a request after which a client connection is closed."""
 
     metrics_interval_ms: Positive = 5000
-    """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
-    of groups is looked at. Ray forgets what it is not told again within 20 s."""
-
-    remote_storage_url: str | None = None
-    """Where topics with `remote_storage` keep old segments: `s3://bucket/prefix`,
-    `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a mount of all nodes.
-    Credentials come from each node, never from the URL."""
-
-    remote_storage_credentials: str | None = None
-    """Path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, which only
-    its owner may read (mode 0600). None: from the environment of the servers, or the node's role.
+    """The interval at which each process on Ray reports its measurements to Ray's metrics, and at
+    which the lag of groups is measured. Ray drops a value that is not reported again within 20 s.
     """
 
+    remote_storage_url: str | None = None
+    """The object store in which topics with `remote_storage` keep old segments:
+    `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a
+    mount of all nodes. Credentials come from each node, never from the URL."""
+
+    remote_storage_credentials: str | None = None
+    """The path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, readable
+    only by its owner (mode 0600). None: from the servers' environment, or the node's role."""
+
     remote_upload_bytes_per_s: PositiveBytes | None = None
-    """The most that one broker writes to the object store. None: no limit."""
+    """The maximum rate at which one broker writes to the object store. None: no limit."""
 
     remote_read_bytes_per_s: PositiveBytes | None = None
-    """The most that one broker reads from the object store. None: no limit."""
+    """The maximum rate at which one broker reads from the object store. None: no limit."""
 
     remote_cache_bytes: NotNegativeBytes = GIB
-    """What each broker keeps on its disk of what was read from the object store."""
+    """The size of each broker's cache on disk for data read from the object store."""
 
     remote_backlog_bytes: PositiveBytes | None = None
-    """Topics with `remote_storage` refuse writes while more bytes on a broker's disk wait for an
-    object store that takes none. None: as much as the disk has free besides."""
+    """The maximum backlog on a broker's disk while the object store takes no data; topics with
+    `remote_storage` refuse writes while more bytes wait. None: as much as the disk has free
+    besides."""
 
     remote_delete_delay_ms: NotNegative = DAY_MS
-    """What nothing refers to any more stays in the object store for so long."""
+    """The time that an object which nothing refers to any longer stays in the object store."""
 
     remote_sweep_interval_ms: Positive = DAY_MS
-    """How often each partition's leader looks for objects that a crash left behind."""
+    """The interval at which each partition's leader looks for objects that a crash left behind."""
 
     bind_host: str | None = None
-    """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked. Where it
-    is not given, and rayq starts the Ray as well, which then plays all hosts: 127.0.0.1."""
+    """The address that servers bind to. None: the node's own address, never 0.0.0.0; or 127.0.0.1
+    where rayq starts Ray as well, which then runs all hosts on this machine."""
 
     broker_resource: str | None = None
-    """Only nodes that offer this Ray resource (`ray start --resources '{"rayq_broker": 1}'`) get a
-    broker. None: every node does; so set it where nodes come and go that only compute."""
+    """The Ray resource that a node must offer (`ray start --resources '{"rayq_broker": 1}'`) to get
+    a broker. None: every node gets one. Set it where nodes that only compute come and go."""
 
     advertised_host: str | None = None
-    """Address told to clients, where it differs from `bind_host` (NAT, Kubernetes)."""
+    """The address that clients are told, where it differs from `bind_host` (NAT, Kubernetes)."""
 
     tls_certificate: str | None = None
-    """Path of this node's PEM certificate chain; with `tls_key` and `tls_ca` it turns TLS on for
-    every connection, each side verified against the CA."""
+    """The path of this node's PEM certificate chain. With `tls_key` and `tls_ca` it turns TLS on
+    for every connection, and each side is verified against the CA."""
 
     tls_key: str | None = None
-    """Path of the PEM private key."""
+    """The path of the PEM private key."""
 
     tls_ca: str | None = None
-    """Path of the PEM certificates of the authorities trusted to sign peers' certificates."""
+    """The path of the PEM certificates of the authorities trusted to sign peers' certificates."""
 
     tls_check_hostname: bool = True
-    """A server's certificate must name the host or address it was reached by. False accepts any
-    certificate of the CA: for clusters whose nodes share one, at the price that each of its holders
-    can pose as a server."""
+    """Require that a server's certificate names the host or address by which it was reached. False
+    accepts any certificate of the CA: for clusters whose nodes share one. Then everyone who holds
+    it can pose as a server."""
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -456,33 +474,33 @@ OnCorrupt = Literal["raise", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """How a producer batches, waits and retries."""
+    """The settings by which a producer batches, waits and retries."""
 
     acks: Acks = "all"
-    """What a delivery means: "all" in-sync replicas have it, 1 the leader has appended it, 0 it was
-    handed to the network. Under 0 what a leader refuses, or a lost connection takes along, is lost:
-    a warning in the log tells of refusals."""
+    """The meaning of a delivery: "all" in-sync replicas have the record, 1: the leader has appended
+    it, 0: it was handed to the network. With 0, records that a leader refuses or that were on a
+    connection that breaks are lost; refusals are logged as warnings."""
 
     enable_idempotence: bool = True
-    """Number the batches so that a retry appends once. Needs acks="all"; with acks 0 or 1 it is
-    off."""
+    """Number the batches so that retries never append a batch twice. Needs acks="all"; with acks 0
+    or 1 it is off."""
 
     linger_ms: NotNegative = 5
-    """The most a record waits for company. It goes at once while nothing of its partition is in
-    flight, so a lone record does not wait."""
+    """The maximum time that a record waits for its batch to fill. A record is sent at once while
+    nothing of its partition is in flight, so a lone record does not wait."""
 
     batch_size: PositiveBytes = 256 * KIB
-    """Bytes of keys, values and headers that close a batch. Records of 1 KB take half as much CPU
-    in batches of 256 KiB as in batches of 64 KiB; still larger ones gain little."""
+    """The size of keys, values and headers at which a batch is closed. Records of 1 KB take half as
+    much CPU in batches of 256 KiB as in batches of 64 KiB; still larger ones gain little."""
 
     compression_type: Literal["lz4", "none"] = "lz4"
-    """How batch bodies are compressed; a body that would not shrink is kept plain."""
+    """The compression of batch bodies; a body that would not shrink is stored uncompressed."""
 
     max_in_flight_requests_per_connection: Positive = 5
-    """Batches of one partition under way at once, 1 to 5 with idempotence."""
+    """The maximum number of batches of one partition in flight, 1 to 5 with idempotence."""
 
     delivery_timeout_ms: Positive = 120_000
-    """From `send` to the result, retries included; then the future fails."""
+    """The maximum time from `send` to the result, retries included; after it the future fails."""
 
     request_timeout_ms: Positive = 10_000
     """How long one request waits for its answer before it is retried."""
@@ -491,11 +509,11 @@ class ProducerConfig:
     """Wait before a retry; doubles up to 1 s, with jitter."""
 
     buffer_memory: PositiveBytes = 32 * MIB
-    """Bytes of records waiting or in flight. A full buffer blocks `send` (back-pressure).
-    At least `batch_size`."""
+    """The maximum size of all records that wait or are in flight. A full buffer blocks `send`
+    (back-pressure). At least `batch_size`."""
 
     max_block_ms: Positive = 60_000
-    """How long `send` blocks on a full buffer or missing metadata before it raises."""
+    """The maximum time that `send` blocks on a full buffer or missing metadata before it raises."""
 
     partitioner: Partitioner | None = None
     """`f(key, partition_count) -> partition`. None: crc32 of the key (as librdkafka's
@@ -509,23 +527,25 @@ class ProducerConfig:
     """The same for keys. A partitioner gets the bytes."""
 
     large_values: str | None = None
-    """What `send` does with a record above the topic's `max_message_bytes`. None: it raises.
-    "chunks": the value goes into the log in pieces, which readers put together (at least acks=1;
+    """The handling of a record larger than the topic's `max_message_bytes`. None: `send` raises.
+    "chunks": the value is written to the log in pieces, which readers reassemble (at least acks=1;
     not into compacted topics). A URL (`s3://bucket/prefix`, `file:///directory`, any that fsspec
     knows): the value becomes an object there, and the record names it; `send` waits for the store,
     and readers need the same URL as their `large_values`. See docs/how-to/large-values.md."""
 
     transactional_id: str | None = None
-    """Writes in transactions, under a name that stays over restarts: a producer that starts with it
-    fences the one before. 1 to 256 characters. Needs acks="all" and enable_idempotence."""
+    """Write in transactions, under an id that stays the same over restarts: a producer that starts
+    with it fences the previous one. 1 to 256 characters. Needs acks="all" and enable_idempotence.
+    """
 
     transaction_timeout_ms: TransactionTimeoutMs = 60_000
-    """A transaction that has not ended so long after its first record is aborted, as of a producer
-    that died: readers of its partitions wait for it meanwhile."""
+    """The maximum time from a transaction's first record to its end; after it the transaction is
+    aborted, since the producer may have died. Readers of its partitions wait for it meanwhile."""
 
     commit_wait_ms: NotNegative = 1000
-    """How long a commit that is decided waits until all readers see it. In a loop of short
-    transactions 0 saves a third of the time; readers see each one some milliseconds later."""
+    """The maximum time that a decided commit waits until all readers see it. In a loop of short
+    transactions 0 saves a third of the time, but readers see each transaction some milliseconds
+    later."""
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -575,84 +595,85 @@ GROUP_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """How a consumer fetches, where it starts, and how it takes part in a group."""
+    """The settings of a consumer: its start position, its fetches and its group membership."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"] | timedelta = "latest"
-    """Where to start without a position, and where to go when the position is not in the log: it
-    fell below the log start, or a `seek` or a commit set it past the end (neither is checked). A
-    duration: that long ago (KIP-1106); "none" raises `OffsetOutOfRangeError` instead. Records that
-    were read and that an unclean election took back are a `LogTruncatedError` in any case."""
+    """The position to start from when there is none, or when it is not in the log: it fell below
+    the log start, or a `seek` or a commit set it past the end (neither is checked). A duration:
+    that long ago (KIP-1106). "none": raise `OffsetOutOfRangeError` instead. If records that were
+    read were lost by an unclean election, `LogTruncatedError` is raised in any case."""
 
     group_instance_id: str | None = None
-    """Makes a static member (KIP-345): a process that comes back under the same id within the
+    """The id of a static member (KIP-345): a process that comes back under the same id within the
     session keeps its partitions, without a rebalance. 1 to 249 characters."""
 
     assignor: str = "uniform"
-    """How partitions are given out: "uniform" (balanced within one, sticky), "range" (consecutive
+    """The assignment of partitions: "uniform" (balanced within one, sticky), "range" (consecutive
     partitions, the same of each topic), or one of the cluster's `group_assignors`."""
 
     group_session_timeout_ms: SessionMs = 45_000
-    """A member that is silent for so long is taken out of its group. (One whose process dies is
-    noticed by its connection, within about a second.)"""
+    """The time without a heartbeat after which a member is removed from its group. (If its process
+    dies, the broken connection shows it within about a second.)"""
 
     group_heartbeat_interval_ms: Positive = 3_000
-    """How long a heartbeat is held while nothing changes; at most half of
+    """The time that a heartbeat is held while nothing changes; at most half of
     `group_session_timeout_ms`."""
 
     max_poll_interval_ms: PollIntervalMs = 300_000
-    """The most time between two polls; a member that takes longer loses its partitions."""
+    """The maximum time between two polls; a member that takes longer loses its partitions."""
 
     enable_auto_commit: bool = False
-    """Commit by itself what earlier polls returned: every `auto_commit_interval_ms`, when
-    partitions are given up and at `close`. At-least-once only if each record is dealt with before
-    the next poll."""
+    """Commit automatically what earlier polls returned: every `auto_commit_interval_ms`, when
+    partitions are revoked and at `close`. At-least-once only if each record is processed before the
+    next poll."""
 
     auto_commit_interval_ms: Positive = 5_000
-    """How often, with `enable_auto_commit`."""
+    """The interval of commits with `enable_auto_commit`."""
 
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """"read_committed" returns records of transactions that committed, and stops below the first
-    transaction that is not decided. "read_uncommitted" returns everything that is replicated. Where
-    nobody uses transactions they are the same."""
+    undecided transaction. "read_uncommitted" returns everything that is replicated. Where nobody
+    uses transactions they are the same."""
 
     max_poll_records: Positive = 500
-    """The most records that one `poll` returns unless it says otherwise."""
+    """The maximum number of records that one `poll` returns, unless the call gives another."""
 
     fetch_max_bytes: PositiveBytes = 4 * MIB
-    """Bytes asked of one partition per fetch; at least one batch always comes."""
+    """The maximum bytes of one partition per fetch; at least one batch is always returned."""
 
     fetch_max_wait_ms: Positive = 500
-    """How long a leader holds a fetch that has nothing to return."""
+    """The maximum time that a leader holds a fetch that has nothing to return."""
 
     fetch_buffer_bytes: PositiveBytes = 64 * MIB
-    """Prefetched bytes over all partitions that wait for `poll`; fetching pauses beyond it. Also
-    the most that one `poll` unpacks (but a whole batch, and 16 MiB, in any case)."""
+    """The maximum size of prefetched data over all partitions; fetching pauses beyond it. Also the
+    maximum that one `poll` unpacks (but always a whole batch, and at least 16 MiB)."""
 
     request_timeout_ms: Positive = 10_000
     """How long a request waits for its answer (on top of `fetch_max_wait_ms`) before it is
     retried."""
 
     default_api_timeout_ms: Positive = 60_000
-    """How long a call without a timeout of its own (offsets, metadata) retries before it raises."""
+    """The time that a call without a timeout of its own (offsets, metadata) retries before it
+    raises."""
 
     retry_backoff_ms: Positive = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
 
     on_corrupt: OnCorrupt = "raise"
-    """What becomes of records that cannot be read, such as a damaged batch, or a large value that
-    is not there or larger than this reader takes: "raise" tells of them by an
-    `UnreadableRecordError` that has their offset and the next one, and stays there until a `seek`;
-    "skip" goes on after them, with a warning in the log. What may be mended outside the record (a
-    deserializer that raises, a store that refuses the credentials) is raised in any case."""
+    """The action for records that cannot be read, such as a damaged batch, or a large value that is
+    missing or exceeds this reader's limit. "raise": raise `UnreadableRecordError`, which has their
+    offset and the next one, and stay there until a `seek`. "skip": continue after them, with a
+    warning in the log. Problems that can be fixed outside the record (a deserializer that raises, a
+    store that refuses the credentials) are raised in any case."""
 
     large_value_max_bytes: PositiveBytes = 256 * MIB
-    """The largest value that is put together of chunks, or read from an object. A larger one is a
-    `LargeValueRefusedError`."""
+    """The maximum size of a value that is reassembled from chunks, or read from an object. A larger
+    one raises `LargeValueRefusedError`."""
 
     large_values: str | None = None
-    """Below which URL large values are read from objects (producers' `large_values`), by this
-    process's credentials. None: a value in an object is a `LargeValueRefusedError`. Values in
-    chunks need no permission."""
+    """The URL below which large values may be read from objects (producers' `large_values`), with
+    this process's credentials. None: a value in an object raises `LargeValueRefusedError`. Values
+    in chunks need no permission."""
 
     check_crcs: bool = True
     """Check each batch's CRC before its records are handed out."""
@@ -686,7 +707,7 @@ class ConsumerConfig:
 
 
 def check_values_url(url: str | None, *others: str) -> None:
-    """Where large values are objects. Raises ConfigError, which does not show the URL."""
+    """Checks the URL of large values. Raises ConfigError, which does not show the URL."""
     if url is None or url in others:
         return
     words = "".join(f'"{one}", ' for one in others)
@@ -695,67 +716,67 @@ def check_values_url(url: str | None, *others: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolConfig:
-    """How a consumer pool grows, shrinks, and deals with records that its handler refuses."""
+    """The settings of a consumer pool: its size, its handler, its retries and dead letters."""
 
     min_consumers: NotNegative = 0
-    """So many run always; 0: none while nothing waits."""
+    """The minimum number of running consumers. 0: none run while no records wait."""
 
     max_consumers: Positive | None = None
-    """The most that run, at least `min_consumers`. None: as many as the topic has partitions, the
-    most that can be of use."""
+    """The maximum number of running consumers, at least `min_consumers`. None: the number of
+    partitions of the topic (more would be idle)."""
 
     target_lag_s: PositiveSeconds = 10.0
-    """How old the oldest record that is not handled yet should be at most, in seconds, and how fast
-    a backlog is worked off. Smaller: more consumers."""
+    """The target for the age of the oldest unhandled record, in seconds; it also sets how fast a
+    backlog is worked off. Smaller: more consumers."""
 
     cool_down_s: NotNegativeSeconds = 30.0
-    """Consumers are stopped once fewer would have done for so long. Shorter: less idling, more
-    starting."""
+    """The time for which fewer consumers would have been enough before some are stopped. Shorter:
+    less idling, more starts."""
 
     resources: dict[str, float | int] | None = None
-    """What each consumer takes of Ray: "num_cpus", "num_gpus", "memory" (bytes), or a custom
-    resource. None: one CPU. Consumers that find no room wait, which makes Ray's autoscaler add
-    nodes."""
+    """The Ray resources of each consumer: "num_cpus", "num_gpus", "memory" (bytes), or a custom
+    resource. None: one CPU. Consumers that do not fit wait, which makes Ray's autoscaler add nodes.
+    """
 
     batch: Literal["records", "arrow"] = "records"
-    """What the handler is given: a list of `Record`, or a `pyarrow.Table` as of `poll_arrow`."""
+    """The handler's argument: a list of `Record`, or a `pyarrow.Table` as of `poll_arrow`."""
 
     max_records: Positive = 500
-    """The most records that the handler is given at once."""
+    """The maximum number of records in one call of the handler."""
 
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
-    """Where partitions begin that the group has no position of: at their log start, or where they
-    ended when the pool was started."""
+    """The start position of partitions for which the group has none: their log start, or their end
+    when the pool was started."""
 
     retries: NotNegative = 5
-    """How often a batch that the handler raised an error for is tried again, before it is taken
-    apart and what still fails goes to the dead letters."""
+    """The number of retries of a batch for which the handler raised an error. After them the batch
+    is split, and records that still fail go to the dead letters."""
 
     retry_backoff_ms: Positive = 200
     """Wait before a retry; doubles up to `retry_backoff_max_ms`, with jitter."""
 
     retry_backoff_max_ms: Positive = 30_000
-    """The longest wait before a retry; at least `retry_backoff_ms`."""
+    """The maximum wait before a retry; at least `retry_backoff_ms`."""
 
     dead_letter_topic: str | None = None
-    """Where records go that the handler keeps refusing, with the reason in headers. None: nowhere,
-    they are tried again until they succeed, and what follows in their partition waits."""
+    """The topic for records that keep failing, with the reason in headers. None: they are retried
+    until they succeed, and later records of their partition wait."""
 
     exactly_once: bool = False
-    """Each batch is a transaction: what the handler returns (an `Outgoing`, an iterable of them, or
-    None) is sent, and the batch counts as handled, both or neither. So is what goes to the dead
-    letters."""
+    """Handle each batch in a transaction: sending what the handler returns (an `Outgoing`, an
+    iterable of them, or None) and marking the batch as handled take effect together or not at all.
+    The same holds for dead letters."""
 
     max_poll_interval_ms: PollIntervalMs = 300_000
-    """The most time that one call of the handler may take. A consumer that takes longer loses its
+    """The maximum time for one call of the handler. A consumer that takes longer loses its
     partitions, and is killed."""
 
     group_session_timeout_ms: SessionMs = 45_000
-    """A consumer that is silent for so long is taken out of its group."""
+    """The time without a heartbeat after which a consumer is removed from its group."""
 
     drain_timeout_s: Annotated[float, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
-    """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
-    and others handle that batch again."""
+    """The maximum time that a consumer that is stopped may take to finish its batch; after it the
+    consumer is killed, and others handle that batch again."""
 
     def __post_init__(self) -> None:
         _check_values(self)
@@ -775,8 +796,8 @@ RAY_OPTIONS = ("num_cpus", "num_gpus", "memory")
 
 
 def _check_resources(resources: Mapping[str, float]) -> None:
-    """A misspelt name would be a custom resource that no node has: consumers would wait for it for
-    ever."""
+    """A misspelt name would be a custom resource that no node has: consumers would wait for it
+    forever."""
     for name, amount in resources.items():
         _require(
             0 <= amount < math.inf, f"resources[{name!r}] must be at least 0, not {amount}."
@@ -791,7 +812,8 @@ def _check_resources(resources: Mapping[str, float]) -> None:
 
 
 NEAR = 0.7
-"""A known name that is so similar (by difflib) is suggested; a less similar one would mislead."""
+"""The minimum similarity (by difflib) of a known name that is suggested; a less similar one would
+mislead."""
 Config = TypeVar(
     "Config",
     TopicConfig,
@@ -826,7 +848,7 @@ def given_values(kind: type[Config], options: Mapping[str, Any]) -> dict[str, An
 
 def parse_stored(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """A config of `kind` as it came over the wire or from disk. Keys that this version does not
-    know are passed over: a newer one wrote them. Raises `ConfigError` for other mistakes."""
+    know are ignored: a newer version wrote them. Raises `ConfigError` for other mistakes."""
     any_kind: Any = kind  # mypy takes no class with a __hash__ of its own for hashable.
     parsed: Config = _parsed(any_kind, msgspec.msgpack.encode(options))
     return parsed
@@ -834,7 +856,8 @@ def parse_stored(kind: type[Config], options: Mapping[str, Any]) -> Config:
 
 @lru_cache(256)
 def _parsed(kind: Any, encoded: bytes) -> Any:
-    """A broker with many partitions is told few configs many times."""
+    """Caches parsed configs: a broker with many partitions receives few different configs many
+    times."""
     return parse(kind, only_known(kind, msgspec.msgpack.decode(encoded)))
 
 
@@ -858,7 +881,7 @@ def _hint(kind: type, name: str, names: list[str]) -> str:
 
 def check_group_keys(config: ConsumerConfig) -> None:
     """Checks the config of a consumer without a group. Raises ConfigError where it has a key that
-    only the members of a group use: its user takes the consumer for a member."""
+    only the members of a group use: its user believes that the consumer is a member."""
     defaults = ConsumerConfig()
     for name in GROUP_KEYS:
         if getattr(config, name) != getattr(defaults, name):
@@ -923,7 +946,7 @@ def _is_of_type(value: Any, hint: Any) -> bool:
 
 
 def described(hint: Any) -> str:
-    """A type, for people."""
+    """A type in words."""
     arguments, origin = get_args(hint), get_origin(hint)
     if origin is Annotated:
         return described(arguments[0])
