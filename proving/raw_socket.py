@@ -40,8 +40,9 @@ class RawSocket:
     def ask(self, requests: Sequence[AnyRequest], payload: bytes = b"") -> None:
         self.write(
             b"".join(
-                encode_head(1, 0, one.api, number, ENCODER.encode(one), len(payload)) + payload
-                for number, one in enumerate(requests, start=1)
+                encode_head(1, 0, request.api, number, ENCODER.encode(request), len(payload))
+                + payload
+                for number, request in enumerate(requests, start=1)
             )
         )
 

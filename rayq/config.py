@@ -710,7 +710,7 @@ def check_values_url(url: str | None, *others: str) -> None:
     """Checks the URL of large values. Raises ConfigError, which does not show the URL."""
     if url is None or url in others:
         return
-    words = "".join(f'"{one}", ' for one in others)
+    words = "".join(f'"{word}", ' for word in others)
     check_url(f"large_values (None, {words}or a URL such as s3://bucket/prefix)", url)
 
 

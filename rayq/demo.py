@@ -159,7 +159,9 @@ def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
         )
 
     def in_sync() -> int:
-        return sum(len(one.isr) for one in cluster.admin.describe_topic(TOPIC).partitions)
+        return sum(
+            len(partition.isr) for partition in cluster.admin.describe_topic(TOPIC).partitions
+        )
 
     with _step(progress, "starting the topic's replicas", PARTITIONS * REPLICAS, in_sync):
         cluster.create_topic(
@@ -216,7 +218,11 @@ class Acknowledgements:
             except RayqError as error:
                 self.errors.append(error)
                 continue
-            places = ((one.partition, offset) for one in found for offset in range(*one[2:]))
+            places = (
+                (delivered.partition, offset)
+                for delivered in found
+                for offset in range(*delivered[2:])
+            )
             for index, (partition, offset) in zip(indices, places, strict=True):
                 self.metadata[index] = RecordMetadata(TOPIC, partition, offset, 0)
                 self.at_s[index] = at_s

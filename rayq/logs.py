@@ -51,13 +51,13 @@ def _shown(value: object) -> str:
         text = ",".join(map(str, value))
     else:
         text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    if text and text.isprintable() and not any(one in text for one in ' ="'):
+    if text and text.isprintable() and not any(character in text for character in ' ="'):
         return text
     return '"' + "".join(map(_escaped, text)) + '"'
 
 
-def _escaped(one: str) -> str:
+def _escaped(character: str) -> str:
     """Clients choose some texts. No text may end the line or send commands to a terminal."""
-    if one in '"\\':
-        return "\\" + one
-    return one if one.isprintable() else one.encode("unicode_escape").decode()
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

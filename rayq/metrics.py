@@ -558,7 +558,7 @@ def merged(samples: Iterable[Sample]) -> list[Sample]:
         if before is None:
             found[key] = sample
         elif _is_of_one_process(sample.name):
-            found[key] = max(before, sample, key=lambda one: one.value)
+            found[key] = max(before, sample, key=lambda candidate: candidate.value)
         else:
             found[key] = _sum(before, sample)
     return [found[key] for key in sorted(found)]
@@ -569,10 +569,10 @@ def _is_of_one_process(name: str) -> bool:
     return metric is not None and metric.kind == "gauge" and "broker" not in metric.labels
 
 
-def _sum(one: Sample, other: Sample) -> Sample:
+def _sum(first: Sample, other: Sample) -> Sample:
     count = buckets = None
-    if one.count is not None and other.count is not None:
-        count = one.count + other.count
-    if one.buckets is not None and other.buckets is not None:
-        buckets = [a + b for a, b in zip(one.buckets, other.buckets, strict=True)]
-    return Sample(one.name, one.labels, one.value + other.value, count, buckets)
+    if first.count is not None and other.count is not None:
+        count = first.count + other.count
+    if first.buckets is not None and other.buckets is not None:
+        buckets = [a + b for a, b in zip(first.buckets, other.buckets, strict=True)]
+    return Sample(first.name, first.labels, first.value + other.value, count, buckets)

@@ -259,7 +259,9 @@ class GroupInfo(msgspec.Struct, frozen=True):
     @property
     def lag(self) -> int:
         """The sum over all partitions whose lag is known."""
-        return sum(one.lag for one in self.partitions.values() if one.lag is not None)
+        return sum(
+            position.lag for position in self.partitions.values() if position.lag is not None
+        )
 
 
 class TransactionListing(msgspec.Struct, frozen=True):
@@ -512,8 +514,8 @@ class PoolStatus(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> int:
-        return sum(one.state == "running" for one in self.consumers)
+        return sum(consumer.state == "running" for consumer in self.consumers)
 
     @property
     def pending(self) -> int:
-        return sum(one.state == "pending" for one in self.consumers)
+        return sum(consumer.state == "pending" for consumer in self.consumers)

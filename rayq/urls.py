@@ -29,7 +29,7 @@ def check_url(
     if not colon or not _SCHEME.fullmatch(scheme) or not rest.strip("/"):
         problem = "is no URL, scheme://place/path"
     elif schemes is not None and scheme not in schemes:
-        problem = f"begins with none of {', '.join(f'{one}://' for one in schemes)}"
+        problem = f"begins with none of {', '.join(f'{name}://' for name in schemes)}"
     elif ("@" in rest and not allows_user) or "?" in rest or "#" in rest or "%" in place:
         problem = "holds a user, a password or options"
     elif re.search(r"[][]|:(?![0-9]+$)", place):

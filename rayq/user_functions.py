@@ -165,8 +165,8 @@ def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:
     items = list(_items(result))
     for item in items:
         if (why := _unrun(item, may_go_on=may_go_on)) is not None:
-            for one in items:
-                close_unrun(one)
+            for unrun in items:
+                close_unrun(unrun)
             raise HandlerError(f"{what} returned a {type(result).__name__} with {why}")
 
 

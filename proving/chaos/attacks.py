@@ -72,7 +72,7 @@ class Attacker:
         self._open: deque[RawSocket] = deque()
 
     def _anybody(self) -> tuple[str, int]:
-        leaders = [(one.host, one.port) for one in self._targets.read_from]
+        leaders = [(server.host, server.port) for server in self._targets.read_from]
         return self._rng.choice([*self._targets.brokers, *leaders])
 
     @contextlib.contextmanager
@@ -174,12 +174,12 @@ def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
     """Attacks until `stop` is set. Returns the number of rounds of each attack."""
     rounds = {one.__name__: 0 for one in ATTACKS}
 
-    def go_on(one: Callable[[Attacker], None]) -> None:
-        attacker = Attacker(targets, random.Random(f"{targets.seed}/{one.__name__}"), stop)
+    def go_on(repeated: Callable[[Attacker], None]) -> None:
+        attacker = Attacker(targets, random.Random(f"{targets.seed}/{repeated.__name__}"), stop)
         while not stop.wait(PAUSE_S):
             with contextlib.suppress(OSError, RayqError, msgspec.ValidationError):
-                one(attacker)  # A refusal or a disconnection is right.
-            rounds[one.__name__] += 1
+                repeated(attacker)  # A refusal or a disconnection is right.
+            rounds[repeated.__name__] += 1
 
     threads = [threading.Thread(target=go_on, args=(one,), daemon=True) for one in ATTACKS]
     for thread in threads:

@@ -129,7 +129,7 @@ class ChaosCluster:
         return self.rayq.admin.describe_topic(topic).partitions
 
     def replica_pid(self, partition: PartitionInfo, broker: int) -> int | None:
-        return next(one.pid for one in partition.replicas if one.broker == broker)
+        return next(replica.pid for replica in partition.replicas if replica.broker == broker)
 
     def broker_pid(self, broker: int) -> int | None:
         found = _actor(f"rayq:{NAME}:broker-{broker}")
@@ -146,7 +146,7 @@ class ChaosCluster:
         if info.controller is None or found is None:
             return None
         node_id = found["Address"]["NodeID"]
-        on_node = (one.broker for one in info.brokers if one.node_id == node_id)
+        on_node = (broker.broker for broker in info.brokers if broker.node_id == node_id)
         return ControllerPlace(int(found["Pid"]), next(on_node, None), False)
 
     def node_pids(self, broker: int) -> list[int]:
@@ -191,14 +191,14 @@ class ChaosCluster:
             return f"brokers {registered} are registered"
         try:
             info = self.rayq.admin.describe_cluster(timeout_s=ASK_TIMEOUT_S)
-            live = sorted(one.broker for one in info.brokers if one.live)
+            live = sorted(broker.broker for broker in info.brokers if broker.live)
             if live != list(self.brokers):
                 return f"brokers {live} live"
             for topic in self.topics:
                 for partition in self.partitions(topic):
                     if len(partition.isr) < REPLICAS or partition.leader is None:
                         return f"{topic}-{partition.partition} has {partition.isr} in sync"
-                    if any(one.pid is None for one in partition.replicas):
+                    if any(replica.pid is None for replica in partition.replicas):
                         return f"{topic}-{partition.partition} has a silent replica"
         except RayqError as error:
             return f"{type(error).__name__}: {error}"
@@ -242,7 +242,7 @@ def _takes(address: tuple[str, int]) -> bool:
 def _actor(name: str) -> dict[str, Any] | None:
     """A running actor, as Ray describes it."""
     listed: dict[str, dict[str, Any]] = state.actors()
-    for one in listed.values():
-        if one["Name"] == name and one["State"] == "ALIVE":
-            return one
+    for info in listed.values():
+        if info["Name"] == name and info["State"] == "ALIVE":
+            return info
     return None

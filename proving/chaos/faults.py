@@ -162,7 +162,9 @@ def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random)
     topic = rng.choice(cluster.topics)
     partition = rng.choice(cluster.partitions(topic))
     brokers = [
-        one.broker for one in partition.replicas if (one.broker == partition.leader) == leads
+        replica.broker
+        for replica in partition.replicas
+        if (replica.broker == partition.leader) == leads
     ]
     broker = rng.choice(brokers)
     pid = cluster.replica_pid(partition, broker)
@@ -192,7 +194,7 @@ def _of_all(
     cluster: ChaosCluster, kind: Kind, pids: list[int], broker: int | None, what: str
 ) -> Target:
     """A target. Every broker of a chaos run has a replica of every partition."""
-    partitions = [one.partition for one in cluster.partitions()]
+    partitions = [partition.partition for partition in cluster.partitions()]
     return Target(kind, pids, partitions, broker, what, kind.lasts_s)
 
 

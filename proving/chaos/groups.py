@@ -98,7 +98,9 @@ class Result:
     def settling_s(self, what: What) -> list[float]:
         """The times to settle of changes that no other change disturbed."""
         return [
-            one.settled_s - one.at_s for one in self.changes if one.what == what and one.is_alone
+            change.settled_s - change.at_s
+            for change in self.changes
+            if change.what == what and change.is_alone
         ]
 
 
@@ -305,12 +307,12 @@ def is_settled(cluster: Cluster, group: str, members: int, partitions: int) -> b
         info = cluster.admin.describe_group(group)
     except UnknownGroupError:
         return False  # No member has joined yet.
-    owned = sum(len(one.assigned) for one in info.members)
+    owned = sum(len(member.assigned) for member in info.members)
     return (
         info.state == "stable"
         and len(info.members) == members
         and owned == partitions
-        and not any(one.revoking for one in info.members)
+        and not any(member.revoking for member in info.members)
     )
 
 
@@ -323,7 +325,7 @@ def longest_gaps(reports: Sequence[MemberReport], changes: Sequence[Change]) -> 
             place = bisect_left(report.moved_s, before_s)
             if place < len(report.moved_s) and report.moved_s[place] <= after_s:
                 continue
-            if any(one.at_s <= after_s and before_s <= one.settled_s for one in changes):
+            if any(change.at_s <= after_s and before_s <= change.settled_s for change in changes):
                 rebalance_s = max(rebalance_s, after_s - before_s)
             elif changes and changes[0].at_s <= before_s and after_s <= changes[-1].settled_s:
                 quiet_s = max(quiet_s, after_s - before_s)
@@ -340,12 +342,13 @@ def as_json(result: Result) -> dict[str, Any]:
         "acknowledged": verdict and verdict.acknowledged,
         "polled": verdict and verdict.polled,
         "polled_again": verdict and verdict.repeated,
-        "checker_faults": verdict and [f"{one.kind}: {one.what}" for one in verdict.faults[:100]],
+        "checker_faults": verdict
+        and [f"{fault.kind}: {fault.what}" for fault in verdict.faults[:100]],
         "problems": result.problems,
         "history": None if result.history is None else str(result.history),
         "changes": len(result.changes),
         "settling_s": {
-            what: [round(one, 3) for one in result.settling_s(what)]
+            what: [round(settled_s, 3) for settled_s in result.settling_s(what)]
             for what in ("join", "leave", "kill")
         },
         "longest_gap_quiet_s": result.gaps and round(result.gaps.quiet_s, 3),

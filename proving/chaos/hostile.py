@@ -83,7 +83,7 @@ class Outcome:
 
     def times(self, *phases: Phase) -> Times | None:
         """The latencies of the writes that were sent in these phases."""
-        spans = [(one.started_s, one.ended_s) for one in phases]
+        spans = [(phase.started_s, phase.ended_s) for phase in phases]
         return times_of(
             acknowledged - sent
             for sent, acknowledged in self.latencies
@@ -193,11 +193,15 @@ def _targets(cluster: ChaosCluster, seed: int) -> attacks.Targets:
         info = cluster.rayq.admin.describe_topic(topic)
         return tuple(
             attacks.Leader(
-                replica.host, replica.port, info.topic_id, one.partition, one.leader_epoch
+                replica.host,
+                replica.port,
+                info.topic_id,
+                partition.partition,
+                partition.leader_epoch,
             )
-            for one in info.partitions
-            for replica in one.replicas
-            if replica.broker == one.leader and replica.host and replica.port
+            for partition in info.partitions
+            for replica in partition.replicas
+            if replica.broker == partition.leader and replica.host and replica.port
         )
 
     brokers = tuple(
@@ -231,7 +235,7 @@ def _judge(outcome: Outcome, leniency: float) -> list[str]:
             f"Honest writes took {ratio:.2f} times as long (p99) beside hostile clients, more than "
             f"{P99_RATIO_MAX:g} times."
         )
-    calm = [one.memory_bytes for one in outcome.phases if not one.is_hostile]
+    calm = [phase.memory_bytes for phase in outcome.phases if not phase.is_hostile]
     first, last = (sum(sizes) / len(sizes) for sizes in (calm[1], calm[-1]))
     if last > first * MEMORY_RATIO_MAX + MEMORY_SLACK_BYTES:
         problems.append(
@@ -245,9 +249,9 @@ def lines(outcome: Outcome) -> list[str]:
     """The report of a run."""
     told = []
     for name, is_hostile in (("calm", False), ("hostile", True)):
-        phases = [one for one in outcome.phases if one.is_hostile == is_hostile]
+        phases = [phase for phase in outcome.phases if phase.is_hostile == is_hostile]
         times = outcome.times(*phases)
-        sizes = [size for one in phases for size in one.memory_bytes]
+        sizes = [size for phase in phases for size in phase.memory_bytes]
         if times is not None and sizes:
             told.append(
                 f"{name}: {times.n} writes, p50 {times.p50_s * 1000:.1f} ms, p99 "
@@ -366,7 +370,7 @@ def _honest(spec: LoadSpec, pipe: Connection) -> None:
 
     works = [(produce, f"producer-{number}") for number in range(PRODUCERS)]
     works += [(consume, f"consumer-{number}") for number in range(CONSUMERS)]
-    threads = [threading.Thread(target=client, args=one) for one in works]
+    threads = [threading.Thread(target=client, args=arguments) for arguments in works]
     for thread in threads:
         thread.start()
     try:

@@ -152,7 +152,7 @@ def read_to_end(cluster: Cluster, places: Sequence[TopicPartition]) -> Iterator[
         consumer.assign(places)
         ends = consumer.end_offsets(places)
         deadline_s = time.monotonic() + READ_TIMEOUT_S
-        while any(consumer.position(one) < ends[one] for one in places):
+        while any(consumer.position(place) < ends[place] for place in places):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{places} were not read to {ends} in {READ_TIMEOUT_S:.0f} s.")
             yield consumer.poll(timeout_s=1.0, max_records=5000)

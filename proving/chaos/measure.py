@@ -88,20 +88,21 @@ def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]
     """The partitions whose writes paused for longer than `leniency` times the fault's limit, and
     the time in which the machine stood still."""
     return [
-        f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
-        f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
-        f"{one.fault.limit_s:g} s; the machine stood still for "
-        f"{one.fault.stood_still_s:.2f} s meanwhile."
-        for one in measured
-        if max(one.next_write_s, one.pause_s) - one.fault.stood_still_s
-        > leniency * one.fault.limit_s
+        f"{measurement.fault.target.kind} of {measurement.fault.target.what}: "
+        f"partition {measurement.partition} made no progress for "
+        f"{max(measurement.next_write_s, measurement.pause_s):.2f} s, more than "
+        f"{measurement.fault.limit_s:g} s; the machine stood still for "
+        f"{measurement.fault.stood_still_s:.2f} s meanwhile."
+        for measurement in measured
+        if max(measurement.next_write_s, measurement.pause_s) - measurement.fault.stood_still_s
+        > leniency * measurement.fault.limit_s
     ]
 
 
 def by_kind(measured: Iterable[Measured]) -> dict[Kind, list[Measured]]:
     """The pauses of the affected partitions, in the order of the kinds."""
     found: dict[Kind, list[Measured]] = {}
-    for one in measured:
-        if one.is_affected:
-            found.setdefault(one.fault.target.kind, []).append(one)
+    for measurement in measured:
+        if measurement.is_affected:
+            found.setdefault(measurement.fault.target.kind, []).append(measurement)
     return {kind: found[kind] for kind in Kind if kind in found}

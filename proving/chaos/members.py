@@ -133,7 +133,8 @@ def _consume(spec: LoadSpec, group: str, name: str, pipe: Connection, report: Me
                 recorder.polled(name, records)
                 time.sleep(HANDLE_RECORD_S * len(records))
                 offsets = {
-                    TopicPartition(one.topic, one.partition): one.offset + 1 for one in records
+                    TopicPartition(record.topic, record.partition): record.offset + 1
+                    for record in records
                 }
                 if offsets:
                     _commit(consumer, recorder, name, group, offsets)

@@ -83,7 +83,10 @@ class Worker:
         for partition in sorted({task.partition for task in tasks}):
             some = [task for task in tasks if task.partition == partition]
             now_s = time.monotonic()
-            locks = [(one.offset, lock_count(one), one.value or b"", one.key) for one in some]
+            locks = [
+                (record.offset, lock_count(record), record.value or b"", record.key)
+                for record in some
+            ]
             recorder.took(
                 self._queue, self._name, partition, locks, asked_s=now_s, at_s=now_s
             )
@@ -103,7 +106,7 @@ class Worker:
             by_number.setdefault(number, []).append(task)
         for number, of_it in by_number.items():
             lost = [task for task in of_it if task.lost is not None]
-            doubts = [one.lost for one in lost if "could not be told" in str(one.lost)]
+            doubts = [record.lost for record in lost if "could not be told" in str(record.lost)]
             doubt = doubts[0] if doubts else failed
             if doubt is not None:
                 recorder.not_settled(self._name, number, doubt, at_s=now_s)
@@ -130,7 +133,7 @@ class Worker:
             self._name,
             partition,
             what,  # type: ignore[arg-type]
-            [(one.offset, lock_count(one)) for one in tasks],
+            [(task.offset, lock_count(task)) for task in tasks],
             at_s=time.monotonic(),
         )
         for task in tasks:

@@ -160,8 +160,8 @@ class QueueLoad:
 
 def _is_settled(queue: QueueInfo) -> bool:
     return all(
-        one.start_offset is not None and one.start_offset == one.end_offset
-        for one in queue.partitions
+        partition.start_offset is not None and partition.start_offset == partition.end_offset
+        for partition in queue.partitions
     )
 
 

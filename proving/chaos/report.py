@@ -30,38 +30,39 @@ def as_json(result: Result) -> dict[str, Any]:
         "polled": verdict and verdict.polled,
         "lost": result.lost,
         "duplicated": result.duplicated,
-        "checker_faults": verdict and [f"{one.kind}: {one.what}" for one in verdict.faults[:100]],
+        "checker_faults": verdict
+        and [f"{fault.kind}: {fault.what}" for fault in verdict.faults[:100]],
         "problems": result.problems,
         "injected": dict(result.injected),
         "transactions": dict(result.transactions),
         "queues": dict(result.queues),
-        "stalls": [one._asdict() for one in result.stalls],
+        "stalls": [stall._asdict() for stall in result.stalls],
         "history": None if result.history is None else str(result.history),
         "kinds": {
             str(kind): {
                 "faults": result.injected[kind],
-                "limit_s": max(one.fault.limit_s for one in measured),
-                "next_write": _times(one.next_write_s for one in measured),
-                "pause": _times(one.pause_s for one in measured),
-                "recovery_pause": _times(one.recovery_pause_s for one in measured),
+                "limit_s": max(measurement.fault.limit_s for measurement in measured),
+                "next_write": _times(measurement.next_write_s for measurement in measured),
+                "pause": _times(measurement.pause_s for measurement in measured),
+                "recovery_pause": _times(measurement.recovery_pause_s for measurement in measured),
             }
             for kind, measured in by_kind(result.measured).items()
         },
         "faults": [
             {
-                "kind": str(one.fault.target.kind),
-                "what": one.fault.target.what,
-                "partition": one.partition,
-                "is_affected": one.is_affected,
-                "next_write_s": round(one.next_write_s, 4),
-                "pause_s": round(one.pause_s, 4),
-                "recovery_pause_s": round(one.recovery_pause_s, 4),
-                "recovery_s": round(one.fault.settled_s - one.fault.healed_s, 1),
-                "stood_still_s": round(one.fault.stood_still_s, 2),
-                "broker_away_s": round(one.fault.broker_away_s, 2),
-                "limit_s": one.fault.limit_s,
+                "kind": str(measurement.fault.target.kind),
+                "what": measurement.fault.target.what,
+                "partition": measurement.partition,
+                "is_affected": measurement.is_affected,
+                "next_write_s": round(measurement.next_write_s, 4),
+                "pause_s": round(measurement.pause_s, 4),
+                "recovery_pause_s": round(measurement.recovery_pause_s, 4),
+                "recovery_s": round(measurement.fault.settled_s - measurement.fault.healed_s, 1),
+                "stood_still_s": round(measurement.fault.stood_still_s, 2),
+                "broker_away_s": round(measurement.fault.broker_away_s, 2),
+                "limit_s": measurement.fault.limit_s,
             }
-            for one in result.measured
+            for measurement in result.measured
         ],
     }
 
@@ -82,16 +83,16 @@ def show(result: Result, console: Console) -> None:
     for column in (*columns, "pause in recovery"):
         table.add_column(column, justify="right")
     for kind, measured in by_kind(result.measured).items():
-        next_write = times_of(one.next_write_s for one in measured)
+        next_write = times_of(measurement.next_write_s for measurement in measured)
         assert next_write is not None
         table.add_row(
             str(kind),
             str(result.injected[kind]),
             str(next_write.n),
             *(f"{value:.2f}" for value in next_write[1:]),
-            f"{max(one.pause_s for one in measured):.2f}",
-            f"{max(one.fault.limit_s for one in measured):g}",
-            f"{max(one.recovery_pause_s for one in measured):.2f}",
+            f"{max(measurement.pause_s for measurement in measured):.2f}",
+            f"{max(measurement.fault.limit_s for measurement in measured):g}",
+            f"{max(measurement.recovery_pause_s for measurement in measured):.2f}",
         )
     console.print(table)
     for problem in result.problems:

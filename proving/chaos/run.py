@@ -164,7 +164,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
                     clients=f"{BESIDE}-",
                 )
             )
-        loads += [Load(one) for one in specs]
+        loads += [Load(spec) for spec in specs]
         for load in loads:
             load.start()
         if plan.has_transactions:
@@ -183,8 +183,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         say("stopping the clients; reading everything")
         finished = [load.finish() for load in loads]
         result.load_s = time.monotonic() - started_s
-        for one in finished:
-            result.problems += one.problems
+        for finished_load in finished:
+            result.problems += finished_load.problems
         result.measured = measure(result.faults, finished[0].acknowledged)
         result.problems += violations(result.measured, plan.leniency)
         if transactions is not None:

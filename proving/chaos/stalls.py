@@ -32,4 +32,4 @@ def stalls_of(logs: Path) -> list[Stall]:
     for path in sorted(logs.glob("rayq-*.log*")):
         with path.open(errors="replace") as lines:
             found += stalls_in(path.name.partition(".log")[0], lines)
-    return sorted(found, key=lambda one: -one.still_s)
+    return sorted(found, key=lambda stall: -stall.still_s)

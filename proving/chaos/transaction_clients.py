@@ -133,10 +133,10 @@ def copy(life: Life, cluster: Cluster) -> None:
             records = consumer.poll(timeout_s=0.5)
         except MaxPollIntervalError:  # The process was stopped for long.
             raise _WantedAbortError from None
-        copies = [(f"{name} of {place(one)}", place(one)) for one in records]
+        copies = [(f"{name} of {place(record)}", place(record)) for record in records]
         life.note("sending", name, copies)
-        for one, (value, _) in zip(records, copies, strict=True):
-            transaction.send(COPIES, value.encode(), key=one.key)
+        for record, (value, _) in zip(records, copies, strict=True):
+            transaction.send(COPIES, value.encode(), key=record.key)
 
     consumer = cluster.consumer(life.spec.topic, group=GROUP, auto_offset_reset="earliest")
     with consumer, life.producer(cluster) as producer:
@@ -153,7 +153,7 @@ def read(life: Life, cluster: Cluster) -> None:
         consumer.assign(OUTPUTS)
         while not life.is_ending:
             records = consumer.poll(timeout_s=0.5)
-            life.note("read", [one.value.decode() for one in records if one.value])
+            life.note("read", [record.value.decode() for record in records if record.value])
 
 
 def cut(life: Life, cluster: Cluster) -> None:

@@ -172,10 +172,10 @@ class TransactionLoad:
                     if line.endswith(b"\n"):  # The process was killed while it wrote the last one.
                         self._take(history, json.loads(line))
         for records in read_to_end(cluster, OUTPUTS):
-            history.read_in_the_end(one.value for one in records if one.value)
+            history.read_in_the_end(record.value for record in records if record.value)
         for records in read_to_end(cluster, self._spec.places):
-            for one in records:
-                history.input(place(one).encode())
+            for record in records:
+                history.input(place(record).encode())
         for transaction in history.transactions.values():
             if transaction.values:
                 self.counts[transaction.outcome] += 1

@@ -84,11 +84,11 @@ def files(modules: Iterable[str], root: Path = ROOT) -> list[str]:
             paths = sorted(path.rglob("*.py"))
         else:
             paths = [path if path.suffix == ".py" else path.with_suffix(".py")]
-        for one in paths:
-            if not one.is_file():
+        for path in paths:
+            if not path.is_file():
                 raise ValueError(f"There is no module {name} in {root}.")
-            if one.name not in NOT_MUTATED:
-                found.add(str(one.relative_to(root)))
+            if path.name not in NOT_MUTATED:
+                found.add(str(path.relative_to(root)))
     return sorted(found)
 
 
@@ -195,6 +195,6 @@ def _shown(code: ast.AST | list[ast.stmt]) -> str:
 
 def _place(replacement: Replacement, node: ast.AST) -> None:
     """Gives new nodes the line numbers of the node that they replace, for tracebacks."""
-    for one in replacement if isinstance(replacement, list) else [replacement]:
-        if not hasattr(one, "lineno"):
-            ast.copy_location(one, node)
+    for statement in replacement if isinstance(replacement, list) else [replacement]:
+        if not hasattr(statement, "lineno"):
+            ast.copy_location(statement, node)

@@ -89,12 +89,12 @@ def noting(path: str, tree: ast.Module) -> ast.Module:
 
 
 def _note_below(path: str, node: ast.AST, function: str) -> None:
-    for one in ast.iter_child_nodes(node):
-        inner = name_inside(function, one)
-        _note_below(path, one, inner)
-        match one:
+    for child_node in ast.iter_child_nodes(node):
+        inner = name_inside(function, child_node)
+        _note_below(path, child_node, inner)
+        match child_node:
             case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
-                place = 0 if ast.get_docstring(one) is None else 1
+                place = 0 if ast.get_docstring(child_node) is None else 1
             case ast.While(body=body) | ast.For(body=body) | ast.AsyncFor(body=body):
                 place = 0
             case _:

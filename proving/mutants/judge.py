@@ -38,8 +38,8 @@ def known_checks(
     def watch_tests(paths: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         what = paths[0] if len(paths) == 1 else f"each of {len(paths)} files of tests"
         of_file: dict[str, list[dict[str, Any]]] = {}
-        for one in watched(what, partial(checks.watch_tests, paths)):
-            of_file.setdefault(one["name"].partition("::")[0], []).append(one)
+        for message in watched(what, partial(checks.watch_tests, paths)):
+            of_file.setdefault(message["name"].partition("::")[0], []).append(message)
         return of_file
 
     def watch_seeds(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -48,14 +48,14 @@ def known_checks(
     code = checks.digest("rayq")
     for floor in floors:
         found.extend(state.checks(checks.digests_of_tests(floor, code), watch_tests))
-    seeds_of_all = [f"{one}:{seed}" for one in checks.SCENARIOS for seed in range(seeds)]
+    seeds_of_all = [f"{scenario}:{seed}" for scenario in checks.SCENARIOS for seed in range(seeds)]
     found.extend(state.checks(dict.fromkeys(seeds_of_all, code), watch_seeds))
-    for one in found:
-        if not one["functions"]:
-            print(f"Left out, since it fails without a mutant: {one['name']}", flush=True)
+    for check in found:
+        if not check["functions"]:
+            print(f"Left out, since it fails without a mutant: {check['name']}", flush=True)
     return [
-        Check(one["name"], one["cpu_s"], one["wall_s"], frozenset(one["functions"]))
-        for one in found
+        Check(check["name"], check["cpu_s"], check["wall_s"], frozenset(check["functions"]))
+        for check in found
     ]
 
 
@@ -65,20 +65,24 @@ def reaching(mutant: Mutant, known: Iterable[Check]) -> list[Check]:
     or by all checks where there are none."""
     known = list(known)
     if mutant.is_in_function:
-        found = [one for one in known if f"{mutant.path}:{mutant.function}" in one.functions]
+        found = [check for check in known if f"{mutant.path}:{mutant.function}" in check.functions]
     else:
         found = [
-            one for one in known if any(f.startswith(f"{mutant.path}:") for f in one.functions)
+            check
+            for check in known
+            if any(f.startswith(f"{mutant.path}:") for f in check.functions)
         ]
         found = found or known
     tests: list[Check] = []
     cpu_s = 0.0
-    for test in sorted((one for one in found if not one.is_seed), key=lambda one: one.cpu_s):
+    for test in sorted(
+        (check for check in found if not check.is_seed), key=lambda check: check.cpu_s
+    ):
         cpu_s += test.cpu_s
         if tests and cpu_s > TESTS_CPU_S_MAX:
             break
         tests.append(test)
-    return tests + [one for one in found if one.is_seed]
+    return tests + [check for check in found if check.is_seed]
 
 
 def judge_by_tests_at_hand(
@@ -92,17 +96,17 @@ def judge_by_tests_at_hand(
     RuntimeError when the tests cannot be imported."""
     due = [mutant for mutant in mutants if mutant.is_in_function]
     reach = {mutant: reaching(mutant, known) for mutant in due}
-    paths = sorted({one.file for found in reach.values() for one in found if not one.is_seed})
+    paths = sorted({check.file for found in reach.values() for check in found if not check.is_seed})
 
     def judge_all(ready: checks.Ready) -> None:
         for mutant, found in reach.items():
-            tests = [one for one in found if not one.is_seed]
+            tests = [check for check in found if not check.is_seed]
             seeds = len(found) - len(tests)
             try:
                 tree = mutated(mutant, (ROOT / mutant.path).read_text())
             except LookupError:
                 continue
-            work = partial(_with_planted, mutant, tree, ready, [one.name for one in tests])
+            work = partial(_with_planted, mutant, tree, ready, [test.name for test in tests])
             ended = child.run(work, scratch=scratch, **_limits(tests)) if tests else None
             if ended is not None and ended.returned is None:
                 how = ended.why
@@ -131,9 +135,9 @@ def judge_by_tests_at_hand(
 
 def _limits(some: Sequence[Check]) -> dict[str, float]:
     # Mutants that hang take most of the time: 5 s are many times what the cheap tests need.
-    limit_s = 5 + 4 * sum(one.cpu_s for one in some)
+    limit_s = 5 + 4 * sum(check.cpu_s for check in some)
     # Other processes may use the CPU meanwhile, and some tests wait for real clocks.
-    wall_s = 60 + 10 * limit_s + 3 * sum(one.wall_s for one in some)
+    wall_s = 60 + 10 * limit_s + 3 * sum(check.wall_s for check in some)
     return {"cpu_limit_s": limit_s, "limit_s": wall_s}
 
 
@@ -149,13 +153,13 @@ def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
     the checks run the code of the file instead."""
     tree = mutated(mutant, (ROOT / mutant.path).read_text())
     found = reaching(mutant, known)
-    tests = [one for one in found if not one.is_seed]
-    seeds = [one for one in found if one.is_seed]
+    tests = [check for check in found if not check.is_seed]
+    seeds = [check for check in found if check.is_seed]
     cpu_s = 0.0
     for floor, some in (("tests", tests), ("simulation", seeds)):
         if not some:
             continue
-        names = [one.name for one in some]
+        names = [check.name for check in some]
         work = partial(_with_mutant, mutant.module, tree, floor, names)
         ended = child.run(work, scratch=scratch, **_limits(some))
         cpu_s += ended.cpu_s

@@ -117,11 +117,11 @@ def arguments_swapped(node: ast.AST) -> Iterator[Replacement]:
     if not isinstance(node, ast.Call) or ast.unparse(node.func) in ("min", "max"):
         return
     for place in range(len(node.args) - 1):
-        one, other = node.args[place : place + 2]
-        if isinstance(one, ast.Starred) or isinstance(other, ast.Starred):
+        left, other = node.args[place : place + 2]
+        if isinstance(left, ast.Starred) or isinstance(other, ast.Starred):
             continue
-        if ast.dump(one) != ast.dump(other):
-            swapped = [*node.args[:place], other, one, *node.args[place + 2 :]]
+        if ast.dump(left) != ast.dump(other):
+            swapped = [*node.args[:place], other, left, *node.args[place + 2 :]]
             yield ast.Call(node.func, swapped, node.keywords)
 
 
@@ -146,7 +146,9 @@ def sum_turned(node: ast.AST) -> Iterator[Replacement]:
     """`a + b` becomes `a - b`; `min` becomes `max`, `any` becomes `all`."""
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            if not any(isinstance(one, ast.Constant | ast.JoinedStr) for one in (left, right)):
+            if not any(
+                isinstance(operand, ast.Constant | ast.JoinedStr) for operand in (left, right)
+            ):
                 yield ast.BinOp(left, ast.Sub(), right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
             yield ast.BinOp(left, ast.Add(), right)

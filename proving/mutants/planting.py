@@ -47,9 +47,9 @@ def _place(code: CodeType) -> tuple[str, int]:
 
 def _outer_functions(code: CodeType) -> Iterator[CodeType]:
     """The functions of a module and of its classes, without those inside of functions."""
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            if one.co_flags & inspect.CO_OPTIMIZED:
-                yield one
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_flags & inspect.CO_OPTIMIZED:
+                yield constant
             else:
-                yield from _outer_functions(one)
+                yield from _outer_functions(constant)

@@ -73,7 +73,7 @@ def table(found: Iterable[Row]) -> str:
 def survivors(mutants: Iterable[Mutant], verdicts: Mapping[str, Verdict]) -> list[str]:
     """A line for each mutant that survived, sorted by file and line."""
     lines = []
-    for mutant in sorted(mutants, key=lambda one: (one.path, one.line)):
+    for mutant in sorted(mutants, key=lambda mutant: (mutant.path, mutant.line)):
         verdict = verdicts.get(mutant.key)
         if verdict is not None and verdict.floor is None:
             run = f"{verdict.tests} tests, {verdict.seeds} seeds"

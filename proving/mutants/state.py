@@ -87,9 +87,11 @@ class State:
             new = self._checks.with_suffix(".new")
             new.write_text(json.dumps(known))
             os.replace(new, self._checks)
-        return [one for part in digests for one in known[part]["checks"]]
+        return [check for part in digests for check in known[part]["checks"]]
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
     """Mutants that change nothing that matters: the reason by key."""
-    return {one["key"]: one["why"] for one in tomllib.loads(path.read_text()).get("mutant", [])}
+    return {
+        mutant["key"]: mutant["why"] for mutant in tomllib.loads(path.read_text()).get("mutant", [])
+    }

@@ -145,7 +145,7 @@ def _runs(count: int, processes: int, verbose: bool) -> Callable[..., Iterable[O
 
 def _print_situations(met: Counter[str]) -> None:
     """Prints the situations. Those that few seeds met come last."""
-    for name in sorted(SITUATIONS, key=lambda one: -met[one]):
+    for name in sorted(SITUATIONS, key=lambda name: -met[name]):
         print(f"{met[name]:6} {name}: {SITUATIONS[name]}")
 
 

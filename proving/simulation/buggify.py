@@ -106,7 +106,9 @@ def drawn(seed: int) -> frozenset[str]:
 
 def options(points: frozenset[str]) -> dict[str, Any]:
     """Fields of the cluster's config."""
-    return {name: value for one in sorted(points) for name, value in OPTIONS.get(one, {}).items()}
+    return {
+        name: value for point in sorted(points) for name, value in OPTIONS.get(point, {}).items()
+    }
 
 
 @contextlib.contextmanager

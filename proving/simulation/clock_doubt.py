@@ -25,7 +25,7 @@ def most_aged_s(hosts: Iterable[Host], judging: Host, since_s: float, now_s: flo
     `judging`, up to `now_s`. Any of the `hosts` may have dated it."""
     if any(at_s > since_s - LEAP_S_MAX for at_s in judging.began_ahead_s):
         return float("inf")  # Who begins believes its clock.
-    behind_s = max(-_offset_s(one, since_s) for one in hosts)
+    behind_s = max(-_offset_s(host, since_s) for host in hosts)
     return now_s - since_s + max(behind_s, 0.0) + _most_ahead_s(judging, since_s, now_s)
 
 

@@ -304,10 +304,12 @@ class SimulatedCluster:
         state = max(live, key=lambda broker: broker.metadata.version).metadata.state
         return all(
             partition.value.leader is not None
-            and {one.broker for one in partition.value.isr}.issuperset(
+            and {broker.broker for broker in partition.value.isr}.issuperset(
                 partition.value.origin or partition.value.replicas
             )
-            and running.issuperset((one.broker, one.incarnation) for one in partition.value.isr)
+            and running.issuperset(
+                (broker.broker, broker.incarnation) for broker in partition.value.isr
+            )
             for _, _, partition in state.all_partitions()
         )
 

@@ -155,7 +155,7 @@ class CompactedTopic:
             ends = await consumer.end_offsets(PLACES)
             found: dict[bytes | None, bytes | None] = {}
             last: dict[int, int] = {}
-            while any([await consumer.position(one) < ends[one] for one in PLACES]):
+            while any([await consumer.position(place) < ends[place] for place in PLACES]):
                 for record in await consumer.poll(0.5):
                     self._check_order(record, last)
                     found[record.key] = record.value

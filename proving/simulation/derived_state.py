@@ -78,10 +78,13 @@ def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
                 f"{expected.get(key)}"
             )
     transactions = log.producers.transactions
-    known_open = {one.family: (one.epoch, one.first_offset) for one in transactions._open.values()}
+    known_open = {
+        transaction.family: (transaction.epoch, transaction.first_offset)
+        for transaction in transactions._open.values()
+    }
     if known_open != derived.opened:
         return f"takes {known_open} for its open transactions, its batches say {derived.opened}"
-    known_ended = {family: one.epoch for family, one in transactions._ended_epochs.items()}
+    known_ended = {family: epoch.epoch for family, epoch in transactions._ended_epochs.items()}
     if known_ended != derived.ended:
         return (
             f"takes {known_ended} for the last ended transactions, its batches say {derived.ended}"
@@ -113,21 +116,21 @@ def fault_of_manifest(manifest: Manifest, below: Derived, leader: Log | None) ->
                 f"says of producer {key} {said[key]}, the batches below {manifest.end} say "
                 f"{expected.get(key)}"
             )
-        kept = [one for one in known.get(key, (0, []))[1] if one[3] < manifest.end]
+        kept = [batch for batch in known.get(key, (0, []))[1] if batch[3] < manifest.end]
         if not set(kept) <= set(batches):
             return f"says of producer {key} {batches}, and its leader knows {kept}"
     transactions = state.transactions
     if transactions._open:
         return f"takes {transactions._open} for open"
-    for family, one in transactions._ended_epochs.items():
-        if below.ended.get(family) != one.epoch:
+    for family, ended in transactions._ended_epochs.items():
+        if below.ended.get(family) != ended.epoch:
             return (
-                f"takes {one.epoch} for the last ended transaction of {family}, the batches below "
-                f"{manifest.end} say {below.ended.get(family)}"
+                f"takes {ended.epoch} for the last ended transaction of {family}, the batches "
+                f"below {manifest.end} say {below.ended.get(family)}"
             )
     if manifest.log_start >= manifest.end:
         return None
-    told, true = (_epochs_of(one, manifest) for one in (manifest.epochs, below.epochs))
+    told, true = (_epochs_of(epochs, manifest) for epochs in (manifest.epochs, below.epochs))
     return None if told == true else f"has the epochs {told}, the batches say {true}"
 
 
@@ -146,8 +149,8 @@ def _remembered(state: ProducerState) -> Producers:
         key: (
             producer.epoch,
             [
-                (one.base_sequence, one.last_sequence, one.base_offset, one.last_offset)
-                for one in producer.batches
+                (batche.base_sequence, batche.last_sequence, batche.base_offset, batche.last_offset)
+                for batche in producer.batches
             ],
         )
         for key, producer in state._producers.items()

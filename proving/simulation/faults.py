@@ -366,7 +366,7 @@ class Faults:
         servers = [*self._cluster.hosts, self._cluster.controller_host]
         others: list[NetworkHost] = list(self._clients)
         if self._rng.random() < 0.5:
-            others = [one for one in servers if one is not host]
+            others = [server for server in servers if server is not host]
         self._begin(f"cut broker {number}, which coordinates groups, off from {len(others)} hosts")
         await self._cut([host], others, self._rng.random() < 0.7)
 
@@ -441,7 +441,7 @@ class Faults:
         host = self._rng.choice(self._cluster.hosts)
         servers = [*self._cluster.hosts, self._cluster.controller_host]
         self._begin(f"leave {host.name} behind")
-        self._world.network.cut([host], [one for one in servers if one is not host])
+        self._world.network.cut([host], [server for server in servers if server is not host])
         await asyncio.sleep(self._rng.uniform(8.0, 20.0))
         self._world.network.heal([host], servers)
 
@@ -450,29 +450,31 @@ class Faults:
         hosts = self._hosts()
         self._rng.shuffle(hosts)
         size = self._rng.randint(1, len(hosts) - 1)
-        one, other = hosts[:size], hosts[size:]
+        side, other = hosts[:size], hosts[size:]
         both_ways = self._rng.random() < 0.8
-        self._begin(f"split {', '.join(host.name for host in one)} from the rest")
-        await self._cut(one, other, both_ways)
+        self._begin(f"split {', '.join(host.name for host in side)} from the rest")
+        await self._cut(side, other, both_ways)
 
-    async def _cut(self, one: list[NetworkHost], other: list[NetworkHost], both_ways: bool) -> None:
-        self._world.network.cut(one, other, both_ways=both_ways)
+    async def _cut(
+        self, side: list[NetworkHost], other: list[NetworkHost], both_ways: bool
+    ) -> None:
+        self._world.network.cut(side, other, both_ways=both_ways)
         await self._last(0.3, 10.0)
-        self._world.network.heal(one, other)
+        self._world.network.heal(side, other)
 
     async def slow_links(self) -> None:
-        one = self._rng.sample(self._hosts(), 2)
-        self._begin(f"slow links of {one[0].name} and {one[1].name}")
+        pair = self._rng.sample(self._hosts(), 2)
+        self._begin(f"slow links of {pair[0].name} and {pair[1].name}")
         delay_s = self._rng.choice(((0.01, 0.2), (0.2, 1.0)))
-        self._world.network.slow(one, self._hosts(), delay_s=delay_s)
+        self._world.network.slow(pair, self._hosts(), delay_s=delay_s)
         await self._last(0.5, 8.0)
-        self._world.network.heal(one, self._hosts())
+        self._world.network.heal(pair, self._hosts())
 
     async def reset_connections(self) -> None:
         hosts = self._hosts()
-        one = self._rng.sample(hosts, self._rng.randint(1, len(hosts)))
-        self._begin(f"reset connections of {len(one)} hosts")
-        self._world.network.reset(one, hosts)
+        chosen = self._rng.sample(hosts, self._rng.randint(1, len(hosts)))
+        self._begin(f"reset connections of {len(chosen)} hosts")
+        self._world.network.reset(chosen, hosts)
 
     # --- clocks and disks -------------------------------------------------------------------------
 

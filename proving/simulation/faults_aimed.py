@@ -61,7 +61,7 @@ def aimed_at(what: str, target: Target) -> Injection:
             return
         rng = faults._rng
         victim = rng.choice(victims)
-        host = next(one for one in faults._cluster.hosts if one is victim.host)
+        host = next(host for host in faults._cluster.hosts if host is victim.host)
         kind = rng.choice(STRIKES)
         faults._begin(f"while {what}: {kind} of {victim.name} on {host.name}")
         await _strike(faults, kind, victim, host)
@@ -82,7 +82,7 @@ async def _strike(faults: Faults, kind: str, victim: Process, host: Host) -> Non
         victim.resume()
     elif kind == "cut off":
         servers: list[NetworkHost] = [*faults._cluster.hosts, faults._cluster.controller_host]
-        others = [one for one in servers if one is not host]
+        others = [server for server in servers if server is not host]
         await faults._cut([host], others, faults._rng.random() < 0.7)
     else:
         if kind == "kill a process":
@@ -164,7 +164,9 @@ def deleted_topics(cluster: SimulatedCluster) -> list[Process]:
     """The broker that removes what deleted topics have left in the store, after a delay."""
     for process, broker in cluster.broker_of.items():
         state = broker.metadata.state
-        lowest = min((one for one, known in state.brokers.items() if known.live), default=None)
+        lowest = min(
+            (broker for broker, known in state.brokers.items() if known.live), default=None
+        )
         if process.alive and state.garbage and process is cluster.broker_processes.get(lowest or 0):
             return [process]
     return []
@@ -186,14 +188,17 @@ def _transactions(cluster: SimulatedCluster, *, is_decided: bool) -> list[Proces
         for process, replica in _replicas(cluster)
         if isinstance(replica._coordinator, TransactionCoordinator)
         and any(
-            one.is_decided is is_decided for one in replica._coordinator.state.transactions.values()
+            transaction.is_decided is is_decided
+            for transaction in replica._coordinator.state.transactions.values()
         )
     ]
 
 
 def reassignments(cluster: SimulatedCluster) -> list[Process]:
     """Who leads a partition that is being moved."""
-    newest = max(cluster.brokers.values(), key=lambda one: one.metadata.version).metadata.state
+    newest = max(
+        cluster.brokers.values(), key=lambda server: server.metadata.version
+    ).metadata.state
     moving = {
         (topic.topic_id, number)
         for topic, number, partition in newest.all_partitions()

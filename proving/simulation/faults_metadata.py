@@ -34,7 +34,7 @@ async def cut_off_the_controller(faults: Faults) -> None:
     others = [other for other in servers if other is not host]
     with_it = rng.sample(others, rng.choice((0, 1, 1)))
     both_ways = rng.random() < 0.7
-    one_side, other_side = [host, *with_it], [one for one in others if one not in with_it]
+    one_side, other_side = [host, *with_it], [other for other in others if other not in with_it]
     if rng.random() < 0.3:
         other_side += faults._clients
     faults._begin(f"cut the controller on {host.name} off, with {len(with_it)} beside it")

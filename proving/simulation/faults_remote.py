@@ -35,9 +35,9 @@ async def pause_an_object_server(faults: Faults) -> None:
 async def store_is_away(faults: Faults) -> None:
     """No host, or some, reach the store."""
     hosts = faults._cluster.hosts
-    chosen = {one.name for one in faults._rng.sample(hosts, faults._rng.randint(1, len(hosts)))}
+    chosen = {host.name for host in faults._rng.sample(hosts, faults._rng.randint(1, len(hosts)))}
     if faults._rng.random() < 0.5:
-        chosen = {one.name for one in hosts}
+        chosen = {host.name for host in hosts}
     faults._begin(f"the store is away for {sorted(chosen)}")
     store = faults._cluster.objects
     store.faults.away |= chosen

@@ -96,9 +96,9 @@ class GoneHolders:
         self, connections: list[asyncio.Future[None]], now_s: float
     ) -> float | None:
         """Since when all of these are closed. None: one of them is open."""
-        if not all(one.done() for one in connections):
+        if not all(connection.done() for connection in connections):
             return None
-        return max(self._ended_s.get(one, now_s) for one in connections)
+        return max(self._ended_s.get(connection, now_s) for connection in connections)
 
     def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -106,7 +106,7 @@ class _Batches:
 
     def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
         segments = log._segments
-        number = bisect_right(segments, self.segment, key=lambda one: one.base_offset) - 1
+        number = bisect_right(segments, self.segment, key=lambda entry: entry.base_offset) - 1
         for segment in segments[max(number, 0) :]:
             if segment.base_offset != self.segment:
                 self.segment, self.position = segment.base_offset, 0

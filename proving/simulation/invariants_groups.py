@@ -88,7 +88,9 @@ class GroupInvariants:
             decode(key, value)
             for key, value in zip(columns.keys or (), columns.values, strict=True)
         ]
-        records = [one for one in decoded if not isinstance(one, EndedRecord | PendingRecord)]
+        records = [
+            record for record in decoded if not isinstance(record, EndedRecord | PendingRecord)
+        ]
         changed = dict.fromkeys(record.group for record in records)
         before = {name: self._group(name).value.epoch for name in changed}
         gone: dict[str, dict[str, MemberValue]] = {name: {} for name in changed}
@@ -135,22 +137,22 @@ class GroupInvariants:
             )
         self.rebalances += group.value.epoch > epoch_before
         owners: dict[TopicIdPartition, str] = {}
-        for member, one in group.members.items():
-            if not one.previous_epoch <= one.member_epoch <= group.value.epoch:
+        for member, info in group.members.items():
+            if not info.previous_epoch <= info.member_epoch <= group.value.epoch:
                 raise InvariantError(
-                    f"group {name} is in epoch {group.value.epoch}, member {member} is {one}"
+                    f"group {name} is in epoch {group.value.epoch}, member {member} is {info}"
                 )
-            for at in one.assigned | one.revoking:
+            for at in info.assigned | info.revoking:
                 if owners.setdefault(at, member) != member:
                     raise InvariantError(
                         f"group {name}, epoch {group.value.epoch}: partition {at[1]} has two "
                         f"owners, {owners[at]} and {member}"
                     )
-            meaning = self._meanings.setdefault((name, member, one.member_epoch), one.assigned)
-            if meaning != one.assigned:
+            meaning = self._meanings.setdefault((name, member, info.member_epoch), info.assigned)
+            if meaning != info.assigned:
                 raise InvariantError(
-                    f"group {name}: epoch {one.member_epoch} of member {member} meant "
-                    f"{sorted(meaning)}, now {sorted(one.assigned)}"
+                    f"group {name}: epoch {info.member_epoch} of member {member} meant "
+                    f"{sorted(meaning)}, now {sorted(info.assigned)}"
                 )
 
     def _check_sessions(
@@ -160,14 +162,14 @@ class GroupInvariants:
         silent = set(SILENT.findall(self._groups[name].value.reason))
         coordinator = self._serving.get((replica.assignment.partition, leader_epoch))
         loaded_s = None if coordinator is None else self._loaded_s.get(coordinator)
-        for member, one in gone.items():
+        for member, info in gone.items():
             if member[:8] not in silent or loaded_s is None:
                 continue
             served_s = self._cluster.world.now_s - loaded_s
-            if served_s < one.session_timeout_ms / 1000:
+            if served_s < info.session_timeout_ms / 1000:
                 raise InvariantError(
                     f"group {name}: member {member} was taken out for its silence, its session is "
-                    f"{one.session_timeout_ms} ms; this coordinator began {served_s:.3f} s ago"
+                    f"{info.session_timeout_ms} ms; this coordinator began {served_s:.3f} s ago"
                 )
 
     # --- what is known ----------------------------------------------------------------------------
@@ -239,8 +241,8 @@ class GroupInvariants:
             others = {
                 at: other
                 for at in believed - known.owned
-                for other, one in group.members.items()
-                if at in one.owned
+                for other, info in group.members.items()
+                if at in info.owned
             }
             raise InvariantError(
                 f"{process.name} believes that it owns {sorted(believed)} in epoch "

@@ -80,7 +80,7 @@ class MoveInvariants:
             self._check_completed(where, (record.topic_id, record.partition), before, after)
         elif before.target and set(after.replicas) >= set(before.origin):
             self.cancelled += 1
-            gone = {one.broker for one in (*before.isr, *before.elr)} - set(after.replicas)
+            gone = {broker.broker for broker in (*before.isr, *before.elr)} - set(after.replicas)
             if gone and len(after.isr) < topic.min_insync(before):
                 raise InvariantError(
                     f"{where}: cancelled with {after.isr} in sync; before it was {before.isr}"

@@ -135,7 +135,7 @@ class QueueInvariants:
                 self.on_move(state_key, move)
 
     def _check_end(self, state_key: StateKey, move: Move, kept: Kept) -> None:
-        done = sum(is_done(kept, one.offset) for one in move.records)
+        done = sum(is_done(kept, record.offset) for record in move.records)
         is_there = _number_of(move) in self._appended
         if (done == len(move.records)) != is_there or 0 < done < len(move.records):
             raise InvariantError(
@@ -246,8 +246,8 @@ def _from(index: int) -> int:
 def _counted(block: Block, count: int) -> int:
     """The bits of what was given out so often, or more often."""
     found = 0
-    for one, bits in block.counts.items():
-        if one >= count:
+    for number, bits in block.counts.items():
+        if number >= count:
             found |= bits
     return found
 
@@ -258,8 +258,8 @@ def _numbers(head: Head) -> set[int]:
 
 def _told(block: Block, offset: int) -> str:
     bit = 1 << offset % BLOCK_OFFSETS
-    counts = [one for one, bits in block.counts.items() if bits & bit]
-    holders = [one for one, bits in block.holders.items() if bits & bit]
+    counts = [count for count, bits in block.counts.items() if bits & bit]
+    holders = [holder for holder, bits in block.holders.items() if bits & bit]
     return f"count {counts}, holder {holders}, {'done' if block.done & bit else 'not done'}"
 
 
@@ -267,10 +267,10 @@ def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
     """What has to outlive the leader. A record that is ready for the first time may not be kept."""
     found: set[tuple[object, ...]] = {("start", state.start_offset, state.state_epoch)}
     records, _ = state.unsettled(0, (), RECORDS_MAX, now_ms=0, now_s=0.0)
-    for one in records:
-        kind = READY if one.state == DELAYED else one.state
-        if one.offset < end_offset and (kind != READY or one.count):
-            found.add((kind, one.offset, one.count, one.holder or ""))
+    for record in records:
+        kind = READY if record.state == DELAYED else record.state
+        if record.offset < end_offset and (kind != READY or record.count):
+            found.add((kind, record.offset, record.count, record.holder or ""))
     for number, block in state._blocks.items():
         for index in bits_of(block.unbegun):
             found.add(("unbegun", number * BLOCK_OFFSETS + index))

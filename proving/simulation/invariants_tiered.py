@@ -135,10 +135,10 @@ class TieredInvariants:
         self._invariants = invariants
         on_record, on_committed = invariants.on_record, invariants.on_committed
 
-        def record(state: ClusterState, one: MetadataRecord) -> None:
+        def record(state: ClusterState, metadata_record: MetadataRecord) -> None:
             if on_record is not None:
-                on_record(state, one)
-            self._check_record(state, one)
+                on_record(state, metadata_record)
+            self._check_record(state, metadata_record)
 
         def committed(replica: Replica, leader_epoch: int, batch: bytes) -> None:
             if on_committed is not None:
@@ -168,8 +168,8 @@ class TieredInvariants:
     def bytes_between(self, key: TopicIdPartition, start: int, end: int) -> int:
         """The bytes of the committed batches that end above `start`, and at `end` or below."""
         sizes = self._histories[key].size_bytes if key in self._histories else []
-        first = bisect_right(sizes, start, key=lambda one: one[0])
-        last = bisect_right(sizes, end, key=lambda one: one[0])
+        first = bisect_right(sizes, start, key=lambda item: item[0])
+        last = bisect_right(sizes, end, key=lambda item: item[0])
         below = sizes[first - 1][1] if first else 0
         return sizes[last - 1][1] - below if last > first else 0
 
@@ -198,7 +198,7 @@ class TieredInvariants:
     def _check_record(self, state: ClusterState, record: MetadataRecord) -> None:
         now_s = self._cluster.world.now_s
         if isinstance(record, TopicDeleted):
-            for key in [one for one in self._histories if one[0] == record.topic_id]:
+            for key in [history for history in self._histories if history[0] == record.topic_id]:
                 history = self._histories.pop(key)
                 if history.pointer is not None and history.manifest is not None:
                     names = _named(history.pointer, history.manifest)
@@ -282,15 +282,15 @@ class TieredInvariants:
         if before is not None and (after.end < before.end or after.start < before.start):
             raise InvariantError(f"the remote log of {where} goes back from {before} to {after}")
         next_offset = manifest.start
-        for one in manifest.objects:
-            if one.start != next_offset:
-                raise InvariantError(f"{where}: {one} does not begin at {next_offset}")
-            next_offset = one.end
-            if one.name in history.checked:
-                self._find(one.name, f"an object of {where}")
+        for item in manifest.objects:
+            if item.start != next_offset:
+                raise InvariantError(f"{where}: {item} does not begin at {next_offset}")
+            next_offset = item.end
+            if item.name in history.checked:
+                self._find(item.name, f"an object of {where}")
             else:
-                self._check_object(where, history, one)
-                history.checked.add(one.name)
+                self._check_object(where, history, item)
+                history.checked.add(item.name)
                 self.uploaded += 1
         if next_offset != after.end:
             raise InvariantError(f"{where}: objects up to {next_offset}, the pointer is {after}")
@@ -349,12 +349,12 @@ class TieredInvariants:
                 for offset, value in zip(columns.offsets, columns.values, strict=True)
             }
 
-    def _check_object(self, where: str, history: _History, one: RemoteObject) -> None:
-        data = self._find(one.name, f"an object of {where}")
+    def _check_object(self, where: str, history: _History, item: RemoteObject) -> None:
+        data = self._find(item.name, f"an object of {where}")
         if self._may_lose(where.rpartition("-")[0]):
-            self._note_stored(where, history, memoryview(data)[: one.data_bytes])
-        next_offset, last_epoch = one.start, None
-        batches = memoryview(data)[: one.data_bytes]
+            self._note_stored(where, history, memoryview(data)[: item.data_bytes])
+        next_offset, last_epoch = item.start, None
+        batches = memoryview(data)[: item.data_bytes]
         for position, header in split_batches(batches):
             crc = zlib.crc32(batches[position : position + header.length])
             known = history.batches.get(header.base_offset)
@@ -363,17 +363,17 @@ class TieredInvariants:
                 crc,
             ):
                 raise InvariantError(
-                    f"{one.name} of {where} holds at {header.base_offset} a batch up to "
+                    f"{item.name} of {where} holds at {header.base_offset} a batch up to "
                     f"{header.next_offset} with CRC {crc:08x}; committed was {known}, the batch "
                     f"before ends at {next_offset}"
                 )
             next_offset, last_epoch = header.next_offset, header.leader_epoch
-        footer = read_footer(data[one.data_bytes :], one.name)
+        footer = read_footer(data[item.data_bytes :], item.name)
         said = (footer.start, footer.end, footer.end_epoch, footer.data_bytes, len(data))
-        listed = (one.start, one.end, one.end_epoch, one.data_bytes, one.object_bytes)
-        if said != listed or (next_offset, last_epoch) != (one.end, one.end_epoch):
+        listed = (item.start, item.end, item.end_epoch, item.data_bytes, item.object_bytes)
+        if said != listed or (next_offset, last_epoch) != (item.end, item.end_epoch):
             raise InvariantError(
-                f"{one} of {where}: its footer says {said}, its batches end at {next_offset} in "
+                f"{item} of {where}: its footer says {said}, its batches end at {next_offset} in "
                 f"epoch {last_epoch}"
             )
 
@@ -405,7 +405,7 @@ class TieredInvariants:
         """The host of whoever deletes has seen the delay pass, as far as it can know."""
         cluster, now_s = self._cluster, self._cluster.world.now_s
         delay_s = cluster.config.remote_delete_delay_ms / 1000
-        host = next(one for one in cluster.hosts if one.name == change.host)
+        host = next(host for host in cluster.hosts if host.name == change.host)
         aged_s = most_aged_s(cluster.hosts, host, since_s, now_s)
         if aged_s < delay_s - SLACK_S:
             raise InvariantError(
@@ -416,20 +416,21 @@ class TieredInvariants:
     def _left_just_now(self, key: TopicIdPartition, name: str) -> bool:
         """Whether a pointer is committed that names it no more, and that no broker has applied yet:
         most of them have it in their logs. The controller's answer told the leader first."""
-        brokers = [one for process, one in self._cluster.broker_of.items() if process.alive]
+        brokers = [broker for process, broker in self._cluster.broker_of.items() if process.alive]
         holders: Counter[RemotePointer] = Counter()
         for broker in brokers:
             metadata = broker.metadata
             for _, _, data in metadata._log.read(metadata.version + 1, 1 << 30):
                 holders.update(
-                    one.pointer
-                    for one in decode_entry(data)
-                    if isinstance(one, RemoteMoved) and (one.topic_id, one.partition) == key
+                    record.pointer
+                    for record in decode_entry(data)
+                    if isinstance(record, RemoteMoved)
+                    and (record.topic_id, record.partition) == key
                 )
-        held = [one for one, count in holders.items() if 2 * count > len(self._cluster.hosts)]
+        held = [broker for broker, count in holders.items() if 2 * count > len(self._cluster.hosts)]
         if not held:
             return False
-        newest = max(held, key=lambda one: one.version)
+        newest = max(held, key=lambda record: record.version)
         manifest = self.load(newest, f"{key[0]}-{key[1]}")
         return name not in _named(newest, manifest)
 
@@ -572,7 +573,7 @@ def _named(pointer: RemotePointer, manifest: Manifest) -> set[str]:
 
 def _live_names(manifest: Manifest) -> set[str]:
     """What a manifest needs: not what it lists as removed."""
-    return {one.name for one in manifest.objects} | {page.name for page in manifest.pages}
+    return {item.name for item in manifest.objects} | {page.name for page in manifest.pages}
 
 
 def _key(replica: Replica) -> TopicIdPartition:

@@ -120,7 +120,7 @@ class LooseQueue:
             await client.change(change, timeout_s=timeout_s)
         while True:
             answer = await client.ask_any(DescribeQueues(), timeout_s=timeout_s)
-            found = [one.queue_id for one in answer.queues if one.name == NAME]
+            found = [queue.queue_id for queue in answer.queues if queue.name == NAME]
             if found and found[0] != self.queue_id:
                 break
             await asyncio.sleep(0.2)
@@ -276,7 +276,7 @@ class LooseQueue:
             if replica.assignment.topic == TOPIC
         ]
         return [
-            (one.broker, one.log)
-            for one in found
-            if one.failure is None and one._log is not None and not one._is_closed
+            (record.broker, record.log)
+            for record in found
+            if record.failure is None and record._log is not None and not record._is_closed
         ]

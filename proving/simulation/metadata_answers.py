@@ -417,7 +417,7 @@ def _state(state: ClusterState) -> State:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return repr(sorted((repr(key), _plain(one)) for key, one in value.items()))
+        return repr(sorted((repr(key), _plain(item)) for key, item in value.items()))
     if isinstance(value, set | frozenset):
         return repr(sorted(map(repr, value)))
     if dataclasses.is_dataclass(value):

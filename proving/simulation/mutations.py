@@ -152,7 +152,7 @@ def shortest_log_adopted() -> list[Patch]:
     async def remember(self: Any, endpoints: Any, **options: Any) -> Any:
         found = await ask(self, endpoints, **options)
         if found:
-            shortest[self] = min(found, key=lambda one: one[0].last_index)[1]
+            shortest[self] = min(found, key=lambda item: item[0].last_index)[1]
         return found
 
     async def mutated(self: Any, at: Any) -> None:

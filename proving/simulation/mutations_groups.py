@@ -33,8 +33,8 @@ def assigned_before_it_was_given_up() -> list[Patch]:
 
     def mutated(self: Any) -> None:
         reconcile(self)
-        for member, one in list(self.members.items()):
-            if one.revoking:
+        for member, info in list(self.members.items()):
+            if info.revoking:
                 self.put(member, revoking=NOTHING)
         reconcile(self)
 
@@ -119,9 +119,9 @@ def sessions_end_with_their_coordinator() -> list[Patch]:
     end_sessions = group_changes.end_sessions
 
     def mutated(state: Any, name: str, *, now_s: float, **options: Any) -> Any:
-        for _, group, member, one in state.all_members():
+        for _, group, member, info in state.all_members():
             if group.sessions[member].heard_s is None:
-                group.sessions[member].heard_s = now_s - one.session_timeout_ms / 1000 - 1
+                group.sessions[member].heard_s = now_s - info.session_timeout_ms / 1000 - 1
         return end_sessions(state, name, now_s=now_s, **options)
 
     return [(group_changes, "end_sessions", mutated)]

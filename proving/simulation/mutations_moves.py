@@ -18,8 +18,8 @@ GROUP_MOVES = "group-moves"
 @plants("23", "a move is over when a majority of its target is in sync", MOVES)
 def completed_by_a_majority() -> list[Patch]:
     def completed(value: Any, live: Any) -> Any:
-        in_sync = [one for one in value.isr if election.is_same_process(one, live)]
-        isr = tuple(one for one in in_sync if one.broker in value.target)
+        in_sync = [broker for broker in value.isr if election.is_same_process(broker, live)]
+        isr = tuple(broker for broker in in_sync if broker.broker in value.target)
         if value.leader is None or len(isr) <= len(value.target) // 2:
             return None
         settled = reassignment._settled(value, value.target)
@@ -68,8 +68,8 @@ def directory_removed_before_the_commit() -> list[Patch]:
 def cancelled_whatever_is_in_sync() -> list[Patch]:
     def cancelled(value: Any, live: Any, *, min_insync: int) -> Any:
         changed = reassignment._settled(value, value.origin)
-        isr = tuple(one for one in value.isr if one.broker in value.origin)
-        elr = tuple(one for one in value.elr if one.broker in value.origin)
+        isr = tuple(broker for broker in value.isr if broker.broker in value.origin)
+        elr = tuple(broker for broker in value.elr if broker.broker in value.origin)
         changed = msgspec.structs.replace(changed, isr=isr, elr=elr)
         if value.leader in value.origin:
             return changed

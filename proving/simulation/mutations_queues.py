@@ -276,8 +276,8 @@ def blocks_before_head() -> list[Patch]:
 
     def mutated(self: Any) -> Any:
         found = run(self)
-        heads = [one for one in found if one[0] == HEAD]
-        rest = [one for one in found if one[0] != HEAD]
+        heads = [record for record in found if record[0] == HEAD]
+        rest = [record for record in found if record[0] != HEAD]
         late, held[self] = held.get(self, []), heads
         return [*late, *rest] or found
 

@@ -221,7 +221,9 @@ def deleted_before_the_list() -> list[Patch]:
         manifest = await self.log.manifest()
         if manifest is not None:
             start = self._replica_log.log.persisted_log_start
-            await self._sweeps._delete([one.name for one in manifest.objects if one.end <= start])
+            await self._sweeps._delete(
+                [item.name for item in manifest.objects if item.end <= start]
+            )
         await change_list(self, clock_watch, deletes=deletes)
 
     return [(LeaderRemote, "_change_list", mutated)]

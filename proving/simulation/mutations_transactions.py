@@ -73,7 +73,10 @@ def marker_before_its_decision() -> list[Patch]:
     def mutated(self: Any, key: Any, transaction: Any) -> None:
         async def write() -> None:
             await asyncio.gather(
-                *(self._write_marker(key, transaction, one) for one in transaction.participants)
+                *(
+                    self._write_marker(key, transaction, participant)
+                    for participant in transaction.participants
+                )
             )
             self._markers.pop(key, None)
 
@@ -91,7 +94,7 @@ def decision_split() -> list[Patch]:
 
     def mutated(self: Any, records: list[Any]) -> None:
         is_transaction = isinstance(records[0], IdRecord | TransactionRecord)
-        for part in [[one] for one in records] if is_transaction else [records]:
+        for part in [[record] for record in records] if is_transaction else [records]:
             append(self, part)
 
     return [(CoordinatorLog, "append", mutated), (coordinator_log, "BATCH_BYTES", 1)]
@@ -166,7 +169,7 @@ def joined_without_epoch() -> list[Patch]:
 
     def mutated(self: Any, family: int, epoch: int, **log: Any) -> Any:
         step = batch(self, family, epoch, **log)
-        had_joined = family in {one for one, _ in self._joined}
+        had_joined = family in {joined for joined, _ in self._joined}
         return Step.APPEND if step is Step.JOIN and had_joined else step
 
     def marker(self: Any, *key: int, **log: Any) -> Any:
@@ -309,8 +312,10 @@ def failed_batch_committed() -> list[Patch]:
 @plants("32", "a snapshot asks each partition once", TRANSACTIONS)
 def snapshot_in_one_pass() -> list[Patch]:
     def mutated(first: Any) -> Cut:
-        undecided = {(family, epoch) for one in first for family, epoch, _ in one.open}
-        return Cut([one.high_watermark for one in first], tuple(sorted(undecided)))
+        undecided = {
+            (family, epoch) for participant in first for family, epoch, _ in participant.open
+        }
+        return Cut([participant.high_watermark for participant in first], tuple(sorted(undecided)))
 
     return [(taking_cuts, "cut_of_one_pass", mutated)]
 

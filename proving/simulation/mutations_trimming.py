@@ -48,8 +48,10 @@ def retention_where_none_is_set() -> list[Patch]:
         config = self._config
         if config.retention_bytes is not None or not config.is_deleted_by_retention:
             return retention_start(self, now_ms, high_watermark)
-        segments = [one.base_offset for one in self._segments]
-        start: int = max([self._start, *(one for one in segments[:-3] if one <= high_watermark)])
+        segments = [segment.base_offset for segment in self._segments]
+        start: int = max(
+            [self._start, *(segment for segment in segments[:-3] if segment <= high_watermark)]
+        )
         return start
 
     retention_start = Log.retention_start

@@ -137,14 +137,14 @@ class SimulatedObjectStore:
         """What was there `age_s` ago."""
         then_s = self.world.now_s - age_s
         was_there = [
-            (name, one)
-            for name, one in [*self._objects.items(), *(self._gone if age_s else ())]
-            if one.put_s <= then_s
-            and (one.deleted_s is None or one.deleted_s > then_s)
+            (name, item)
+            for name, item in [*self._objects.items(), *(self._gone if age_s else ())]
+            if item.put_s <= then_s
+            and (item.deleted_s is None or item.deleted_s > then_s)
             and name.startswith(prefix)
             and name > after
         ]
-        listed = {name: self.meta(name, one) for name, one in was_there}
+        listed = {name: self.meta(name, item) for name, item in was_there}
         return [listed[name] for name in sorted(listed)[:LISTED_MAX]]
 
     def get(self, name: str) -> StoredObject:

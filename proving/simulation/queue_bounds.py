@@ -44,7 +44,7 @@ def lowered(seed: int) -> Iterator[None]:
         if rng.random() < BOUND_SHARE:
             values[name] = rng.choice(choices)
     with contextlib.ExitStack() as stack:
-        for module in [one for name, one in sys.modules.items() if name.startswith(READERS)]:
+        for module in [module for name, module in sys.modules.items() if name.startswith(READERS)]:
             for name in values.keys() & vars(module).keys():
                 stack.enter_context(mock.patch.object(module, name, values[name]))
         yield

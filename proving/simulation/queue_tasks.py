@@ -114,7 +114,7 @@ class TaskWorker:
             was_paused = now_s - before_s > 2 * LOOK_S
             if was_paused or was_asked or self._core.is_asked:
                 waiting.clear()
-            waits_since_s = {one: waits_since_s.get(one, now_s) for one in waiting}
+            waits_since_s = {task: waits_since_s.get(task, now_s) for task in waiting}
             if any(now_s - since_s > WAITS_MAX_S for since_s in waits_since_s.values()):
                 self._problems.append(
                     f"{len(waiting)} records of {', '.join(self._plans)} wait in {self._name}, "
@@ -141,7 +141,7 @@ class TaskWorker:
                 self._noted_as(some[0]),
                 self._name,
                 taken.lane.partition,
-                [(one.offset, lock_count(one), one.value or b"", one.key) for one in some],
+                [(task.offset, lock_count(task), task.value or b"", task.key) for task in some],
                 asked_s=taken.taken_at_s - START_S,
                 at_s=self._now_s(),
                 state_epoch=taken.state_epoch,

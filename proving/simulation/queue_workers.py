@@ -152,7 +152,7 @@ class RawWorker:
         if answer.unbegun:
             taken = _Delivery(queue_id, holder, answer.state_epoch, records)
             unbegun = {
-                one for first, last in answer.unbegun for one in range(first, last + 1)
+                offset for first, last in answer.unbegun for offset in range(first, last + 1)
             }
             records = await self._begin(partition, taken, unbegun)
         if records:
@@ -171,10 +171,10 @@ class RawWorker:
         self, partition: int, taken: _Delivery, unbegun: set[int]
     ) -> list[_Taken]:
         """The records that are the worker's, once the leader knows what it begins."""
-        begins = [one for one in taken.records if one.offset in unbegun]
+        begins = [record for record in taken.records if record.offset in unbegun]
         noted_as = self._plan.noted_as(taken.queue_id)
-        self._recorder.begun(noted_as, [one.value for one in begins])
-        ranges = _merged([(one.offset, one.offset, one.delivery) for one in begins])
+        self._recorder.begun(noted_as, [begin.value for begin in begins])
+        ranges = _merged([(begin.offset, begin.offset, begin.delivery) for begin in begins])
 
         def build(topic_id: str, leader: LeaderAndEpoch) -> Request[SettleResponse]:
             return Settle(
@@ -196,17 +196,21 @@ class RawWorker:
                 timeout_s=SETTLE_TIMEOUT_S,
                 attempt_timeout_s=ATTEMPT_S,
             )
-            not_begun = {one for first, last, _ in answer.lost for one in range(first, last + 1)}
+            not_begun = {
+                offset for first, last, _ in answer.lost for offset in range(first, last + 1)
+            }
         # Later records of their keys come again after them.
         first_lost: dict[bytes | None, int] = {}
-        for one in taken.records:
-            if one.offset in not_begun:
-                first_lost.setdefault(one.key if self._plan.ordered else None, one.offset)
+        for record in taken.records:
+            if record.offset in not_begun:
+                first_lost.setdefault(record.key if self._plan.ordered else None, record.offset)
         return [
-            one
-            for one in taken.records
-            if one.offset not in not_begun
-            and (one.key is None or one.offset < first_lost.get(one.key, one.offset + 1))
+            record
+            for record in taken.records
+            if record.offset not in not_begun
+            and (
+                record.key is None or record.offset < first_lost.get(record.key, record.offset + 1)
+            )
         ]
 
     def _records(self, partition: int, answer: TakeResponse, payload: memoryview) -> list[_Taken]:
@@ -312,12 +316,12 @@ class RawWorker:
             self._name,
             partition,
             what,
-            [(one.offset, one.delivery) for one in records],
+            [(record.offset, record.delivery) for record in records],
             at_s=self._now_s(),
             state_epoch=taken.state_epoch,
             seconds=seconds,
         )
-        ranges = [(one.offset, one.offset, one.delivery) for one in records]
+        ranges = [(record.offset, record.offset, record.delivery) for record in records]
         milliseconds = None if seconds is None else round(seconds * 1000)
 
         def build(topic_id: str, leader: LeaderAndEpoch) -> Request[SettleResponse]:
@@ -329,11 +333,11 @@ class RawWorker:
                 holder=taken.holder,
                 state_epoch=taken.state_epoch,
                 acks=_merged(ranges) if what == "ack" else [],
-                nacks=[(*one, milliseconds) for one in ranges] if what == "nack" else [],
-                rejects=[(one.offset, one.delivery, "unwanted") for one in records]
+                nacks=[(*span, milliseconds) for span in ranges] if what == "nack" else [],
+                rejects=[(record.offset, record.delivery, "unwanted") for record in records]
                 if what == "reject"
                 else [],
-                extends=[(*one, milliseconds or 0) for one in ranges] if what == "extend" else [],
+                extends=[(*span, milliseconds or 0) for span in ranges] if what == "extend" else [],
                 may_linger=number % 2 == 0,
             )
 

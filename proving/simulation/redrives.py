@@ -52,13 +52,13 @@ class Redrives:
             )
 
         found = await client.ask_leader(topic, 0, list_them, timeout_s=8, attempt_timeout_s=4)
-        offsets = [one.offset for one in found.records if rng.random() < 0.8]
+        offsets = [record.offset for record in found.records if rng.random() < 0.8]
         if not offsets:
             return
         target = "" if topic == f"{self._own}.dead" else self._aside
         is_dropped = rng.random() < DROPPED_SHARE
         if is_dropped:
-            self._dropped |= {(topic, one) for one in offsets}
+            self._dropped |= {(topic, offset) for offset in offsets}
 
         def move(topic_id: str, leader: LeaderAndEpoch) -> Request[Any]:
             return MoveQueueRecords(
@@ -71,13 +71,13 @@ class Redrives:
             )
 
         answer = await client.ask_leader(topic, 0, move, timeout_s=12, attempt_timeout_s=6)
-        self._moved |= {(topic, one) for one in answer.moved}
+        self._moved |= {(topic, record) for record in answer.moved}
 
     # --- the end ----------------------------------------------------------------------------------
 
     def kept(self) -> dict[str, Kept]:
         """What is kept now of the queue of each topic."""
-        return {one: self._invariants.kept(self.queue_ids[one], 0) for one in self.topics}
+        return {topic: self._invariants.kept(self.queue_ids[topic], 0) for topic in self.topics}
 
     def problems(
         self, records: list[Record], before: dict[str, Kept], after: dict[str, Kept]
@@ -85,27 +85,32 @@ class Redrives:
         """Each dead letter that is settled stands once where it was sent, unless an operator asked
         to drop it; one that is not settled stands there only as far as its move goes on. `records`
         are those of all topics; `before` they were read that was kept, `after` this."""
-        stands = Counter((one.topic, as_text(one.value or b"")) for one in records)
+        stands = Counter((record.topic, as_text(record.value or b"")) for record in records)
         least: Counter[tuple[str, str]] = Counter()
         most: Counter[tuple[str, str]] = Counter()
         problems = []
-        for one in records:
-            if one.topic not in before:
+        for record in records:
+            if record.topic not in before:
                 continue
-            target = self._own if one.topic == f"{self._own}.dead" else self._aside
-            value = as_text(one.value or b"")
-            is_settled = is_done(before[one.topic], one.offset)
-            moves = after[one.topic].moves.values()
-            may_be_there = is_done(after[one.topic], one.offset) or any(
-                one.offset == record.offset for move in moves for record in move.records
+            target = self._own if record.topic == f"{self._own}.dead" else self._aside
+            value = as_text(record.value or b"")
+            is_settled = is_done(before[record.topic], record.offset)
+            moves = after[record.topic].moves.values()
+            may_be_there = is_done(after[record.topic], record.offset) or any(
+                record.offset == record.offset for move in moves for record in move.records
             )
-            least[target, value] += is_settled and (one.topic, one.offset) not in self._dropped
+            least[target, value] += (
+                is_settled and (record.topic, record.offset) not in self._dropped
+            )
             most[target, value] += may_be_there
-            if (one.topic, one.offset) in self._moved and not is_settled:
+            if (record.topic, record.offset) in self._moved and not is_settled:
                 problems.append(
-                    f"{one.topic}@{one.offset} {value!r} was told to be moved, and is unsettled"
+                    f"{record.topic}@{record.offset} {value!r} was told to be moved, "
+                    "and is unsettled"
                 )
-        for target, value in most.keys() | {one for one in stands if one[0] == self._aside}:
+        for target, value in most.keys() | {
+            record for record in stands if record[0] == self._aside
+        }:
             there = stands[target, value] - (target == self._own)
             if not least[target, value] <= there <= most[target, value]:
                 problems.append(

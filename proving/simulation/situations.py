@@ -261,7 +261,7 @@ def _log_truncate(self: Log, offset: int) -> Generator[None, Any, None]:
     _note("truncation-of-epochs", len(self.epochs.entries()) < len(epochs))
     _note("truncation-of-segments", len(self._segments) < segments)
     _note("truncation-to-nothing", self._size_bytes == 0)
-    _note("truncation-below-snapshot", any(one > self._end for one in snapshots))
+    _note("truncation-below-snapshot", any(snapshot > self._end for snapshot in snapshots))
     _note("truncation-below-checkpoint", recovery_point > self._end)
     _note("truncation-of-unsynced", unsynced > 1)
     _note("truncation-of-producers", producers != self.producers.snapshot())
@@ -317,7 +317,7 @@ def _check_producer(self: ProducerState, header: object) -> Generator[None, Any,
 def _load_producers(
     disk: Any, directory: str, segments: Any, end_offset: int, *others: object
 ) -> Generator[None, Any, None]:
-    snapshots = [one for one in snapshot_offsets(disk, directory) if one <= end_offset]
+    snapshots = [offset for offset in snapshot_offsets(disk, directory) if offset <= end_offset]
     _note("producers-from-snapshot", bool(snapshots))
     _note("producers-from-older-snapshot", bool(snapshots) and snapshots[-1] < end_offset)
     yield
@@ -332,7 +332,7 @@ def _load_producers_again(
     clean_until: int = 0,
     recent: Any = None,
 ) -> Generator[None, Any, None]:
-    snapshots = [one for one in snapshot_offsets(disk, directory) if one < end_offset]
+    snapshots = [offset for offset in snapshot_offsets(disk, directory) if offset < end_offset]
     is_newer = recent is not None and (not snapshots or snapshots[-1] < recent.offset)
     _note("truncation-above-state", is_newer)
     _note("truncation-above-snapshot", bool(snapshots) and not is_newer)

@@ -39,15 +39,15 @@ class Steering:
         self._met.update(met)
         for feature in features:
             self._tried[feature] += 1
-            self._together.update((feature, one) for one in met)
+            self._together.update((feature, situation) for situation in met)
 
     def weight(self, feature: str) -> float:
         """How much a seed with the feature may show: over all situations, how rare the situation is
         times how often it was met with the feature."""
         tried = self._tried[feature] + 1
         return EVEN_WEIGHT + sum(
-            (self._together[feature, one] + 0.5) / tried / (1 + self._met[one]) ** 2
-            for one in SITUATIONS
+            (self._together[feature, situation] + 0.5) / tried / (1 + self._met[situation]) ** 2
+            for situation in SITUATIONS
         )
 
     def choose(self, seed: int) -> frozenset[str]:
@@ -63,8 +63,8 @@ class Steering:
 
     def _some(self, features: Sequence[str], count: int, rng: random.Random) -> list[str]:
         # The greatest of u ** (1 / weight) are a sample by weights without putting back.
-        drawn = {one: rng.random() ** (1 / self.weight(one)) for one in features}
-        return sorted(features, key=lambda one: -drawn[one])[:count]
+        drawn = {feature: rng.random() ** (1 / self.weight(feature)) for feature in features}
+        return sorted(features, key=lambda feature: -drawn[feature])[:count]
 
 
 def run_steered(task: Task) -> Outcome:

@@ -149,7 +149,7 @@ class TrimmedTopic:
             await consumer.seek_to_beginning(*PLACES)
             ends = await consumer.end_offsets(PLACES)
             last: dict[int, int] = {}
-            while any([await consumer.position(one) < ends[one] for one in PLACES]):
+            while any([await consumer.position(place) < ends[place] for place in PLACES]):
                 for record in await consumer.poll(0.5):
                     self._judge(record, last, deleted[record.partition])
         finally:
@@ -179,7 +179,7 @@ class TrimmedTopic:
         ends = await consumer.end_offsets(PLACES)
         found: dict[int, set[int]] = {number: set() for number in range(PARTITIONS)}
         last: dict[int, int] = {}
-        while any([await consumer.position(one) < ends[one] for one in PLACES]):
+        while any([await consumer.position(place) < ends[place] for place in PLACES]):
             for record in await consumer.poll(1.0):
                 self._judge(record, last, self._deleted[record.partition])
                 found[record.partition].add(record.offset)

@@ -99,24 +99,26 @@ async def elect_uncleanly(
     value = value_of(cluster, place)
     if value is None or value.leader is None or len(value.isr) < 2:
         return
-    behind = rng.choice([one.broker for one in value.isr if one.broker != value.leader])
+    behind = rng.choice([broker.broker for broker in value.isr if broker.broker != value.leader])
     faults._begin(f"broker {behind}, which is behind, will lead {place}")
     disk = cluster.hosts[behind].disk
     failing = disk.fail("write", path_part=f"/{place.topic}-", error=errno.EIO)
     faults._disk_faults.append(failing)
     try:
         is_out = await _until(
-            faults, place, lambda now: behind not in [one.broker for one in now.isr]
+            faults, place, lambda now: behind not in [broker.broker for broker in now.isr]
         )
         if not is_out:
             return
         await faults._last(0.2, 5.0)
         failing.heal()
-        others = [one for one in value.replicas if one != behind]
+        others = [replica for replica in value.replicas if replica != behind]
         operations = ("write", "open") if kills else ("write",)
         rest = [
-            cluster.hosts[one].disk.fail(*operations, path_part=f"/{place.topic}-", error=errno.EIO)
-            for one in others
+            cluster.hosts[broker].disk.fail(
+                *operations, path_part=f"/{place.topic}-", error=errno.EIO
+            )
+            for broker in others
         ]
         faults._disk_faults += rest
         if kills:
@@ -130,8 +132,8 @@ async def elect_uncleanly(
         await _until(faults, place, lambda now: now.leader == behind)
         await faults._last(0.0, 3.0)
     finally:
-        for one in faults._disk_faults:
-            one.heal()
+        for fault in faults._disk_faults:
+            fault.heal()
         for number in range(len(cluster.hosts)):
             if faults._has_failed_replicas(number):
                 await faults._crash_host(number)
@@ -142,8 +144,8 @@ def _kill_replica(place: TopicPartition, cluster: SimulatedCluster, broker: int)
     for process in cluster.replica_processes(broker):
         host = cluster.replica_hosts.get(process)
         if host is not None and any(
-            (one.assignment.topic, one.assignment.partition) == place
-            for one in host._replicas.values()
+            (replica.assignment.topic, replica.assignment.partition) == place
+            for replica in host._replicas.values()
         ):
             process.kill()
 

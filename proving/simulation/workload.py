@@ -122,7 +122,7 @@ class Workload:
     @property
     def places(self) -> list[TopicPartition]:
         numbers = range(self.partitions)
-        return [TopicPartition(one, number) for one in self.topics for number in numbers]
+        return [TopicPartition(topic, number) for topic in self.topics for number in numbers]
 
     async def create_topics(self) -> None:
         process = self._process("admin")
@@ -167,7 +167,7 @@ class Workload:
             ends = await consumer.end_offsets(self.places)
             count = 0
             deadline_s = world.now_s + limit_s
-            while any([await consumer.position(one) < ends[one] for one in self.places]):
+            while any([await consumer.position(place) < ends[place] for place in self.places]):
                 assert world.now_s < deadline_s, f"the final read took more than {limit_s} s"
                 records = await consumer.poll(1.0)
                 self.recorder.polled("final-reader", records)

@@ -223,7 +223,7 @@ class GroupWorkload(Workload):
     async def _read_table_in_the_end(self) -> None:
         process = self._process("final-table-reader")
         topic_id = self._cluster.topic_id(COMPACTED)
-        histories = [one for key, one in self._histories.items() if key[0] == topic_id]
+        histories = [history for key, history in self._histories.items() if key[0] == topic_id]
 
         async def read() -> None:
             client = self._client(process)

@@ -124,8 +124,8 @@ class Operators(Workload):
                 f"{topic.name}-{partition}" for topic, partition, _ in state.replicas_on(number)
             }
             path = f"{ROOT}/broker-{number}"
-            found = [one for one in _names(host, path) if one.rpartition("-")[2].isdecimal()]
-            left += [f"{path}/{one}" for one in found if one not in placed]
+            found = [name for name in _names(host, path) if name.rpartition("-")[2].isdecimal()]
+            left += [f"{path}/{name}" for name in found if name not in placed]
             left += _names(host, f"{path}/{QUARANTINE}")
         return left
 
@@ -160,14 +160,18 @@ class Operators(Workload):
     ) -> None:
         response = await client.fetch_all(timeout_s=QUESTION_TIMEOUT_S)
         replicas = {
-            TopicPartition(topic.name, one.partition): [replica.broker for replica in one.replicas]
+            TopicPartition(topic.name, partition.partition): [
+                replica.broker for replica in partition.replicas
+            ]
             for topic in response.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
         factors = {
-            TopicPartition(topic.name, one.partition): len(one.target or one.replicas)
+            TopicPartition(topic.name, partition.partition): len(
+                partition.target or partition.replicas
+            )
             for topic in response.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
         brokers = [broker.broker for broker in response.brokers]
         if not replicas:
@@ -176,12 +180,16 @@ class Operators(Workload):
         trace = self._cluster.world.trace
         trace.note(f"OPERATOR {what} {places}")
         if what == "move":
-            targets = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in places}
+            targets = {
+                place: rng.sample(brokers, min(factors[place], len(brokers))) for place in places
+            }
             await self._move(admin, targets, rng)
         elif what == "there and back":
             # The process of a replica may not notice that the replica was away.
-            back = {one: replicas[one] for one in places if len(replicas[one]) == factors[one]}
-            away = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in back}
+            back = {
+                place: replicas[place] for place in places if len(replicas[place]) == factors[place]
+            }
+            away = {place: rng.sample(brokers, min(factors[place], len(brokers))) for place in back}
             await self._move(admin, away, rng)
             await asyncio.sleep(rng.choice((0.0, 0.1, 1.0)))
             if rng.random() < 0.5:
@@ -213,7 +221,7 @@ class Operators(Workload):
                 timeout_s=rng.uniform(0.5, 8.0),
             )
         else:
-            order = {one: rng.sample(replicas[one], len(replicas[one])) for one in places}
+            order = {place: rng.sample(replicas[place], len(replicas[place])) for place in places}
             await self._move(admin, order, rng)
 
     async def _move(

@@ -160,7 +160,9 @@ class QueueWorkload(Workload):
 
     @property
     def places(self) -> list[TopicPartition]:
-        return [TopicPartition(ORDERS, one) for one in range(self.partition_count(ORDERS))]
+        return [
+            TopicPartition(ORDERS, partition) for partition in range(self.partition_count(ORDERS))
+        ]
 
     # --- the beginning ----------------------------------------------------------------------------
 
@@ -209,10 +211,10 @@ class QueueWorkload(Workload):
             names = {*self.plans, *(f"{name}.dead" for name in self.plans)}
             while not names <= self._queue_ids.keys():
                 answer = await client.ask_any(DescribeQueues(), timeout_s=END_LIMIT_S)
-                self._queue_ids = {one.name: one.queue_id for one in answer.queues}
+                self._queue_ids = {queue.name: queue.queue_id for queue in answer.queues}
             self._redrives.queue_ids = self._queue_ids
             if self.keeper is None:
-                self.invariants.sure_moves = frozenset(self._queue_ids[one] for one in names)
+                self.invariants.sure_moves = frozenset(self._queue_ids[name] for name in names)
             client.close()
 
         await process.run(create())
@@ -315,7 +317,7 @@ class QueueWorkload(Workload):
             ends = await consumer.end_offsets(places)
             deadline_s = world.now_s + limit_s
             records: list[Record] = []
-            while any([await consumer.position(one) < ends[one] for one in places]):
+            while any([await consumer.position(place) < ends[place] for place in places]):
                 assert world.now_s < deadline_s, "the final read of the queues takes too long"
                 records += await consumer.poll(1.0)
             await consumer.close()
@@ -477,7 +479,11 @@ class QueueWorkload(Workload):
 
         await asyncio.gather(
             compare(),
-            *(watch(plan, one) for plan in self.plans.values() for one in range(PARTITIONS)),
+            *(
+                watch(plan, partition)
+                for plan in self.plans.values()
+                for partition in range(PARTITIONS)
+            ),
         )
         client.close()
 
@@ -492,14 +498,16 @@ class QueueWorkload(Workload):
                 if process.alive and self._is_ahead(process):
                     doubtful.add(process)
                     self.recorder.clock_in_doubt()
-            for process in [one for one in doubtful if not (one.alive and self._is_ahead(one))]:
+            for process in [
+                place for place in doubtful if not (place.alive and self._is_ahead(place))
+            ]:
                 doubtful.remove(process)
                 self.recorder.clock_in_doubt(is_over=True)
             self._gone_holders.look(self._leaders())
             await asyncio.sleep(HOLDERS_LOOK_S)
 
     def _is_ahead(self, process: Process) -> bool:
-        return any(one.clock_offset_ms > 0 for one in self._cluster.hosts if one is process.host)
+        return any(host.clock_offset_ms > 0 for host in self._cluster.hosts if host is process.host)
 
     def _leaders(self) -> Iterator[tuple[Process, QueueLeader]]:
         """Of all queues, as the processes that live know it."""

@@ -61,7 +61,9 @@ class SwarmWorkload(GroupMovesWorkload):
         has_group, has_table, has_moves, has_trimmed = (rng.random() < 0.5 for _ in range(4))
         features = self.features
         if features is not None:
-            has_group, has_table, has_moves, has_trimmed = (one in features for one in CLIENTS)
+            has_group, has_table, has_moves, has_trimmed = (
+                client in features for client in CLIENTS
+            )
         self._slot_count = rng.choice((3, 4)) if has_group else 0
         self._keeper_count = KEEPERS if has_table else 0
         self._operator_count = OPERATORS if has_moves else 0
@@ -79,7 +81,7 @@ class SwarmWorkload(GroupMovesWorkload):
         kinds = [*dict.fromkeys(ORDINARY), *BETWEEN_STEPS, *(WITH_GROUPS if has_group else [])]
         kinds = rng.sample(kinds, rng.randint(1, FAULT_KINDS_MAX))
         if features is not None:
-            kinds = [FAULTS[one] for one in sorted(features & FAULTS.keys())]
+            kinds = [FAULTS[feature] for feature in sorted(features & FAULTS.keys())]
         # A run of nothing but clock jumps shows little, so in every run some process dies.
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()

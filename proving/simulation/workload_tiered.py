@@ -323,7 +323,7 @@ class TieredWorkload(RemoteStorage, Operators):
 
     def _left_behind(self) -> list[str]:
         """Directories of topics that were deleted while their broker was away stay, put aside."""
-        return [one for one in super()._left_behind() if BRIEF not in one]
+        return [item for item in super()._left_behind() if BRIEF not in item]
 
     # --- readers ----------------------------------------------------------------------------------
 
@@ -392,11 +392,11 @@ class TieredWorkload(RemoteStorage, Operators):
                     *place, ask, timeout_s=QUESTION_TIMEOUT_S, attempt_timeout_s=QUESTION_TIMEOUT_S
                 )
                 self.recorder.assigned(name, *place)
-                for one in answer.ranges:
-                    data = await store.get(one.name)
-                    if len(data) < one.object_bytes:
+                for span in answer.ranges:
+                    data = await store.get(span.name)
+                    if len(data) < span.object_bytes:
                         break  # The body is too short: a reader asks again.
-                    self.recorder.polled(name, _records_of(data[: one.data_bytes], place))
+                    self.recorder.polled(name, _records_of(data[: span.data_bytes], place))
         client.close()
 
     # --- the topic that may lose records ----------------------------------------------------------

@@ -169,7 +169,7 @@ class TransactionWorkload(Workload):
             if isinstance(event, Sent) and event.partition is not None and event.offset is not None:
                 ends[event.partition] = max(event.offset + 1, ends.get(event.partition, 0))
         await self._cluster.wait_until(
-            lambda: all(self.groups.highest(GROUP, one) >= end for one, end in ends.items()),
+            lambda: all(self.groups.highest(GROUP, place) >= end for place, end in ends.items()),
             "the group to copy every acknowledged order",
             limit_s=END_LIMIT_S,
         )
@@ -364,7 +364,7 @@ class TransactionWorkload(Workload):
                 again_s = world.now_s + rng.uniform(5.0, 20.0)
                 await consumer.assign([])
                 await consumer.assign(self.outputs)
-            self.history.read(one.value for one in await consumer.poll(0.5) if one.value)
+            self.history.read(record.value for record in await consumer.poll(0.5) if record.value)
         await consumer.close()
         client.close()
 
@@ -384,15 +384,15 @@ class TransactionWorkload(Workload):
                 await asyncio.sleep(0.5)
                 stable = await consumer.end_offsets(self.outputs)
             await consumer.assign(self.outputs)
-            while any([await consumer.position(one) < ends[one] for one in self.outputs]):
+            while any([await consumer.position(output) < ends[output] for output in self.outputs]):
                 assert world.now_s < deadline_s, "the final read of the outputs takes too long"
                 records = await consumer.poll(1.0)
-                self.history.read_in_the_end(one.value for one in records if one.value)
+                self.history.read_in_the_end(record.value for record in records if record.value)
             await consumer.assign(self.places)
             ends = await consumer.end_offsets(self.places)
-            while any([await consumer.position(one) < ends[one] for one in self.places]):
-                for one in await consumer.poll(1.0):
-                    self.history.input(_place(one))
+            while any([await consumer.position(place) < ends[place] for place in self.places]):
+                for record in await consumer.poll(1.0):
+                    self.history.input(_place(record))
             await consumer.close()
             await everything.close()
             client.close()
@@ -426,9 +426,9 @@ class TransactionWorkload(Workload):
             core.fetcher.start(streams)
             values: list[bytes] = []
             deadline_s = world.now_s + CUT_LIMIT_S
-            while not all(one.is_finished for one in streams) and world.now_s < deadline_s:
-                values += [one.value for one in await consumer.poll(0.5) if one.value]
-            if all(one.is_finished for one in streams):
+            while not all(stream.is_finished for stream in streams) and world.now_s < deadline_s:
+                values += [record.value for record in await consumer.poll(0.5) if record.value]
+            if all(stream.is_finished for stream in streams):
                 self.history.cut(values)
             await consumer.close()
         client.close()
@@ -441,7 +441,7 @@ class TransactionWorkload(Workload):
             JobPartition(client, place, topics[place.topic].topic_id, CUT_LIMIT_S)
             for place in self.outputs
         ]
-        first = await together(one.open_transactions() for one in partitions)
+        first = await together(partition.open_transactions() for partition in partitions)
         return await take_cut(client, partitions, first, CUT_LIMIT_S)
 
 

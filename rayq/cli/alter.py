@@ -1,4 +1,5 @@
-"""What `rayq topic alter` and `rayq queue alter` share: which keys change, and what they say."""
+"""Shared parts of `rayq topic alter` and `rayq queue alter`: the keys that change, and the output.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from rayq.config import QueueConfig, TopicConfig
 SetKeys = Annotated[
     list[str] | None,
     typer.Option(
-        "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
+        "-c", "--config", "--set", metavar="KEY=VALUE", help="Set a key; may be repeated."
     ),
 ]
 DeletedKeys = Annotated[
     list[str] | None,
-    typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
+    typer.Option("-d", "--delete", metavar="KEY", help="Reset a key to its default."),
 ]
 
 
 def changes_of(
     kind: type[TopicConfig] | type[QueueConfig], config: SetKeys, delete: DeletedKeys
 ) -> dict[str, Any]:
-    """The keys that change, with their new values. Raises typer.BadParameter where none does,
-    ConfigError, WrongUseError (a key is both set and deleted)."""
+    """Returns the keys that change, with their new values. Raises typer.BadParameter where none
+    does, ConfigError, WrongUseError (a key is both set and deleted)."""
     if not (config or delete):
         raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
     changes = config_values(kind, config or ())
@@ -39,7 +40,7 @@ def changes_of(
 
 
 def tell_changes(kind: str, whose: str, changes: dict[str, Any], json: bool) -> None:
-    """Tells that a topic or a queue (the `kind`) was changed."""
+    """Reports that a topic or a queue (the `kind`) was changed."""
     if json:
         output.print_json({kind: whose, "changed": changes})
         return

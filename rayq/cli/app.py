@@ -1,4 +1,4 @@
-"""The verbs of `rayq`, put together."""
+"""The Typer application with all commands of `rayq`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rayq.cli.verbs import Verbs
 
 app = typer.Typer(
     name="rayq",
-    help="A distributed, durable log on Ray: start clusters, use and look after them.",
+    help="A distributed, durable log on Ray: start, use and operate clusters.",
     cls=Verbs,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -83,4 +83,4 @@ def _root(
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """A distributed, durable log on Ray: start clusters, use and look after them."""
+    """A distributed, durable log on Ray: start, use and operate clusters."""

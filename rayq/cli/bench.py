@@ -1,4 +1,4 @@
-"""`rayq bench`: what this cluster does, from where this command runs."""
+"""`rayq bench`: measures throughput and latency of the cluster, as seen from this machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
 DISTINCT_VALUES = 1000
 VALUES_BYTES_MAX = 16 * MIB
-"""How large the distinct values are together, and how much one call sends."""
+"""The total size of the distinct values, and the size that one call sends."""
 TIMEOUT_S = 60.0
 SECONDS = 5.0
-"""How long latency is measured by default."""
+"""The default duration of a latency measurement."""
 PACE_S = 0.01
-"""How often a bounded rate is caught up with."""
+"""The interval at which a limited rate is caught up with."""
 
 Topic = Annotated[
     str | None,
@@ -44,7 +44,7 @@ Topic = Annotated[
     ),
 ]
 Partitions = Annotated[
-    int, typer.Option("-p", "--partitions", help="Of a topic that is made.", min=1)
+    int, typer.Option("-p", "--partitions", help="Of a topic that the command creates.", min=1)
 ]
 Replicas = Annotated[
     int | None,
@@ -52,19 +52,21 @@ Replicas = Annotated[
         "-r",
         "--replicas",
         "--replication-factor",
-        help="Of a topic that is made.",
+        help="Of a topic that the command creates.",
         min=1,
         show_default="3, or as many as there are brokers",
     ),
 ]
-Size = Annotated[str, typer.Option("-s", "--record-size", help="Of a value: such as 100 or 1KiB.")]
+Size = Annotated[
+    str, typer.Option("-s", "--record-size", help="Size of a value, such as 100 or 1KiB.")
+]
 
 
 @contextlib.contextmanager
 def _on_topic(
     address: str | None, name: str | None, partitions: int, replicas: int | None
 ) -> Iterator[tuple[Cluster, str]]:
-    """The cluster, and the topic to measure on: the one named, or one that is made for it."""
+    """The cluster, and the topic to measure on: the named one, or one that is created for it."""
     with connected(address, topics=[] if name is None else [name]) as cluster:
         if name is not None:
             cluster.admin.describe_topic(name)
@@ -86,7 +88,7 @@ def _on_topic(
 
 
 def _values(record_bytes: int) -> list[bytes]:
-    """Values of which half is random and half repeats, so that compression has something to do."""
+    """Values that are half random and half repetitive, so that compression has something to do."""
     if not 1 <= record_bytes <= VALUES_BYTES_MAX:
         raise WrongUseError(
             f"A record of a measurement has 1 to {VALUES_BYTES_MAX} bytes, not {record_bytes}."
@@ -100,11 +102,12 @@ def _values(record_bytes: int) -> list[bytes]:
 def produce(
     topic: Topic = None,
     count: Annotated[
-        int, typer.Option("-n", "--num-records", help="How many records.", min=1)
+        int, typer.Option("-n", "--num-records", help="Number of records.", min=1)
     ] = 1_000_000,
     record_size: Size = "100",
     rate: Annotated[
-        int | None, typer.Option("--throughput", "--rate", help="Records a second, at most.", min=1)
+        int | None,
+        typer.Option("--throughput", "--rate", help="Maximum records per second.", min=1),
     ] = None,
     acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
     compression: Annotated[str, typer.Option("-z", "--compression", help="lz4 or none.")] = "lz4",
@@ -113,7 +116,7 @@ def produce(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Write records as fast as they are taken, or at a rate."""
+    """Write records as fast as the cluster accepts them, or at a rate."""
     size = size_bytes(record_size)
     values = _values(size)
     options = config_values(ProducerConfig, [f"acks={acks}", f"compression_type={compression}"])
@@ -130,7 +133,7 @@ def _produce(
     rate: int | None,
     options: Mapping[str, Any],
 ) -> tuple[float, list[float]]:
-    """Returns the seconds that it took, and for each call the seconds until its records were
+    """Returns the duration in seconds, and for each call the seconds until its records were
     acknowledged."""
     latencies: list[float] = []
     chunk = min(CHUNK, len(values))
@@ -155,12 +158,12 @@ def _produce(
             pending.append(future)
             sent += len(some)
             if len(pending) >= CHUNK:
-                for one in pending[: CHUNK // 2]:
-                    one.result(timeout=TIMEOUT_S)
+                for delivery in pending[: CHUNK // 2]:
+                    delivery.result(timeout=TIMEOUT_S)
                 del pending[: CHUNK // 2]
             advance(sent)
-        for one in pending:
-            one.result(timeout=TIMEOUT_S)
+        for delivery in pending:
+            delivery.result(timeout=TIMEOUT_S)
         took_s = time.perf_counter() - began_s
     return took_s, latencies
 
@@ -172,14 +175,16 @@ def _note(latencies: list[float], began_s: float, *_: object) -> None:
 @app.command()
 def consume(
     topic: Topic = None,
-    count: Annotated[int, typer.Option("-n", "--num-records", min=1, help="At most.")] = 1_000_000,
+    count: Annotated[
+        int, typer.Option("-n", "--num-records", min=1, help="Maximum number of records.")
+    ] = 1_000_000,
     record_size: Size = "100",
     partitions: Partitions = 3,
     replicas: Replicas = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Read from the beginning; without --topic, records that are written first."""
+    """Read from the beginning; without --topic, records that the command writes first."""
     size = size_bytes(record_size)
     with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         if topic is None:
@@ -208,21 +213,21 @@ def consume(
 def latency(
     topic: Topic = None,
     rate: Annotated[
-        int, typer.Option("--throughput", "--rate", help="Records a second.", min=1, max=5000)
+        int, typer.Option("--throughput", "--rate", help="Records per second.", min=1, max=5000)
     ] = 200,
     count: Annotated[
         int | None,
         typer.Option(
             "-n",
             "--num-records",
-            help="How many records.",
+            help="Number of records.",
             min=1,
             show_default="as many as take --seconds",
         ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", help="For how long.", min=0.1, show_default="5"),
+        typer.Option("--seconds", help="Duration, such as 10s.", min=0.1, show_default="5"),
     ] = None,
     record_size: Size = "100",
     partitions: Partitions = 1,
@@ -230,7 +235,7 @@ def latency(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """From `send` to the acknowledgement, and to `poll`, one record at a time."""
+    """Measure the time from `send` to the acknowledgement, and to `poll`, one record at a time."""
     size = size_bytes(record_size)
     if count is not None and seconds is not None:
         raise typer.BadParameter("give one of --num-records and --seconds")

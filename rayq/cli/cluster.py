@@ -39,15 +39,15 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
         ("broker", "host", "port", "node", "state"),
         [
             (
-                one.broker,
-                one.host,
-                one.port,
-                one.node_id[:12] or None,
-                ("live" if one.live else "down") + (", cordoned" if one.cordoned else ""),
+                broker.broker,
+                broker.host,
+                broker.port,
+                broker.node_id[:12] or None,
+                ("live" if broker.live else "down") + (", cordoned" if broker.cordoned else ""),
             )
-            for one in found.brokers
+            for broker in found.brokers
         ],
-        styles=["ok" if one.live else "warning" for one in found.brokers],
+        styles=["ok" if broker.live else "warning" for broker in found.brokers],
         optional=("node",),
     )
     for broker, trouble in sorted(troubles.items()):
@@ -57,7 +57,8 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
 
 @app.command()
 def health(json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Say whether the cluster is well; exit 3 with the reasons, and what to run next, if not."""
+    """Check the health of the cluster; if it is not healthy, exit 3 with the reasons and what to
+    run next."""
     try:
         with connected(cluster) as connection:
             found = survey(connection)
@@ -87,13 +88,13 @@ def elect_leaders(
         ),
     ] = None,
     partitions: Annotated[
-        str | None, typer.Option("-p", "--partitions", help="Only these: 0,2 or 0-3.")
+        str | None, typer.Option("-p", "--partitions", help="Only these partitions: 0,2 or 0-3.")
     ] = None,
     unclean: Annotated[
         bool,
         typer.Option(
             "--unclean",
-            help="Let any live replica lead a partition that has no leader: acknowledged records "
+            help="Elect any live replica of a partition that has no leader: acknowledged records "
             "may be lost.",
         ),
     ] = False,
@@ -101,7 +102,7 @@ def elect_leaders(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Let the first replica of each partition lead, where it is in sync."""
+    """Elect the first replica of each partition as leader, where it is in sync."""
     if partitions is not None and len(topics or ()) != 1:
         raise typer.BadParameter("--partitions needs one topic")
     if unclean and not topics:
@@ -138,21 +139,21 @@ def elect_leaders(
 def metrics(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Only names that contain one of these."),
+        typer.Argument(metavar="NAME", help="Only metrics whose names contain one of these."),
     ] = None,
     serve: Annotated[
         str | None,
         typer.Option(
             "--serve",
             metavar="[HOST:]PORT",
-            help="Stay, and serve them to Prometheus at http://HOST:PORT/metrics; HOST is "
-            "127.0.0.1 where it is left out.",
+            help="Keep running, and serve the metrics to Prometheus at http://HOST:PORT/metrics; "
+            "HOST is 127.0.0.1 where it is left out.",
         ),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Print the figures of every process of the cluster; docs/metrics.md says what they mean."""
+    """Print the metrics of every process of the cluster; docs/metrics.md explains them."""
     if serve is not None and (names or json):
         raise typer.BadParameter("--serve serves all figures, in Prometheus's format")
     with connected(cluster) as connection:

@@ -1,7 +1,8 @@
-"""Asks before records, positions or replicas go, in the same way for all verbs that delete or move.
+"""Asks before records, positions or replicas are deleted or moved, in the same way for all
+commands.
 
-On a terminal they say what they will do and ask; `--yes` answers beforehand. Where nobody can be
-asked, in a script or a pipe, they do nothing without it.
+On a terminal a command says what it will do and asks; `--yes` answers beforehand. Where nobody can
+be asked, in a script or a pipe, the command does nothing without it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from rayq.cli import output
 from rayq.cli.exit_codes import FAILED
 from rayq.cli.visible import visible
 
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
 YesOrExecute = Annotated[
-    bool, typer.Option("-y", "--yes", "--execute", help="Do it without asking.")
+    bool, typer.Option("-y", "--yes", "--execute", help="Do not ask for confirmation.")
 ]
 
 
@@ -49,8 +50,8 @@ def agree(question: str, yes: bool) -> None:
 
 
 def one_by_one(left: list[str], act: Callable[[str], object], said: str, json: bool) -> None:
-    """Acts on each name, and says so unless it is to be JSON: `said` and the name. Takes a name out
-    of `left` once it is done."""
+    """Acts on each name, and reports `said` and the name unless the output is JSON. Takes a name
+    out of `left` once it is done."""
     while left:
         act(left[0])
         name = left.pop(0)

@@ -38,18 +38,20 @@ def consume(
             "-o",
             "--offset",
             metavar="WHERE",
-            help="Where to begin: beginning, end, an offset, -N (the last N of each partition), "
+            help="Start position: beginning, end, an offset, -N (the last N of each partition), "
             "@TIME (@-1h, @2013-01-31T12:00:00Z, Unix milliseconds). In a group only where "
             "nothing is committed.",
         ),
     ] = "beginning",
     exit_at_end: Annotated[
         bool,
-        typer.Option("-e", "--exit", help="Stop at the end, as it is when the command begins."),
+        typer.Option(
+            "-e", "--exit", help="Stop at the end of the log, as it is when the command starts."
+        ),
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--num", "--count", help="Stop after so many records.", min=0),
+        typer.Option("-n", "--num", "--count", help="Stop after N records.", min=0),
     ] = None,
     format_: Annotated[
         str | None,
@@ -63,14 +65,14 @@ def consume(
     ] = None,
     key_delimiter: Annotated[
         str | None,
-        typer.Option("-K", "--key-delimiter", help="Print the key, this, and the value."),
+        typer.Option("-K", "--key-delimiter", help="Print the key, this delimiter, and the value."),
     ] = None,
     delimiter: Annotated[
         str | None,
         typer.Option(
             "-D",
             "--delimiter",
-            help="What ends a record, without --format.",
+            help="The delimiter after each record, without --format.",
             show_default=r"'\n'",
         ),
     ] = None,
@@ -79,7 +81,9 @@ def consume(
     ] = False,
     partitions: Annotated[
         str | None,
-        typer.Option("-p", "--partition", "--partitions", help="Only these: 0,2 or 0-3."),
+        typer.Option(
+            "-p", "--partition", "--partitions", help="Only these partitions: 0,2 or 0-3."
+        ),
     ] = None,
     group: Annotated[
         str | None,
@@ -87,7 +91,7 @@ def consume(
             "-g",
             "-G",
             "--group",
-            help="Read as a member of this group; what was printed is committed.",
+            help="Read as a member of this group; printed records are committed.",
             autocompletion=complete_group,
         ),
     ] = None,
@@ -95,20 +99,20 @@ def consume(
         IsolationLevel | None,
         typer.Option(
             "--isolation-level",
-            help="Of transactions: only what is committed, or everything that is replicated.",
+            help="Read only committed transactions, or everything that is replicated.",
             show_default="read_committed",
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the consumer."),
+        typer.Option("-X", "--config", metavar="KEY=VALUE", help="Set a config of the consumer."),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", "-J", help="One JSON object on a line for each record.")
+        bool, typer.Option("--json", "-J", help="Print one JSON object per line for each record.")
     ] = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    r"""Print records, forever, or until --exit or --num says so.
+    r"""Print records, forever or until --exit or --num stops it.
 
     Examples: `rayq topic consume flights -o -5 -e`;
     `rayq topic consume flights -f '%p %o %k %s\n' -o @-1h`;
@@ -128,7 +132,7 @@ def consume(
     begin = where(offset, output.now_ms())
     if group is not None and begin.kind not in ("beginning", "end"):
         raise typer.BadParameter(
-            "in a group -o is beginning or end; `rayq group seek` sets where a group goes on"
+            "in a group -o is beginning or end; `rayq group seek` sets a group's positions"
         )
     numbers = None if partitions is None else partition_numbers(partitions)
     given = [] if isolation_level is None else [f"isolation_level={isolation_level}"]
@@ -163,7 +167,7 @@ class Printer:
         return max(1, min(POLL_RECORDS_MAX, left))
 
     def print(self, records: list[Record]) -> None:
-        """Prints records. Raises BrokenPipeError, also without records: the program that read the
+        """Prints records. Raises BrokenPipeError, even without records: the program that read the
         output may have ended meanwhile."""
         if not records:
             self._pipe.check_reader()
@@ -173,7 +177,8 @@ class Printer:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the program that reads the output has all of it, as far as can be told."""
+        """Returns whether the program that reads the output has all of it, as far as can be told.
+        """
         return self._pipe.is_taken
 
     def wait_taken(self) -> None:
@@ -246,7 +251,7 @@ def _alone(
 
 
 def _polls(consumer: Consumer, exit_at_end: bool, printer: Printer) -> Iterator[list[Record]]:
-    """The records to print at a time; [] now and then while there are none."""
+    """Yields batches of records to print; [] now and then while there are none."""
     until = consumer.begin_until_end(END_TIMEOUT_S) if exit_at_end else None
     while not printer.is_done:
         if until is None:
@@ -263,7 +268,7 @@ def _starts(
     first: dict[TopicPartition, int],
     ends: dict[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Where to begin in each partition, inside its log as it is now."""
+    """The start offset of each partition, inside its log as it is now."""
     if begin.kind == "beginning":
         return first
     if begin.kind == "end":

@@ -1,6 +1,7 @@
-"""Which cluster a verb talks to: an address, or the one that `rayq start` left in current.json.
+"""The cluster that a command talks to: an address, or the one that `rayq start` left in
+current.json.
 
-`$RAYQ_HOME/start.lock` keeps two starts from doing so at once.
+`$RAYQ_HOME/start.lock` keeps two starts from writing it at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rayq.records import ClusterInfo
 from rayq.runtime.current_cluster import cluster_of, home, read_current
 
 CONNECT_TIMEOUT_S = 5.0
-"""A cluster counts as down when none of its brokers answers within that time."""
+"""The time without an answer from any broker after which a cluster counts as down."""
 TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
 NO_CLUSTER = (
     "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
@@ -112,7 +113,7 @@ def _topics(cluster: Cluster) -> list[str]:
 
 
 def _groups(cluster: Cluster) -> list[str]:
-    return [one.group for one in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
+    return [info.group for info in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
 
 
 def _queues(cluster: Cluster) -> list[str]:
@@ -139,7 +140,7 @@ def operated(ray_address: str | None) -> Iterator[Cluster]:
 
 
 def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterInfo:
-    """What the cluster says of itself. Raises NoClusterError where no broker answers."""
+    """The cluster's description of itself. Raises NoClusterError where no broker answers."""
     try:
         return cluster.admin.describe_cluster(timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:

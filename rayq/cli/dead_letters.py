@@ -36,7 +36,7 @@ from rayq.core.queue_changes import DEAD
 from rayq.errors import RayqError
 
 app = typer.Typer(
-    help="Records that failed for good: look at them, send them back, drop them.",
+    help="Records that failed for good: list, redrive or discard them.",
     cls=Verbs,
 )
 
@@ -50,7 +50,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 def _complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
         names = cluster.admin.list_queues(timeout_s=COMPLETION_TIMEOUT_S)
-        return offered([one.removesuffix(DEAD) for one in names if one.endswith(DEAD)], incomplete)
+        return offered(
+            [name.removesuffix(DEAD) for name in names if name.endswith(DEAD)], incomplete
+        )
     return []
 
 
@@ -58,7 +60,7 @@ Queue = Annotated[
     str,
     typer.Argument(
         metavar="QUEUE",
-        help="The queue whose dead letters they are; or the topic with those of a pool.",
+        help="The queue that the dead letters come from, or the dead-letter topic of a pool.",
         autocompletion=_complete_queue,
         show_default=False,
     ),
@@ -74,12 +76,12 @@ Where = Annotated[
 ]
 Rate = Annotated[
     str | None,
-    typer.Option("--rate", metavar="N/s", help="At most so many: 100/s, 30/m."),
+    typer.Option("--rate", metavar="N/s", help="Maximum rate: 100/s, 30/m."),
 ]
 
 
 def filter_of(conditions: list[str] | None, now_ms: int) -> Filter:
-    """Reads what `--where` was given. Raises WrongUseError."""
+    """Parses the values of `--where`. Raises WrongUseError."""
     errors: list[str] = []
     keys: list[bytes] = []
     headers: list[tuple[str, bytes]] = []
@@ -128,13 +130,13 @@ def list_letters(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """List the dead letters that nobody has dealt with, the oldest of each partition first."""
+    """List the dead letters that are not dealt with yet, the oldest of each partition first."""
     which = filter_of(where, output.now_ms())
     with connected(cluster) as connection:
         letters, run = _letters(connection, queue)
         found = run(letters.listed(which, limit))
     if json:
-        output.print_json([_as_json(one) for one in found])
+        output.print_json([_as_json(letter) for letter in found])
         return
     if not found:
         output.say("There are none.")
@@ -143,15 +145,15 @@ def list_letters(
         ("id", "time", "source", "count", "key", "error", "state"),
         [
             (
-                f"{one.record.partition}/{one.record.offset}",
-                output.moment(one.record.timestamp_ms),
-                _header(one, SOURCE_HEADER),
-                _header(one, COUNT_HEADER),
-                None if one.record.key is None else shown(one.record.key)[1:-1],
-                _short(one.error),
-                one.state,
+                f"{letter.record.partition}/{letter.record.offset}",
+                output.moment(letter.record.timestamp_ms),
+                _header(letter, SOURCE_HEADER),
+                _header(letter, COUNT_HEADER),
+                None if letter.record.key is None else shown(letter.record.key)[1:-1],
+                _short(letter.error),
+                letter.state,
             )
-            for one in found
+            for letter in found
         ],
         optional=("state", "key", "count", "time"),
     )
@@ -169,24 +171,24 @@ def show(
     cluster: ClusterAddress = None,
 ) -> None:
     """Show dead letters with their headers and values."""
-    places = [_place(one) for one in ids]
+    places = [_place(letter_id) for letter_id in ids]
     with connected(cluster) as connection:
         letters, run = _letters(connection, queue)
         found = [run(letters.show(*place)) for place in places]
     if json:
-        output.print_json_of(ids, [_as_json(one) for one in found])
+        output.print_json_of(ids, [_as_json(letter) for letter in found])
         return
-    for number, one in enumerate(found):
+    for number, letter in enumerate(found):
         if number:
             output.say()
-        record = one.record
-        output.heading(f"{record.topic} {record.partition}/{record.offset}: {one.state}")
+        record = letter.record
+        output.heading(f"{record.topic} {record.partition}/{record.offset}: {letter.state}")
         output.say(f"time: {output.moment(record.timestamp_ms)}")
-        output.say(f"error: {one.error or '-'}", hang=2)
+        output.say(f"error: {letter.error or '-'}", hang=2)
         output.say("key: " + ("null" if record.key is None else _text(record.key)), hang=2)
         for name, value in record.headers:
             output.say(f"header {name}: {_text(value)}", hang=2)
-        output.say(f"value: {_value(one)}", hang=2)
+        output.say(f"value: {_value(letter)}", hang=2)
 
 
 @app.command()
@@ -199,7 +201,7 @@ def redrive(
         typer.Option(
             "--to",
             metavar="TOPIC",
-            help="Send them to this topic. Without: each to the topic that it came from.",
+            help="Send them to this topic. Default: each to the topic that it came from.",
             autocompletion=complete_topic,
         ),
     ] = None,
@@ -208,7 +210,7 @@ def redrive(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Send dead letters back, each exactly once. Ended half-way, run it again."""
+    """Send dead letters back, each exactly once. If it is interrupted, run it again."""
     aim = "the topics that they came from" if to is None else f"topic {to}"
     _settle(
         cluster,
@@ -234,7 +236,7 @@ def discard(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Drop dead letters: nobody gets them any more."""
+    """Discard dead letters: they are no longer delivered."""
     _settle(
         cluster,
         queue,

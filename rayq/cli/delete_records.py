@@ -1,4 +1,4 @@
-"""`rayq topic delete-records`: the oldest records of a topic go, up to a place that is named."""
+"""`rayq topic delete-records`: deletes the oldest records of a topic, up to a given position."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def delete_records(
         typer.Option(
             "--before",
             metavar="WHERE",
-            help="What is below goes: an offset, @TIME, end (all there is), or -N (all but the "
+            help="Delete what is below: an offset, @TIME, end (all records), or -N (all but the "
             "last N of each partition).",
             show_default=False,
         ),
     ],
     partitions: Annotated[
-        str | None, typer.Option("-p", "--partitions", help="Only these: 0,2 or 0-3.")
+        str | None, typer.Option("-p", "--partitions", help="Only these partitions: 0,2 or 0-3.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -61,22 +61,22 @@ def delete_records(
         return
     output.table(("partition", "start before", "start", "deleted"), rows)
     if dry_run:
-        output.say("Nothing was deleted: leave --dry-run out to do it.")
+        output.say("Nothing was deleted: run it without --dry-run to delete.")
 
 
 def _places(cluster: Cluster, topic: str, chosen: list[int] | None) -> list[TopicPartition]:
-    known = [one.partition for one in cluster.admin.describe_topic(topic).partitions]
+    known = [info.partition for info in cluster.admin.describe_topic(topic).partitions]
     unknown = sorted(set(chosen or ()) - set(known))
     if unknown:
         raise UnknownTopicError(f"Topic {topic!r} has no partition {unknown[0]}.")
-    return [TopicPartition(topic, one) for one in known if chosen is None or one in chosen]
+    return [TopicPartition(topic, number) for number in known if chosen is None or number in chosen]
 
 
 def _new_starts(
     cluster: Cluster, places: list[TopicPartition], goal: Where
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where each log starts, and where it is to start. Raises OffsetOutOfRangeError before anything
-    is deleted."""
+    """The present and the new start of each log. Raises OffsetOutOfRangeError before anything is
+    deleted."""
     with cluster.consumer() as consumer:
         starts, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
         match goal.kind:

@@ -1,4 +1,4 @@
-"""How `rayq` ends; docs/command.md tells users."""
+"""Exit codes of `rayq`; documented in docs/command.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How records are written to stdout and read from stdin: kcat's formats, and JSON. Pure.
+"""Formats of records on stdout and stdin: kcat's formats, and JSON. Pure.
 
 Tokens: `%s` (or `%v`) value, `%S` its length, `%k` key, `%K` its length, `%t` topic, `%p`
 partition, `%o` offset, `%T` timestamp in milliseconds, `%h` headers as name=value with commas, `%R`
 the value's length as four bytes, big endian, `%%` a percent sign; `\\n`, `\\t`, `\\r`, `\\0`,
-`\\\\` and `\\xHH` stand for bytes. The length of what is null is -1.
+`\\\\` and `\\xHH` stand for bytes. The length of a null is -1.
 
 As JSON a record is one object on one line: topic, partition, offset, timestamp_ms, key, value and
 headers (a list of pairs). A key or value is text, null, or `{"base64": "..."}` where its bytes are
@@ -37,8 +37,8 @@ _LENGTH = struct.Struct(">i")
 
 
 class InputError(RayqError):
-    """What a file or stdin holds is not as it has to be. (What was typed wrongly is a
-    WrongUseError, or a ConfigError.)"""
+    """The content of a file or of stdin is invalid. (A mistyped argument is a WrongUseError, or a
+    ConfigError.)"""
 
 
 Field = Callable[[Record], bytes]
@@ -67,7 +67,7 @@ def unescape(text: str) -> bytes:
 
 
 def to_bytes(argument: str) -> bytes:
-    """The bytes that were typed, also where they are no UTF-8."""
+    """The bytes that were typed, even where they are not UTF-8."""
     return argument.encode(errors="surrogateescape")
 
 
@@ -75,8 +75,8 @@ def to_bytes(argument: str) -> bytes:
 
 
 def formatter(template: str, *, null: bytes = b"") -> Formatter:
-    """What turns records into bytes: by a template, or as JSON for the template `json`. `null`
-    stands for a key or value that is null. Raises WrongUseError."""
+    """Returns the function that turns records into bytes: by a template, or as JSON for the
+    template `json`. `null` stands for a key or value that is null. Raises WrongUseError."""
     if template == JSON:
         return json_lines
     parts = tuple(_fields(template, null))
@@ -117,7 +117,7 @@ def _pieces(template: str) -> Iterable[bytes | str]:
 
 
 def _unknown(letter: str, known: Iterable[str]) -> WrongUseError:
-    listed = " ".join(f"%{one}" for one in known)
+    listed = " ".join(f"%{each}" for each in known)
     return WrongUseError(f"%{letter} is unknown in a format: there are {listed} and %%.")
 
 
@@ -187,7 +187,7 @@ def _text(data: bytes | None) -> str | dict[str, str] | None:
 
 
 class Given(NamedTuple):
-    """A record as stdin gave it; what is None is chosen by the options and the producer."""
+    """A record as read from stdin; the options and the producer choose what is None."""
 
     value: bytes | None
     key: bytes | None = None
@@ -204,16 +204,16 @@ _JSON_NAMES = tuple(name.encode() for name in _JSON_FIELDS)
 
 
 def field_letters(template: str) -> set[str]:
-    """The letters of the tokens of a template that is read by. Raises WrongUseError."""
+    """The letters of the tokens of an input template. Raises WrongUseError."""
     return {piece for piece in _pieces(template) if isinstance(piece, str)}
 
 
 
 
 def parser(template: str, delimiter: bytes) -> Parser:
-    """What turns one line into a record. The template's literal texts part the fields, each where
-    it comes first; the last field takes the rest. `%t` and `%o` are read and ignored. Raises
-    WrongUseError."""
+    """Returns the function that turns one line into a record. The template's literal texts separate
+    the fields, each at its first occurrence; the last field takes the rest. `%t` and `%o` are read
+    and ignored. Raises WrongUseError."""
     if template == JSON:
         return parse_json
     pieces = list(_pieces(template))
@@ -270,17 +270,17 @@ def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
 def _headers(text: bytes) -> Headers:
     """Reads headers as `%h` writes them: `name=value,name=value`."""
     found: Headers = []
-    for one in text.split(b",") if text else []:
-        name, equals, value = one.partition(b"=")
+    for pair in text.split(b",") if text else []:
+        name, equals, value = pair.partition(b"=")
         if not equals:
             raise InvalidRequestError(
-                f"{shown(text)} are no headers: {shown(one)} has no =. Where a value has a comma, "
+                f"{shown(text)} are no headers: {shown(pair)} has no =. Where a value has a comma, "
                 "give records in JSON."
             )
         try:
             found.append((name.decode(), value))
         except UnicodeDecodeError:
-            raise InvalidRequestError(f"The name of header {shown(one)} is no UTF-8.") from None
+            raise InvalidRequestError(f"The name of header {shown(pair)} is no UTF-8.") from None
     return found
 
 
@@ -293,14 +293,14 @@ def _number(text: bytes | None, what: str) -> int | None:
 
 
 def shown(line: bytes) -> str:
-    """The beginning of a line, for the text of an error."""
+    """The beginning of a line, for an error message."""
     text = line[:60].decode(errors="replace")
     return repr(text + "..." if len(line) > 60 else text)
 
 
 def parse_json(line: bytes) -> Given:
-    """An object with `value`, and as you like key, headers (pairs, or an object), partition and
-    timestamp_ms; topic and offset are ignored. Raises InvalidRequestError."""
+    """Parses an object with `value`, and optionally key, headers (pairs, or an object), partition
+    and timestamp_ms; topic and offset are ignored. Raises InvalidRequestError."""
     try:
         given = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -313,18 +313,18 @@ def parse_json(line: bytes) -> Given:
     if unknown:
         raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is no field of a record.")
     headers = given.get("headers")
-    # Of a name that is there twice `decode` tells the last only.
-    if isinstance(headers, dict) or any(line.count(b'"%b"' % one) > 1 for one in _JSON_NAMES):
+    # `decode` returns only the last value of a name that occurs twice.
+    if isinstance(headers, dict) or any(line.count(b'"%b"' % field) > 1 for field in _JSON_NAMES):
         _check_names(line)
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if pairs is not None and not (
         isinstance(pairs, list)
         and all(
-            isinstance(one, list | tuple)
-            and len(one) == 2
-            and isinstance(one[0], str)
-            and one[1] is not None
-            for one in pairs
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and pair[1] is not None
+            for pair in pairs
         )
     ):
         raise InvalidRequestError(f"{shown(line)}: headers are pairs of a name and a value.")
@@ -334,14 +334,14 @@ def parse_json(line: bytes) -> Given:
     return Given(
         value=_bytes(given["value"], line),
         key=_bytes(given.get("key"), line),
-        headers=pairs and [(name, _bytes(one, line) or b"") for name, one in pairs],
+        headers=pairs and [(name, _bytes(value, line) or b"") for name, value in pairs],
         partition=given.get("partition"),
         timestamp_ms=given.get("timestamp_ms"),
     )
 
 
 def _check_names(line: bytes) -> None:
-    """Raises InvalidRequestError where a name is there twice in one object."""
+    """Raises InvalidRequestError where a name occurs twice in one object."""
 
     def once(pairs: list[tuple[str, Any]]) -> None:
         names = Counter(name for name, _ in pairs)

@@ -29,7 +29,7 @@ app = typer.Typer(help="Consumer groups.", cls=Verbs)
 
 @app.command("list")
 def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
-    """List the groups: their state, members and lag."""
+    """List the groups with their state, members and lag."""
     with connected(cluster) as connection:
         groups = describe_all(connection)
     if json:
@@ -38,8 +38,8 @@ def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
     output.table(
         ("group", "state", "members", "partitions", "lag"),
         [
-            (one.group, one.state, len(one.members), len(one.partitions), one.lag)
-            for one in groups
+            (group.group, group.state, len(group.members), len(group.partitions), group.lag)
+            for group in groups
         ],
     )
 
@@ -86,7 +86,8 @@ def _as_json(group: GroupInfo) -> dict[str, Any]:
 
 @app.command()
 def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Show members, what each owns, and how far a group is in every partition."""
+    """Show the members of a group, their partitions, and the position and lag in every partition.
+    """
     with connected(cluster, groups=groups) as connection:
         infos = [connection.admin.describe_group(name) for name in groups]
     if json:
@@ -114,15 +115,15 @@ def _show(group: GroupInfo) -> None:
             (
                 place.topic,
                 place.partition,
-                one.offset,
-                one.end_offset,
-                one.lag,
-                one.member,
-                clients.get(one.member or ""),
+                position.offset,
+                position.end_offset,
+                position.lag,
+                position.member,
+                clients.get(position.member or ""),
             )
-            for place, one in group.partitions.items()
+            for place, position in group.partitions.items()
         ],
-        styles=["warning" if one.lag else "ok" for one in group.partitions.values()],
+        styles=["warning" if position.lag else "ok" for position in group.partitions.values()],
         optional=("client", "member"),
     )
     idle = [member for member in group.members if not member.assigned]
@@ -148,7 +149,10 @@ def seek(
     ] = None,
     shift: Annotated[
         int | None,
-        typer.Option("--shift", help="So many records on from the commit; back when negative."),
+        typer.Option(
+            "--shift",
+            help="Move by this many records from the committed position; back when negative.",
+        ),
     ] = None,
     topics: Annotated[
         list[str] | None,
@@ -157,7 +161,7 @@ def seek(
             "--topic",
             "--topics",
             metavar="TOPIC[/PARTITION]",
-            help="Only these; may be repeated. Without: all that the group has committed.",
+            help="Only these; may be repeated. Default: all that the group has committed.",
             autocompletion=complete_topic,
         ),
     ] = None,
@@ -166,13 +170,13 @@ def seek(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Set where a group without members goes on."""
+    """Set the positions of a group without members."""
     if (to is None) == (shift is None):
         raise typer.BadParameter("give one of --to and --shift")
     check_can_ask(yes or dry_run)
     how: dict[str, Any] = {"shift": shift} if to is None else _target(to)
-    chosen = [topic_partition(one) if "/" in one else one for one in topics or ()] or None
-    named = [one if isinstance(one, str) else one.topic for one in chosen or ()]
+    chosen = [topic_partition(topic) if "/" in topic else topic for topic in topics or ()] or None
+    named = [number if isinstance(number, str) else number.topic for number in chosen or ()]
     with connected(cluster, topics=named) as connection:
         before = _committed(connection, group)
         if "last" in how:
@@ -193,7 +197,7 @@ def seek(
         names = ("topic", "partition", "before", "after")
         output.print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif dry_run:
-        output.say("Nothing was changed: leave --dry-run out to do it.")
+        output.say("Nothing was changed: run it without --dry-run to change it.")
 
 
 def _target(text: str) -> dict[str, Any]:
@@ -212,12 +216,13 @@ def _target(text: str) -> dict[str, Any]:
 
 
 def _committed(cluster: Cluster, group: str) -> dict[TopicPartition, int | None]:
-    """The committed offsets. None for a group that does not exist: setting its offsets makes it."""
+    """The committed offsets. None for a group that does not exist: setting its offsets creates it.
+    """
     try:
         found = cluster.admin.describe_group(group)
     except UnknownGroupError:
         return {}
-    return {place: one.offset for place, one in found.partitions.items()}
+    return {place: position.offset for place, position in found.partitions.items()}
 
 
 def _before_the_end(
@@ -227,12 +232,12 @@ def _before_the_end(
     committed: dict[TopicPartition, int | None],
 ) -> dict[TopicPartition, int]:
     places: list[TopicPartition] = []
-    for one in committed if chosen is None else chosen:
-        if isinstance(one, TopicPartition):
-            places.append(one)
+    for position in committed if chosen is None else chosen:
+        if isinstance(position, TopicPartition):
+            places.append(position)
         else:
-            info = cluster.admin.describe_topic(one)
-            places += [TopicPartition(one, each.partition) for each in info.partitions]
+            info = cluster.admin.describe_topic(position)
+            places += [TopicPartition(position, each.partition) for each in info.partitions]
     with cluster.consumer() as consumer:
         consumer.assign(places)
         consumer.seek_to_last(count)
@@ -243,7 +248,7 @@ def _before_the_end(
 def delete(
     groups: GroupNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
-    """Forget groups without members, and their offsets."""
+    """Delete groups without members, and their offsets."""
     check_can_ask(yes)
     left = list(groups)
     with connected(cluster, groups=left) as connection:

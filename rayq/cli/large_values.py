@@ -1,4 +1,4 @@
-"""`rayq values collect`: removes large values that no record stands for any more."""
+"""`rayq values collect`: removes large values that no record refers to any longer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def values() -> None:
 def collect(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="What producers have as large_values."),
+        typer.Argument(metavar="URL", help="The URL that producers have as large_values."),
     ],
     older_than: Annotated[
         str,
         typer.Option(
             "--older-than",
             metavar="DURATION",
-            help="Leave younger objects alone; an hour at least.",
+            help="Keep younger objects; at least an hour.",
         ),
     ] = "1d",
     dry_run: DryRun = False,
@@ -43,7 +43,7 @@ def collect(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Remove objects of this cluster that no record stands for.
+    """Remove objects of this cluster that no record refers to.
 
     It reads all logs, once to look, and again before it removes anything.
     """
@@ -66,7 +66,7 @@ def collect(
         output.print_json(
             {
                 "removed": not dry_run,
-                "objects": [one._asdict() for one in found.removed],
+                "objects": [item._asdict() for item in found.removed],
                 "kept": found.kept,
                 "young": found.young,
             }
@@ -76,8 +76,12 @@ def collect(
         output.table(
             ("object", "size", "written"),
             [
-                (one.uri, output.human_size(one.size_bytes), output.moment(int(one.time_s * 1000)))
-                for one in found.removed
+                (
+                    item.uri,
+                    output.human_size(item.size_bytes),
+                    output.moment(int(item.time_s * 1000)),
+                )
+                for item in found.removed
             ],
         )
     done = "to be removed" if dry_run else "removed"
@@ -85,9 +89,9 @@ def collect(
         f"{_told(found)} {done}; {found.kept} in use, {found.young} younger than {older_than}."
     )
     if dry_run and found.removed:
-        output.say("Nothing was removed: leave --dry-run out to do it.")
+        output.say("Nothing was removed: run it without --dry-run to remove.")
 
 
 def _told(found: CollectedValues) -> str:
-    size_bytes = sum(one.size_bytes for one in found.removed)
+    size_bytes = sum(item.size_bytes for item in found.removed)
     return f"{output.counted(len(found.removed), 'object')} of {output.human_size(size_bytes)}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 GAP = "  "
-"""What stands between columns."""
+"""The separator of columns."""
 _BREAK = re.compile(r"((?<!\d) | (?!(?:B|[KMGT]iB)\b)|(?<=,)(?=[^\s\d]))")
 
 
@@ -32,7 +32,7 @@ def fold(text: str, width: int, hang: int = 0) -> list[str]:
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """The number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text)
@@ -82,7 +82,9 @@ def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int] | No
         return None
     while sum(widths) > room:
         # The widest of those that can fold.
-        widest = max(range(len(widths)), key=lambda one: (widths[one] > words[one], widths[one]))
+        widest = max(
+            range(len(widths)), key=lambda column: (widths[column] > words[column], widths[column])
+        )
         widths[widest] -= 1
     return widths
 

@@ -1,4 +1,4 @@
-"""A Ray that `rayq start` starts on this machine and `rayq stop` ends; and how to join one.
+"""Starts, joins and stops a Ray on this machine, for `rayq start` and `rayq stop`.
 
 A Ray is known by its session. The name is on the command line of most of its processes, what those
 have started are their children, and all are in one session of the kernel's, that of the `ray start`
@@ -27,7 +27,7 @@ from rayq.runtime.ray_token import ensure_ray_token, use_ray_token
 
 START_TIMEOUT_S = 120.0
 ATTEMPTS_MAX = 3
-"""How often to try: another program may take a port that was free a moment ago."""
+"""The maximum number of attempts: another program may take a port that was free a moment ago."""
 RAYLET_PATIENCE_S = 1.0
 KILL_PATIENCE_S = 10.0
 _SESSION = re.compile(r"[/=](session_[^/\s]+)")
@@ -93,15 +93,15 @@ def _address_in(said: str) -> str:
 
 def _session_at(port: int) -> str | None:
     """The session of the Ray on this machine whose head listens at an address."""
-    for one in _processes().values():
-        found = _SESSION.search(one.command)
-        if found and f" --gcs_server_port={port} " in f"{one.command} ":
+    for process in _processes().values():
+        found = _SESSION.search(process.command)
+        if found and f" --gcs_server_port={port} " in f"{process.command} ":
             return found[1]
     return None
 
 
 def _clean_up(port: int) -> None:
-    """Ends the processes that a failed attempt has left."""
+    """Ends the processes that a failed attempt left behind."""
     session = _session_at(port)
     if session is not None:
         stop_ray(session)
@@ -115,9 +115,9 @@ def _last_line(text: str) -> str:
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for free in sockets:
+            free.bind(("", 0))
+        return [int(free.getsockname()[1]) for free in sockets]
 
 
 def _ray_environment() -> dict[str, str]:
@@ -217,14 +217,14 @@ def processes_of(session: str) -> dict[int, str]:
     leader = int(number) if number.isdecimal() else None
     found = {
         pid
-        for pid, one in processes.items()
-        if ("/ray/" in one.command and session in _SESSION.findall(one.command))
-        or (one.leader == leader and _NAMELESS.match(one.command))
+        for pid, process in processes.items()
+        if ("/ray/" in process.command and session in _SESSION.findall(process.command))
+        or (process.leader == leader and _NAMELESS.match(process.command))
     }
     # While a process of Ray is in the kernel's session, no other session gets its number.
     if any(processes[pid].leader == leader for pid in found):
-        found |= {pid for pid, one in processes.items() if one.leader == leader}
-    while more := {pid for pid, one in processes.items() if one.parent in found} - found:
+        found |= {pid for pid, process in processes.items() if process.leader == leader}
+    while more := {pid for pid, process in processes.items() if process.parent in found} - found:
         found |= more
     return {pid: processes[pid].command for pid in found - {os.getpid()}}
 

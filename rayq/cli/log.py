@@ -1,4 +1,4 @@
-"""`rayq log`: what data directories hold, read from disk; the cluster may be down."""
+"""`rayq log`: reads data directories from disk; the cluster may be down."""
 
 from __future__ import annotations
 
@@ -105,24 +105,30 @@ def dump(
     ],
     partition: Annotated[
         str | None,
-        typer.Option("-p", "--partition", metavar="TOPIC/N", help="Which partition below PATH."),
+        typer.Option("-p", "--partition", metavar="TOPIC/N", help="The partition below PATH."),
     ] = None,
     broker: Annotated[
         int | None,
         typer.Option(
-            "-b", "--broker", help="Of which broker; the first that has it by default.", min=0
+            "-b",
+            "--broker",
+            help="The broker whose replica is read. Default: the first that has one.",
+            min=0,
         ),
     ] = None,
     records: Annotated[
-        bool, typer.Option("-r", "--records", help="The records, not only the batches' headers.")
+        bool,
+        typer.Option("-r", "--records", help="Print the records, not only the batches' headers."),
     ] = False,
     format_: Annotated[
         str | None,
-        typer.Option("-f", "--format", help="Of the records, as for `rayq topic consume`."),
+        typer.Option(
+            "-f", "--format", help="The format of the records, as for `rayq topic consume`."
+        ),
     ] = None,
-    offset: Annotated[int, typer.Option("-o", "--offset", help="From this offset.", min=0)] = 0,
+    offset: Annotated[int, typer.Option("-o", "--offset", help="Start at this offset.", min=0)] = 0,
     count: Annotated[
-        int | None, typer.Option("-n", "--num", help="At most so many batches or records.", min=0)
+        int | None, typer.Option("-n", "--num", help="Maximum number of batches or records.", min=0)
     ] = None,
     json: Json = False,
 ) -> None:

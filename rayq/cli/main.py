@@ -1,7 +1,6 @@
-"""Where `rayq` begins and ends: every failure is one line on stderr and an exit code.
+"""Entry point of `rayq`: turns every failure into one line on stderr and an exit code.
 
-What this imports at the top is there at once, so that `main` takes Ctrl+C over before anything else
-is loaded.
+The imports at the top load quickly, so that `main` handles Ctrl+C before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def _open_standard_streams() -> list[str]:
 
 
 def _flush(closed: Sequence[str], code: int) -> int:
-    """The exit code, once what was printed has left."""
+    """Returns the exit code once all output was written."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -171,7 +170,7 @@ def _system_error(error: OSError, closed: Sequence[str]) -> str:
 
 
 def _usage(error: Exception) -> str:
-    """The text of a wrong use, and where to read how to use the command."""
+    """The message for a wrong use, and where to find the command's help."""
     message = str(getattr(error, "format_message", error.__str__)())
     context = getattr(error, "ctx", None)
     if context is None or not message:

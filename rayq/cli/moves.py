@@ -1,4 +1,4 @@
-"""`rayq cluster reassign`, `drain`, `undrain` and `remove-broker`: where partitions are."""
+"""`rayq cluster reassign`, `drain`, `undrain` and `remove-broker`: placement of partitions."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from rayq.records import DrainProgress, PartitionInfo, Reassignment, TopicPartit
 Plan = dict[TopicPartition, list[int]]
 
 LOOK_S = 0.5
-"""How often a bar looks how far the moves are."""
+"""The interval at which a progress bar checks the moves."""
 DAY_S = 86_400.0
 
-BrokerNumber = Annotated[int, typer.Argument(metavar="BROKER", help="Its number.")]
+BrokerNumber = Annotated[int, typer.Argument(metavar="BROKER", help="The broker's number.")]
 Throttle = Annotated[
     str | None,
-    typer.Option("--throttle", metavar="SIZE", help="Copy at most so much a second: 50MB."),
+    typer.Option("--throttle", metavar="SIZE", help="Maximum bytes copied per second: 50MB."),
 ]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the moves are done.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the moves are done.")]
 MovesTimeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.", min=0)
+    float, typer.Option("--timeout", help="Seconds to wait; the moves continue after it.", min=0)
 ]
 
 
@@ -52,8 +52,8 @@ def reassign(
             "-m",
             "--move",
             metavar="TOPIC/N=BROKERS",
-            help="Where a partition is to be, the preferred leader first: flights/0=1,2,3; may be "
-            "repeated.",
+            help="The new replicas of a partition, the preferred leader first: flights/0=1,2,3; "
+            "may be repeated.",
         ),
     ] = None,
     plan: Annotated[
@@ -66,13 +66,16 @@ def reassign(
     ] = None,
     spread: Annotated[
         bool,
-        typer.Option("--spread", help="The few moves that make the load even: after a new broker."),
+        typer.Option(
+            "--spread",
+            help="Plan the few moves that balance the load, such as after adding a broker.",
+        ),
     ] = False,
     dry_run: DryRun = False,
     yes: YesOrExecute = False,
     show: Annotated[bool, typer.Option("--list", help="Show the moves under way.")] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Take back the moves under way, or those of --move.")
+        bool, typer.Option("--cancel", help="Cancel the moves under way, or those of --move.")
     ] = False,
     throttle: Throttle = None,
     wait: Wait = True,
@@ -146,7 +149,10 @@ def _read_plan(path: str) -> Iterable[tuple[TopicPartition, list[int]]]:
             f"{path} is no plan: {error}. It has the form "
             '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'
         ) from error
-    return [(TopicPartition(one.topic, one.partition), one.replicas) for one in found.partitions]
+    return [
+        (TopicPartition(partition.topic, partition.partition), partition.replicas)
+        for partition in found.partitions
+    ]
 
 
 def _plan_of(moves: Iterable[tuple[TopicPartition, list[int]]]) -> Plan:
@@ -203,7 +209,7 @@ def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
 
 def _say_nothing_moved(json: bool) -> None:
     if not json:
-        output.say("Nothing was moved: leave --dry-run out to do it.")
+        output.say("Nothing was moved: run it without --dry-run to move.")
 
 
 def _check_plan(
@@ -211,7 +217,7 @@ def _check_plan(
 ) -> None:
     """Raises the error that the controller would answer: a plan that it refuses for sure should not
     be shown as one."""
-    brokers = [one.broker for one in cluster.admin.describe_cluster().brokers]
+    brokers = [broker.broker for broker in cluster.admin.describe_cluster().brokers]
     for (name, number), target in moves.items():
         if not 0 <= number < len(topics[name]):
             raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
@@ -247,14 +253,14 @@ def _execute(
 def _watched(
     cluster: Cluster, moves: Iterable[TopicPartition], advance: output.Advance
 ) -> Iterator[None]:
-    """Tells a progress bar how many moves are done, for the `with` block."""
+    """Updates a progress bar with the number of finished moves, for the `with` block."""
     wanted = set(moves)
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_S):
             with contextlib.suppress(RayqError):
-                under_way = {one.topic_partition for one in cluster.admin.list_reassignments()}
+                under_way = {move.topic_partition for move in cluster.admin.list_reassignments()}
                 advance(len(wanted - under_way))
 
     thread = threading.Thread(target=look, daemon=True)
@@ -270,16 +276,16 @@ def _watched(
 
 @contextlib.contextmanager
 def _told_that_it_goes_on(command: str) -> Iterator[None]:
-    """Tells the user after an interrupt that only the waiting has ended, and the moves go on."""
+    """Tells the user after an interrupt that only the wait has ended, and the moves continue."""
     try:
         yield
     except KeyboardInterrupt:
-        output.note(f"The moves that were begun go on: {command}")
+        output.note(f"The moves that were started continue: {command}")
         raise
 
 
 def _cancel(cluster: Cluster, move: list[str] | None, json: bool) -> None:
-    chosen = [topic_partition(one.partition("=")[0]) for one in move or ()] or None
+    chosen = [topic_partition(text.partition("=")[0]) for text in move or ()] or None
     cancelled = cluster.admin.cancel_reassignments(chosen)
     if json:
         output.print_json({"cancelled": [place._asdict() for place in cancelled]})
@@ -294,8 +300,11 @@ def _show_moves(moves: list[Reassignment], json: bool) -> None:
     if json:
         output.print_json(
             [
-                {**one.topic_partition._asdict(), **_without_place(msgspec.to_builtins(one))}
-                for one in moves
+                {
+                    **reassignment.topic_partition._asdict(),
+                    **_without_place(msgspec.to_builtins(reassignment)),
+                }
+                for reassignment in moves
             ]
         )
         return
@@ -306,14 +315,14 @@ def _show_moves(moves: list[Reassignment], json: bool) -> None:
         ("topic", "partition", "adding", "removing", "brokers then", "throttle/s", "waits for"),
         [
             (
-                *one.topic_partition,
-                output.numbers(one.adding),
-                output.numbers(one.removing),
-                output.numbers(one.target),
-                output.human_size(one.throttle_bytes_per_s),
-                one.waits_for,
+                *reassignment.topic_partition,
+                output.numbers(reassignment.adding),
+                output.numbers(reassignment.removing),
+                output.numbers(reassignment.target),
+                output.human_size(reassignment.throttle_bytes_per_s),
+                reassignment.waits_for,
             )
-            for one in moves
+            for reassignment in moves
         ],
         optional=("throttle/s", "brokers then"),
     )
@@ -334,7 +343,7 @@ def set_replication_factor(
             "-r",
             "--replicas",
             "--replication-factor",
-            help="Copies of each partition.",
+            help="Replicas of each partition.",
             min=1,
             show_default=False,
         ),
@@ -356,7 +365,7 @@ def set_replication_factor(
         places: list[TopicPartition] = []
         for name in topics:
             partitions = connection.admin.describe_topic(name).partitions
-            places += [TopicPartition(name, one.partition) for one in partitions]
+            places += [TopicPartition(name, partition.partition) for partition in partitions]
         agree(
             f"Give {output.counted(len(places), 'partition')} of {', '.join(topics)} "
             f"{output.counted(replicas, 'replica')} each?",
@@ -399,18 +408,25 @@ def drain(
     yes: Yes = False,
     throttle: Throttle = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", help="Partitions that move at a time.", min=1)
+        int,
+        typer.Option(
+            "--concurrency", help="Maximum number of partitions that move at the same time.", min=1
+        ),
     ] = 4,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", help="Seconds; run it again to go on.", min=0, show_default="none"
+            "--timeout",
+            help="Seconds to wait; run the command again to continue.",
+            min=0,
+            show_default="none",
         ),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Move all that a broker holds to others, under load; it takes nothing new from then on."""
+    """Move all replicas of a broker to others, under load; the broker gets no new ones from then
+    on."""
     check_can_ask(yes or dry_run)
     bytes_per_s = None if throttle is None else rate_bytes_per_s(throttle)
     with connected(cluster) as connection:
@@ -458,10 +474,10 @@ def undrain(broker: BrokerNumber, json: Json = False, cluster: ClusterAddress = 
 
 
 def remove_broker(broker: BrokerNumber, json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Forget a broker that was drained and stopped."""
+    """Remove a broker that was drained and stopped from the cluster."""
     with connected(cluster) as connection:
         connection.admin.remove_broker(broker)
     if json:
         output.print_json({"broker": broker, "removed": True})
     else:
-        output.say(f"Broker {broker} is no part of the cluster any more.")
+        output.say(f"Broker {broker} is no longer part of the cluster.")

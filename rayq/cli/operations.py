@@ -1,4 +1,4 @@
-"""Work on the servers: `rayq cluster restart-broker`, `stop-broker`, `replace-disk` and
+"""Operations on the servers: `rayq cluster restart-broker`, `stop-broker`, `replace-disk` and
 `recover-quorum`."""
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ def restart_broker(
     brokers: Annotated[
         list[int] | None,
         typer.Argument(
-            metavar="BROKER", help="All of them one by one, then the controller, by default."
+            metavar="BROKER", help="Default: all of them one by one, then the controller."
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds for each to be in sync again.", min=0)
+        float, typer.Option("--timeout", help="Seconds to wait until each is in sync again.", min=0)
     ] = BROKERS_TIMEOUT_S,
     ray_address: OtherRay = None,
     json: Json = False,
 ) -> None:
     """Restart brokers under load, one after the other; no write fails.
 
-    Goes on to the next when one is in sync again. Runs where Ray can be reached: on the machine
-    where `rayq start` was run, or with RAY_ADDRESS.
+    Restarts the next broker once the last one is in sync again. Run it where Ray can be reached: on
+    the machine where `rayq start` was run, or with RAY_ADDRESS.
     """
     with operated(ray_address) as connection:
-        known = [one.broker for one in connection.admin.describe_cluster().brokers if one.live]
+        known = [
+            broker.broker for broker in connection.admin.describe_cluster().brokers if broker.live
+        ]
         wanted = brokers or known
         with output.progress("restarting brokers", len(wanted)) as advance:
             for number, broker in enumerate(wanted, start=1):
@@ -56,7 +58,7 @@ def restart_broker(
 
 
 def stop_broker(
-    broker: Annotated[int, typer.Argument(metavar="BROKER", help="One that was drained.")],
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="A broker that was drained.")],
     ray_address: OtherRay = None,
     json: Json = False,
 ) -> None:
@@ -70,10 +72,12 @@ def stop_broker(
 
 
 def replace_disk(
-    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Whose data is lost.")],
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="The broker whose data is lost.")],
     node: Annotated[
         str | None,
-        typer.Option("--node", help="Start it there instead: an address, or a node id of Ray."),
+        typer.Option(
+            "--node", help="The node to start it on instead: an address, or a node id of Ray."
+        ),
     ] = None,
     ray_address: OtherRay = None,
     json: Json = False,
@@ -100,7 +104,9 @@ def recover_quorum(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what there is.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the copies that are found.")
+    ] = False,
     yes: YesOrExecute = False,
     json: Json = False,
 ) -> None:
@@ -119,8 +125,14 @@ def recover_quorum(
     if dry_run or not yes:
         found = quorum.survivors(environment, path)
         rows = [
-            (one.directory.broker, one.directory.path, one.epoch, one.last_index, one.is_voter)
-            for one in found
+            (
+                survivor.directory.broker,
+                survivor.directory.path,
+                survivor.epoch,
+                survivor.last_index,
+                survivor.is_voter,
+            )
+            for survivor in found
         ]
         if json and dry_run:
             names = ("broker", "path", "epoch", "last_index", "voter")
@@ -133,7 +145,7 @@ def recover_quorum(
                 "epoch, then index, by --from ITS-DIRECTORY."
             )
         if dry_run:
-            output.say("Nothing was changed: leave --dry-run out to do it.")
+            output.say("Nothing was changed: run it without --dry-run to change it.")
             return
         agree("Let the best of these be the whole truth? What only others know is lost.", yes)
     done = quorum.recover_quorum(environment, path)

@@ -1,5 +1,4 @@
-"""Options that many verbs share, and what completes names of topics, groups and queues in a shell.
-"""
+"""Options that many commands share, and shell completion of topics, groups and queues."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from rayq.errors import RayqError
 
 COMPLETIONS_MAX = 200
 COMPLETION_TIMEOUT_S = 2.0
-"""How long a shell may wait after the tab key."""
+"""The maximum time that a shell waits after the tab key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Limit = Annotated[
-    int, typer.Option("-n", "--num", "--limit", help="At most so many.", min=1)
+    int, typer.Option("-n", "--num", "--limit", help="Maximum number of results.", min=1)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 Internal = Annotated[
-    bool, typer.Option("-i", "--internal", help="Also rayq's own topics (__...).")
+    bool, typer.Option("-i", "--internal", help="Include rayq's internal topics (__...).")
 ]
 ClusterAddress = Annotated[
     str | None,
@@ -56,7 +55,7 @@ def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
-        groups = [one.group for one in cluster.admin.list_groups(timeout_s=COMPLETION_TIMEOUT_S)]
+        groups = [info.group for info in cluster.admin.list_groups(timeout_s=COMPLETION_TIMEOUT_S)]
         return offered(groups, incomplete)
     return []
 

@@ -1,7 +1,7 @@
-"""What verbs print: tables for people, columns for pipes, JSON for programs; progress bars.
+"""Output of commands: tables for people, columns for pipes, JSON for programs; progress bars.
 
-All of it is `visible`: no name or message acts on a terminal. (What `consume` prints are the bytes
-of records, as they are.)
+All output is `visible`: no name or message acts on a terminal. (`consume` prints the bytes of
+records unchanged.)
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rayq.wording import counted as counted
 # verb does.
 
 Advance = Callable[[int], None]
-"""Called with how much is done in all."""
+"""Called with the total that is done so far."""
 Cell = object
 PATIENCE_S = 5.0
-"""After so long a person wants to know what a verb waits for."""
+"""The time after which a person is told what a command waits for."""
 _patient: list[threading.Event] = []
 STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "green"}
 
@@ -52,7 +52,7 @@ def _folded(text: str, stream: TextIO, hang: int = 0) -> list[str]:
 
 
 def terminal_width() -> int:
-    """In characters. COLUMNS says it where the terminal does not."""
+    """The terminal's width in characters. COLUMNS gives it where the terminal does not."""
     return shutil.get_terminal_size().columns
 
 
@@ -214,7 +214,7 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
 
 @contextlib.contextmanager
 def patience(waits_for: Callable[[], str | None]) -> Iterator[None]:
-    """Says once on stderr what is waited for: the first text that `waits_for` returns, which is
+    """Prints once on stderr what is waited for: the first text that `waits_for` returns, which is
     asked every PATIENCE_S seconds, in another thread."""
     ended = threading.Event()
     _patient.append(ended)

@@ -49,7 +49,8 @@ from rayq.wording import sentence
 ANSWER_TIMEOUT_S = 30.0
 END_PATIENCE_S = 2.0
 PENDING_MAX = 200_000
-"""How many writes may be without a known outcome; beyond that the command waits for the oldest."""
+"""The maximum number of writes without a known outcome; beyond it the command waits for the oldest.
+"""
 
 
 def produce(
@@ -64,7 +65,7 @@ def produce(
         ),
     ] = None,
     delimiter: Annotated[
-        str, typer.Option("-D", "--delimiter", help="What ends a record.")
+        str, typer.Option("-D", "--delimiter", help="The delimiter after each record.")
     ] = r"\n",
     format_: Annotated[
         str | None,
@@ -77,20 +78,27 @@ def produce(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("-H", "--header", metavar="NAME=VALUE", help="A header of every record."),
+        typer.Option("-H", "--header", metavar="NAME=VALUE", help="Add a header to every record."),
     ] = None,
     partition: Annotated[
         int | None,
         typer.Option(
-            "-p", "--partition", help="The partition. Without: by key, else spread.", min=0
+            "-p",
+            "--partition",
+            help="The partition. Default: by key, or spread where there is no key.",
+            min=0,
         ),
     ] = None,
     timestamp: Annotated[
-        str | None, typer.Option("-t", "--timestamp", help="The time of every record.")
+        str | None, typer.Option("-t", "--timestamp", help="The timestamp of every record.")
     ] = None,
     null_when_empty: Annotated[
         bool,
-        typer.Option("-Z", "--tombstone", help="An empty value or key is null: a tombstone."),
+        typer.Option(
+            "-Z",
+            "--tombstone",
+            help="Write an empty value or key as null (a null value is a tombstone).",
+        ),
     ] = False,
     compression: Annotated[
         str | None,
@@ -101,7 +109,7 @@ def produce(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the producer."),
+        typer.Option("-X", "--config", metavar="KEY=VALUE", help="Set a config of the producer."),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -122,7 +130,7 @@ def produce(
         parse=None if format_ is None else parser(format_, end),
         key_delimiter=None if key_delimiter is None else unescape(key_delimiter),
         key=None if key is None else to_bytes(key),
-        headers=[_header(one) for one in header or ()] or None,
+        headers=[_header(text) for text in header or ()] or None,
         partition=partition,
         timestamp_ms=None if timestamp is None else time_ms(timestamp, output.now_ms()),
         null_when_empty=null_when_empty,
@@ -183,7 +191,7 @@ def _told_of_a_long_end() -> Iterator[None]:
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What a line becomes: how it is parsed, and what the options say of every record."""
+    """The source of records: the parser of lines, and what the options set for every record."""
 
     parse: Parser | None
     key_delimiter: bytes | None
@@ -195,7 +203,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether lines hold only keys and values, so that many records can be sent at once."""
+        """True if lines hold only keys and values, so that many records can be sent at once."""
         return self.parse is None and self.headers is None and self.timestamp_ms is None
 
     def columns(self, lines: list[bytes]) -> tuple[list[bytes | None], list[bytes | None] | None]:
@@ -253,7 +261,7 @@ def _check(cluster: Cluster, topic: str, partition: int | None) -> None:
 
 
 def _size(stream: BinaryIO) -> int | None:
-    """How many bytes are left in a file; None where the stream is not a file."""
+    """The number of bytes left in a file; None where the stream is not a file."""
     status = os.fstat(stream.fileno())
     return status.st_size - stream.tell() if stat.S_ISREG(status.st_mode) else None
 
@@ -286,8 +294,7 @@ def _send_all(
     source: Source,
     advance: output.Advance,
 ) -> tuple[int, Counter[int]]:
-    """Returns how many records there were, and how many went to each partition (unknown under
-    acks=0)."""
+    """Returns the number of records, and the number for each partition (unknown under acks=0)."""
     answers = Answers(PENDING_MAX, producer._core.trouble)
     done_bytes = number = 0
     sends_many = source.is_plain and producer.config.large_values is None
@@ -399,5 +406,5 @@ class Answers:
         if isinstance(result, RecordMetadata):
             self._tally[result.partition] += 1
         else:
-            for one in result:
-                self._tally[one.partition] += one.end - one.start
+            for appended in result:
+                self._tally[appended.partition] += appended.end - appended.start

@@ -31,16 +31,17 @@ from rayq.records import Record
 from rayq.storage.batch import BATCH_BYTES_MAX
 
 PENDING_MAX = 10_000
-"""How many records may be without a known outcome; beyond that the command waits for the oldest."""
+"""The maximum number of records without a known outcome; beyond it the command waits for the
+oldest."""
 PREFETCHED_MAX = 500
 KEY_BYTES_MAX = 65_536
 """A longer key is no variable: a program takes 128 KiB in each."""
 ERROR_CHARACTERS = 1_000
-"""So much of the end of what a command says on stderr goes into its record's error."""
+"""The maximum size of the tail of a command's stderr that goes into its record's error."""
 
 
 class CommandError(RayqError):
-    """A command that was run for a record ended with another exit code than 0."""
+    """A command that was run for a record ended with an exit code other than 0."""
 
 
 def put(
@@ -50,15 +51,15 @@ def put(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("-H", "--header", metavar="NAME=VALUE", help="A header of every record."),
+        typer.Option("-H", "--header", metavar="NAME=VALUE", help="Add a header to every record."),
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="Nobody gets them before: 30s, 2h."),
+        typer.Option("--delay", metavar="DURATION", help="Delay before delivery: 30s, 2h."),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="TIME", help="Nobody gets them before this time."),
+        typer.Option("--at", metavar="TIME", help="Deliver the records at this time, not before."),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -108,12 +109,12 @@ def take(
     queue: QueueName,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--num", "--count", help="Stop after so many records.", min=1),
+        typer.Option("-n", "--num", "--count", help="Stop after N records.", min=1),
     ] = None,
     wait: Annotated[
         str,
         typer.Option(
-            "--wait", metavar="DURATION", help="Stop once no record has come for so long."
+            "--wait", metavar="DURATION", help="Stop once no record has come for this time."
         ),
     ] = "1s",
     keep: Annotated[
@@ -129,7 +130,7 @@ def take(
         typer.Option(
             "-f",
             "--format",
-            help="As `rayq topic consume` has it, or json.",
+            help="A format as for `rayq topic consume`, or json.",
             show_default=r"'%s\n'",
         ),
     ] = None,
@@ -137,7 +138,7 @@ def take(
         bool, typer.Option("-Z", "--null", help="Print NULL for a key or value that is null.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", "-J", help="One JSON object on a line for each record.")
+        bool, typer.Option("--json", "-J", help="Print one JSON object per line for each record.")
     ] = False,
     cluster: ClusterAddress = None,
 ) -> None:
@@ -197,18 +198,25 @@ def work(
         list[str],
         typer.Argument(
             metavar="COMMAND...",
-            help="What is run for each record, with its value on stdin; put -- before it where it "
-            "has options.",
+            help="The command to run for each record, with its value on stdin; put -- before it "
+            "where it has options.",
         ),
     ],
     concurrency: Annotated[
-        int, typer.Option("-j", "--concurrency", help="So many at a time.", min=1, max=1000)
+        int,
+        typer.Option(
+            "-j",
+            "--concurrency",
+            help="Number of commands that run at the same time.",
+            min=1,
+            max=1000,
+        ),
     ] = 1,
     prefetch: Annotated[
         int,
         typer.Option(
             "--prefetch",
-            help="Lock at most so many ahead; none are where commands take long.",
+            help="Maximum number of records locked ahead; none where commands take long.",
             min=0,
             max=PREFETCH_MAX,
         ),
@@ -219,7 +227,7 @@ def work(
             "-e",
             "--exit-after",
             metavar="DURATION",
-            help="Stop once no record has come for so long. Without: never.",
+            help="Stop once no record has come for this time. Default: never.",
         ),
     ] = None,
     cluster: ClusterAddress = None,

@@ -33,7 +33,7 @@ def create(
         typer.Option(
             "-t",
             "--topic",
-            help="Read this topic, which is there. Without: one of the queue's own is made.",
+            help="Read this existing topic. Default: the queue gets a topic of its own.",
             autocompletion=complete_topic,
             show_default=False,
         ),
@@ -41,7 +41,7 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "-p", "--partitions", help="How many its own topic has.", show_default="1", min=1
+            "-p", "--partitions", help="Partitions of its own topic.", show_default="1", min=1
         ),
     ] = None,
     replicas: Annotated[
@@ -50,7 +50,7 @@ def create(
             "-r",
             "--replicas",
             "--replication-factor",
-            help="Copies of each partition of its own topic.",
+            help="Replicas of each partition of its own topic.",
             min=1,
             show_default="3, or as many as there are brokers",
         ),
@@ -61,11 +61,11 @@ def create(
             "-c",
             "--config",
             metavar="KEY=VALUE",
-            help="A config of the queue, such as visibility_timeout_s=1m; may be repeated.",
+            help="Set a config of the queue, such as visibility_timeout_s=1m; may be repeated.",
         ),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A queue that is there already is no error.")
+        bool, typer.Option("--if-not-exists", help="Do not fail if the queue exists.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -102,7 +102,7 @@ def create(
 @app.command("list")
 def list_queues(
     dead_letters: Annotated[
-        bool, typer.Option("-a", "--all", help="Also the queues of dead letters.")
+        bool, typer.Option("-a", "--all", help="Include the queues of dead letters.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -136,13 +136,15 @@ def _overview(info: QueueInfo, dead: QueueInfo | None) -> dict[str, Any]:
         "locked": _sum(info, "locked"),
         "delayed": _sum(info, "delayed"),
         "dead_letters": None if dead is None else _unsettled(dead),
-        "trouble": next((one.trouble for one in info.partitions if one.trouble), None),
+        "trouble": next(
+            (partition.trouble for partition in info.partitions if partition.trouble), None
+        ),
     }
 
 
 def _sum(info: QueueInfo, field: str) -> int:
-    """Over the partitions whose leaders answered."""
-    return sum(getattr(one, field) or 0 for one in info.partitions)
+    """Sums over the partitions whose leaders answered."""
+    return sum(getattr(partition, field) or 0 for partition in info.partitions)
 
 
 def _unsettled(info: QueueInfo) -> int:
@@ -151,7 +153,7 @@ def _unsettled(info: QueueInfo) -> int:
 
 @app.command()
 def describe(queues: QueueNames, json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Show how a queue stands in each partition, and its config."""
+    """Show the state of a queue in each partition, and its config."""
     with connected(cluster, queues=queues) as connection:
         infos = [connection.admin.describe_queue(name) for name in queues]
     if json:
@@ -183,28 +185,28 @@ def _show(info: QueueInfo) -> None:
         ),
         [
             (
-                one.partition,
-                one.start_offset,
-                one.end_offset,
-                one.ready,
-                one.blocked,
-                one.locked,
-                one.delayed,
-                one.moving,
-                _seconds(one.oldest_ready_ms),
-                _seconds(one.next_due_ms),
-                one.waiting_takes,
-                one.dead,
-                one.expired,
+                partition.partition,
+                partition.start_offset,
+                partition.end_offset,
+                partition.ready,
+                partition.blocked,
+                partition.locked,
+                partition.delayed,
+                partition.moving,
+                _seconds(partition.oldest_ready_ms),
+                _seconds(partition.next_due_ms),
+                partition.waiting_takes,
+                partition.dead,
+                partition.expired,
             )
-            for one in info.partitions
+            for partition in info.partitions
         ],
-        styles=["ok" if one.trouble is None else "warning" for one in info.partitions],
+        styles=["ok" if partition.trouble is None else "warning" for partition in info.partitions],
         optional=("takes", "expired", "dead", "blocked", "next due s", "start", "end", "oldest s"),
     )
-    for one in info.partitions:
-        if one.trouble:
-            output.say(f"Partition {one.partition}: {one.trouble}", hang=2)
+    for partition in info.partitions:
+        if partition.trouble:
+            output.say(f"Partition {partition.partition}: {partition.trouble}", hang=2)
     output.say()
     output.config_table(info.config, as_dict(QueueConfig()), "queue")
 
@@ -232,7 +234,7 @@ def alter(
 def delete(
     queues: QueueNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
-    """Forget queues and what they have settled. Their topics and dead letters stay."""
+    """Delete queues and their settled state. Their topics and dead letters stay."""
     check_can_ask(yes)
     left = list(queues)
     with connected(cluster, queues=left) as connection:
@@ -246,21 +248,21 @@ def delete(
 def peek(
     queue: QueueName,
     in_flight: Annotated[
-        bool, typer.Option("--in-flight", help="Those that consumers hold.")
+        bool, typer.Option("--in-flight", help="Only records that consumers hold.")
     ] = False,
     delayed: Annotated[
-        bool, typer.Option("--delayed", help="Those that wait for their time.")
+        bool, typer.Option("--delayed", help="Only records that wait for their delivery time.")
     ] = False,
     limit: Limit = PEEKED,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Show which records of a queue are not settled, and who has them. Nothing is taken."""
+    """Show the records of a queue that are not settled, and their holders. Nothing is taken."""
     states = [*(["locked"] if in_flight else []), *(["delayed"] if delayed else [])]
     with connected(cluster, queues=[queue]) as connection:
         found = connection.admin.list_queue_records(queue, states=states, limit=limit)
     if json:
-        output.print_json([_as_json(one) for one in found])
+        output.print_json([_as_json(record) for record in found])
         return
     if not found:
         output.say("There are none.")
@@ -270,14 +272,14 @@ def peek(
         ("partition", "offset", "state", "deliveries", "for s", "holder"),
         [
             (
-                one.topic_partition.partition,
-                one.offset,
-                one.state,
-                one.count,
-                _left_s(one, now_ms),
-                one.holder,
+                record.topic_partition.partition,
+                record.offset,
+                record.state,
+                record.count,
+                _left_s(record, now_ms),
+                record.holder,
             )
-            for one in found
+            for record in found
         ],
         optional=("holder",),
     )
@@ -285,24 +287,25 @@ def peek(
         output.say(f"There may be more than {limit}: --limit shows them.")
 
 
-def _left_s(one: QueueRecordInfo, now_ms: int) -> int | None:
-    if one.due_ms is None:
+def _left_s(record: QueueRecordInfo, now_ms: int) -> int | None:
+    if record.due_ms is None:
         return None
-    left_ms = one.due_ms if one.state == "locked" else one.due_ms - now_ms
+    left_ms = record.due_ms if record.state == "locked" else record.due_ms - now_ms
     return max(0, left_ms) // 1000
 
 
-def _as_json(one: QueueRecordInfo) -> dict[str, Any]:
-    fields = msgspec.to_builtins(one)
+def _as_json(record: QueueRecordInfo) -> dict[str, Any]:
+    fields = msgspec.to_builtins(record)
     del fields["topic_partition"]
-    return {**one.topic_partition._asdict(), **fields}
+    return {**record.topic_partition._asdict(), **fields}
 
 
 @app.command()
 def purge(
     queue: QueueName, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
-    """Settle all that no consumer holds: nobody gets it any more. The records stay in the topic."""
+    """Settle all records that no consumer holds, so that they are not delivered. They stay in the
+    topic."""
     check_can_ask(yes)
     with connected(cluster, queues=[queue]) as connection:
         if not yes:

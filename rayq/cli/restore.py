@@ -1,4 +1,4 @@
-"""`rayq topic restore`: a topic comes back from the object store alone."""
+"""`rayq topic restore`: restores a topic from the object store alone."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from rayq.runtime.restore_topic import StoredTopic
 def restore(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="TOPIC", help="Without: only list what is there."),
+        typer.Argument(
+            metavar="TOPIC", help="The topic. Default: only list the topics that are there."
+        ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="URL",
-            help="Where the objects are. This machine's credentials are used.",
+            help="The URL of the objects. This machine's credentials are used.",
             show_default="the cluster's remote_storage_url",
         ),
     ] = None,
@@ -44,15 +46,19 @@ def restore(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="What to call it.", show_default="the same"),
+        typer.Option(
+            "--as", metavar="NAME", help="The name of the restored topic.", show_default="the same"
+        ),
     ] = None,
     topic_id: Annotated[
         str | None,
-        typer.Option("--topic-id", metavar="ID", help="Which one, where several have the name."),
+        typer.Option(
+            "--topic-id", metavar="ID", help="The id of the topic, where several have the name."
+        ),
     ] = None,
     copy: Annotated[
         bool,
-        typer.Option("--copy", help="Copy the objects, and leave the old ones to their cluster."),
+        typer.Option("--copy", help="Copy the objects, and leave the originals to their cluster."),
     ] = False,
     replicas: Annotated[
         int | None,
@@ -60,7 +66,7 @@ def restore(
             "-r",
             "--replicas",
             "--replication-factor",
-            help="Copies of each partition.",
+            help="Replicas of each partition.",
             min=1,
             show_default="as before",
         ),
@@ -71,7 +77,7 @@ def restore(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Bring a topic back from the object store alone, and say up to which offset it goes.
+    """Restore a topic from the object store alone, and show the offsets up to which it goes.
 
     The new topic takes the objects over: another cluster that has them stores and deletes nothing
     from then on, and must not be used any more (or give --copy). Retention waits for 24 hours.
@@ -102,7 +108,7 @@ def restore(
             _show(chosen)
         if not dry_run:
             agree(_question(chosen, name or topic, copy=copy), yes)
-            objects = sum(len(one.objects) for one in chosen.manifests.values())
+            objects = sum(len(manifest.objects) for manifest in chosen.manifests.values())
             target = open_store(own_url, client.environment, credentials=credentials)
             with output.progress("copying", objects, wanted=copy) as advance:
                 background.run(
@@ -118,10 +124,10 @@ def restore(
                     )
                 )
     if json:
-        rows = [one._asdict() for one in restoring.described(chosen)]
+        rows = [partition._asdict() for partition in restoring.described(chosen)]
         output.print_json({"topic": name or topic, "restored": not dry_run, "partitions": rows})
     elif dry_run:
-        output.say("Nothing was changed: leave --dry-run out to do it.")
+        output.say("Nothing was changed: run it without --dry-run to restore.")
     else:
         output.say(f"Restored topic {name or topic}. Retention begins in 24 hours.")
 
@@ -129,12 +135,14 @@ def restore(
 def _chosen(
     found: list[StoredTopic], topic: str, topic_id: str | None, url: str
 ) -> StoredTopic:
-    named = [one for one in found if one.name == topic and topic_id in (None, one.topic_id)]
+    named = [
+        stored for stored in found if stored.name == topic and topic_id in (None, stored.topic_id)
+    ]
     if not named:
-        names = ", ".join(sorted({one.name for one in found})) or "none"
+        names = ", ".join(sorted({stored.name for stored in found})) or "none"
         raise InvalidRequestError(f"There is no topic {topic!r} in {url}; there are: {names}.")
     if len(named) > 1:
-        ids = ", ".join(f"{one.topic_id} of cluster {one.cluster_id}" for one in named)
+        ids = ", ".join(f"{stored.topic_id} of cluster {stored.cluster_id}" for stored in named)
         raise InvalidRequestError(
             f"{len(named)} topics {topic!r} are in {url}: choose one by --topic-id, of {ids}."
         )
@@ -142,7 +150,7 @@ def _chosen(
 
 
 def _list(found: list[StoredTopic], used: Mapping[str, str], *, json: bool) -> None:
-    rows = [_overview(one, used) for one in found]
+    rows = [_overview(stored, used) for stored in found]
     if json:
         output.print_json(rows)
         return
@@ -164,13 +172,13 @@ def _list(found: list[StoredTopic], used: Mapping[str, str], *, json: bool) -> N
     )
 
 
-def _overview(one: StoredTopic, used: Mapping[str, str]) -> dict[str, Any]:
-    manifests = one.manifests.values()
+def _overview(topic: StoredTopic, used: Mapping[str, str]) -> dict[str, Any]:
+    manifests = topic.manifests.values()
     return {
-        "topic": one.name,
-        "topic_id": one.topic_id,
-        "cluster_id": one.cluster_id,
-        "partitions": one.partitions,
+        "topic": topic.name,
+        "topic_id": topic.topic_id,
+        "cluster_id": topic.cluster_id,
+        "partitions": topic.partitions,
         "size_bytes": sum(manifest.data_bytes for manifest in manifests),
         "written_ms": max(manifest.written_ms for manifest in manifests),
         "used_by": next((used[each.prefix] for each in manifests if each.prefix in used), None),
@@ -183,16 +191,16 @@ def _show(topic: StoredTopic) -> None:
         ("partition", "start", "end", "size", "last append"),
         [
             (
-                one.partition,
-                one.start_offset,
-                one.end_offset,
-                output.human_size(one.data_bytes),
-                output.moment(one.last_append_ms),
+                partition.partition,
+                partition.start_offset,
+                partition.end_offset,
+                output.human_size(partition.data_bytes),
+                output.moment(partition.last_append_ms),
             )
-            for one in restoring.described(topic)
+            for partition in restoring.described(topic)
         ],
     )
-    output.say("What was at `end` or behind it was not in the object store, and is not restored.")
+    output.say("Records from `end` on were not in the object store, and are not restored.")
 
 
 def _question(topic: StoredTopic, name: str, *, copy: bool) -> str:

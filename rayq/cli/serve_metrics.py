@@ -1,4 +1,4 @@
-"""An HTTP server whose `/metrics` Prometheus scrapes: the figures of the whole cluster."""
+"""An HTTP server whose `/metrics` Prometheus scrapes: the metrics of the whole cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayq.errors import ConfigError, RayqError
 LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10.0
-"""A client that sends no request, or reads no answer, for so long is dropped."""
+"""The time after which a client that sends no request, or reads no answer, is disconnected."""
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -75,4 +75,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing of each scrape."""
+        """Suppresses the log line of each request."""

@@ -54,7 +54,7 @@ RayAddress = Annotated[
         "--ray-address",
         metavar="HOST:PORT|auto",
         envvar="RAY_ADDRESS",
-        help="The Ray that runs the cluster. Without: one of its own on this machine.",
+        help="The Ray that runs the cluster. Default: a new Ray on this machine.",
     ),
 ]
 
@@ -64,13 +64,13 @@ OtherRay = Annotated[
         "--ray-address",
         metavar="HOST:PORT|auto",
         envvar="RAY_ADDRESS",
-        help="Where no cluster is current: the Ray that runs it.",
+        help="The Ray that runs the cluster, where no cluster is current.",
     ),
 ]
 
 
 LOOK_S = 1.0
-"""How often `rayq start` looks whether the cluster still runs."""
+"""The interval at which `rayq start` checks that the cluster still runs."""
 
 
 # --- start ----------------------------------------------------------------------------------------
@@ -78,14 +78,14 @@ LOOK_S = 1.0
 
 def start(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where each node keeps its brokers' data.")
+        str, typer.Argument(metavar="DIR", help="The directory on each node for its brokers' data.")
     ],
     brokers: Annotated[
         int | None,
         typer.Option(
             "-b",
             "--brokers",
-            help="How many, spread over the nodes.",
+            help="Number of brokers, spread over the nodes.",
             min=1,
             show_default="those found in DIR, else one for each node",
         ),
@@ -93,7 +93,7 @@ def start(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", min=1, help="Wait until Ray has so many nodes.", show_default=False
+            "--nodes", min=1, help="Wait until Ray has this many nodes.", show_default=False
         ),
     ] = None,
     name: Annotated[
@@ -116,8 +116,8 @@ def start(
             "-c",
             "--config",
             metavar="KEY=VALUE",
-            help="A config of the cluster, such as session_timeout_ms=5s; may be repeated. Kept; "
-            "KEY=none takes it back.",
+            help="Set a config of the cluster, such as session_timeout_ms=5s; may be repeated. "
+            "Kept; KEY=none resets it.",
         ),
     ] = None,
     ray_address: RayAddress = None,
@@ -134,7 +134,7 @@ def start(
         typer.Option(
             "--num-cpus",
             min=1,
-            help="How many CPUs Ray counts for your tasks and actors; brokers take none of them.",
+            help="CPUs that Ray offers to your tasks and actors; brokers take none of them.",
             show_default="those of this machine",
         ),
     ] = None,
@@ -336,7 +336,10 @@ def _start_cluster(
 
 def stop(
     name: Annotated[
-        str, typer.Option("--name", help="Which cluster of RAY_ADDRESS, where none is current.")
+        str,
+        typer.Option(
+            "--name", help="The name of the cluster on RAY_ADDRESS, where none is current."
+        ),
     ] = "default",
     ray_address: OtherRay = None,
     force: Annotated[
@@ -380,7 +383,7 @@ def _stop_current(current: Current, force: bool) -> None:
                     f"{error} Where it is gone for good, `rayq stop --force` forgets the cluster."
                 ) from error
         return
-    # A Ray without its raylet runs nothing, and programs that join it wait for ever.
+    # A Ray without its raylet runs nothing, and programs that join it wait forever.
     if raylets_of(session):
         # A Ray that does not answer is ended all the same: a broker may be killed at any moment.
         with contextlib.suppress(RayqError):
@@ -401,7 +404,7 @@ def _stop_cluster(address: str, name: str) -> None:
 def status(
     internal: Internal = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
-    """Show at a glance how the cluster is: brokers, controller, partitions, lag, disk."""
+    """Show an overview of the cluster: brokers, controller, partitions, lag, disk."""
     with connected(cluster) as connection:
         found = survey(connection)
         name = connection.name
@@ -417,7 +420,7 @@ def status(
                 "topics": len(topics),
                 "partitions": states,
                 "moving": len(found.moves),
-                "groups": {one.group: one.lag for one in found.groups},
+                "groups": {group.group: group.lag for group in found.groups},
                 "healthy": is_healthy(problems),
                 "problems": msgspec.to_builtins(problems),
             }
@@ -465,7 +468,8 @@ def status(
 
 
 def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]:
-    """What each broker leads and holds of these topics. The bytes are those of all topics."""
+    """The leaders and replicas of these topics on each broker. The bytes are those of all topics.
+    """
     leads: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
     for topic in topics:
@@ -476,31 +480,31 @@ def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]
     free, used = disk_free(found.topics), disk_used(found.topics)
     return [
         {
-            "broker": one.broker,
-            "address": f"{one.host}:{one.port}",
+            "broker": broker.broker,
+            "address": f"{broker.host}:{broker.port}",
             "state": (
                 (
                     "no disk"
-                    if one.broker in found.troubles
+                    if broker.broker in found.troubles
                     else "silent"
-                    if one.broker in found.silent
+                    if broker.broker in found.silent
                     else "live"
-                    if one.live
+                    if broker.live
                     else "down"
                 )
-                + (", cordoned" if one.cordoned else "")
+                + (", cordoned" if broker.cordoned else "")
             ),
-            "leads": leads[one.broker],
-            "replicas": replicas[one.broker],
-            "logs_bytes": used.get(one.broker, 0),
-            "disk_free_bytes": free.get(one.broker),
+            "leads": leads[broker.broker],
+            "replicas": replicas[broker.broker],
+            "logs_bytes": used.get(broker.broker, 0),
+            "disk_free_bytes": free.get(broker.broker),
         }
-        for one in found.cluster.brokers
+        for broker in found.cluster.brokers
     ]
 
 
 def _states(topics: list[TopicInfo]) -> dict[str, int]:
-    """How many partitions are in each state."""
+    """The number of partitions in each state."""
     return dict(
         Counter(
             str(partition_state(partition, min_insync_of(topic, partition)))
@@ -511,7 +515,8 @@ def _states(topics: list[TopicInfo]) -> dict[str, int]:
 
 
 def token(json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Print what a client outside of Ray needs besides an address. Treat it as a password."""
+    """Print the token that a client outside of Ray needs besides an address. Treat it as a
+    password."""
     with connected(cluster) as connection:
         found = {"token": connection.token, "addresses": connection.addresses}
     if json:

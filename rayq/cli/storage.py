@@ -27,7 +27,7 @@ from rayq.errors import RayqError
 from rayq.records import ObjectStoreInfo, RemotePartitionInfo, RemoteVerification
 
 app = typer.Typer(
-    help="What topics keep in the object store: how far, whether it is sound, for whom.",
+    help="Topics in the object store: progress, verification and pins.",
     cls=Verbs,
 )
 
@@ -52,13 +52,13 @@ def status(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Show the object store, and how far each partition is in it."""
+    """Show the object store, and up to which offset each partition is stored in it."""
     with connected(cluster, topics=topics or ()) as connection:
         store = connection.admin.describe_object_store()
         found = connection.admin.describe_remote_storage(topics)
     if json:
         output.print_json(
-            {**msgspec.to_builtins(store), "partitions": [_as_json(one) for one in found]}
+            {**msgspec.to_builtins(store), "partitions": [_as_json(info) for info in found]}
         )
         return
     _show_store(store)
@@ -96,43 +96,46 @@ def _show_partitions(found: list[RemotePartitionInfo]) -> None:
         ),
         [
             (
-                *one.topic_partition,
-                one.log_start_offset,
-                one.local_start_offset,
-                one.remote_end_offset,
-                one.high_watermark,
-                output.human_size(one.remote_bytes),
-                output.human_size(one.lag_bytes),
-                None if one.lag_ms is None else one.lag_ms // 1000,
-                one.trouble,
+                *info.topic_partition,
+                info.log_start_offset,
+                info.local_start_offset,
+                info.remote_end_offset,
+                info.high_watermark,
+                output.human_size(info.remote_bytes),
+                output.human_size(info.lag_bytes),
+                None if info.lag_ms is None else info.lag_ms // 1000,
+                info.trouble,
             )
-            for one in found
+            for info in found
         ],
-        styles=["ok" if one.trouble is None else "warning" for one in found],
+        styles=["ok" if info.trouble is None else "warning" for info in found],
         optional=("start", "for s", "local start"),
     )
 
 
-def _as_json(one: RemotePartitionInfo | RemoteVerification) -> dict[str, Any]:
-    fields = msgspec.to_builtins(one)
+def _as_json(info: RemotePartitionInfo | RemoteVerification) -> dict[str, Any]:
+    fields = msgspec.to_builtins(info)
     del fields["topic_partition"]
-    return {**one.topic_partition._asdict(), **fields}
+    return {**info.topic_partition._asdict(), **fields}
 
 
 @app.command("verify-remote")
 def verify_remote(
     topic: TopicName,
     partitions: Annotated[
-        str | None, typer.Option("-p", "--partitions", help="Only these: 0,2 or 0-3.")
+        str | None, typer.Option("-p", "--partitions", help="Only these partitions: 0,2 or 0-3.")
     ] = None,
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Read every object and check all it holds, not its size only."),
+        typer.Option(
+            "--deep", help="Read every object and check its whole content, not only its size."
+        ),
     ] = False,
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Store again what is wrong, where the leader's disk has the records."
+            "--repair",
+            help="Store wrong or missing objects again, where the leader's disk has the records.",
         ),
     ] = False,
     json: Json = False,
@@ -147,20 +150,20 @@ def verify_remote(
         found = connection.admin.verify_remote(topic, chosen, deep=deep, repair=repair)
     wrong = [
         (
-            one.topic_partition.partition,
+            info.topic_partition.partition,
             problem.object,
             problem.start_offset,
             problem.end_offset,
             problem.what,
-            problem.object in one.repaired,
+            problem.object in info.repaired,
         )
-        for one in found
-        for problem in one.problems
+        for info in found
+        for problem in info.problems
     ]
     if json:
-        output.print_json([_as_json(one) for one in found])
+        output.print_json([_as_json(info) for info in found])
     else:
-        checked = sum(one.checked_objects for one in found)
+        checked = sum(info.checked_objects for info in found)
         repaired = sum(is_repaired for *_, is_repaired in wrong)
         if wrong:
             output.table(
@@ -176,7 +179,7 @@ def verify_remote(
 
 @app.command()
 def pins(json: Json = False, cluster: ClusterAddress = None) -> None:
-    """List what keeps retention from going on: batch jobs that read, and restored topics."""
+    """List the pins that hold retention back: batch jobs that read, and restored topics."""
     with connected(cluster) as connection:
         found = connection.admin.describe_object_store().pins
     if json:
@@ -184,7 +187,7 @@ def pins(json: Json = False, cluster: ClusterAddress = None) -> None:
         return
     output.table(
         ("pin", "topic", "partitions", "ends after s, unless renewed"),
-        [(one.pin_id, one.topic, len(one.starts), one.ttl_ms // 1000) for one in found],
+        [(pin.pin_id, pin.topic, len(pin.starts), pin.ttl_ms // 1000) for pin in found],
     )
 
 
@@ -197,7 +200,7 @@ def unpin(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """End pins, so that retention goes on."""
+    """End pins, so that retention continues."""
     check_can_ask(yes)
     with connected(cluster) as connection:
         agree(f"End {', '.join(pin_ids)}? A job that still reads may find records gone.", yes)

@@ -1,7 +1,7 @@
-"""The standard streams as they come: non-blocking, ended half-way, with a reader that goes.
+"""Robust access to the standard streams: non-blocking, closed half-way, or left by their reader.
 
-A stream may be non-blocking without anybody's wish: whoever shares a terminal or an end of a pipe
-with another program shares its flags, too.
+A stream may be non-blocking although nobody asked for it: programs that share a terminal or an end
+of a pipe share its flags, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 CHUNK_BYTES = 256 * 1024
 TAKEN_CHECK_S = 0.001
-"""How often is looked whether the reader of a pipe has taken what was written."""
+"""The interval at which is checked whether the reader of a pipe has taken what was written."""
 TAKEN_CHECKS_AT_ONCE = 20
 SIGNAL_CHECK_MS = 250
 """Interval at which a wait for a stream lets Python see its signals: one that comes in the instant
@@ -29,7 +29,7 @@ before the call begins does not end it."""
 
 
 def read_some(descriptor: int, size: int = CHUNK_BYTES) -> bytes:
-    """What is there, of at most `size` bytes; waits until something is. b"" at the end."""
+    """Reads at most `size` bytes; waits until some are there. b"" at the end."""
     while True:
         _wait(descriptor, select.POLLIN)
         with contextlib.suppress(BlockingIOError):  # Another program has read it.
@@ -55,7 +55,7 @@ def _wait(descriptor: int, event: int) -> None:
 
 
 class Pipe:
-    """Where records are written to. Of a pipe it knows what its reader has taken out of it: what is
+    """The output for records. For a pipe it knows how much its reader has taken out of it: what is
     left in it when the reader ends was seen by nobody."""
 
     def __init__(self, descriptor: int) -> None:
@@ -75,8 +75,8 @@ class Pipe:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the reader of a pipe has taken all that is in it. Always true of what is no
-        pipe."""
+        """Returns whether the reader of a pipe has taken all that is in it. Always true for what is
+        no pipe."""
         if not self._is_pipe:
             return True
         left = array.array("i", [0])
@@ -122,7 +122,7 @@ class _Waiting(io.RawIOBase):
 
 
 def let_standard_streams_wait() -> None:
-    """Has stdin, stdout and stderr wait where they are non-blocking: Python reads a part then, or
+    """Makes stdin, stdout and stderr wait where they are non-blocking: Python reads a part then, or
     loses what there is no room for."""
     for name in ("stdin", "stdout", "stderr"):
         found = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""A look at all of a cluster: what status and health judge."""
+"""A survey of the whole cluster, for the commands `status` and `health`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rayq.records import (
 
 COORDINATORS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
-"""A broker that has not answered by then is called silent."""
+"""The time after which a broker that has not answered counts as silent."""
 
 
 class Survey(NamedTuple):
@@ -79,7 +79,7 @@ async def _topics(admin: AsyncAdmin, internal: bool) -> list[TopicInfo]:
 
     names = await admin.list_topics(internal=internal)
     found = await asyncio.gather(*map(topic, names))
-    return [one for one in found if one is not None]
+    return [info for info in found if info is not None]
 
 
 def survey(cluster: Cluster) -> Survey:
@@ -106,8 +106,8 @@ def survey(cluster: Cluster) -> Survey:
             if not error.retriable:
                 raise
             return []
-        found = await asyncio.gather(*(group(one.group) for one in listed))
-        return [one for one in found if one is not None]
+        found = await asyncio.gather(*(group(listing.group) for listing in listed))
+        return [info for info in found if info is not None]
 
     async def transactions() -> list[TransactionListing]:
         try:
@@ -124,7 +124,7 @@ def survey(cluster: Cluster) -> Survey:
             topic.name
             for topic in topics
             if not topic.name.startswith(INTERNAL_PREFIX)
-            and all(one.leader is not None for one in topic.partitions)
+            and all(partition.leader is not None for partition in topic.partitions)
         ]
         try:
             return await admin.find_hanging_transactions(led, timeout_s=COORDINATORS_TIMEOUT_S)
@@ -197,10 +197,12 @@ async def _asked(client: Client, info: ClusterInfo) -> tuple[frozenset[int], dic
     answers = dict(
         zip(info.brokers, await asyncio.gather(*map(ask, info.brokers)), strict=True)
     )
-    silent = frozenset(one.broker for one, answer in answers.items() if one.live and answer is None)
+    silent = frozenset(
+        broker.broker for broker, answer in answers.items() if broker.live and answer is None
+    )
     return silent, {
-        one.broker: answer.trouble
-        for one, answer in answers.items()
+        broker.broker: answer.trouble
+        for broker, answer in answers.items()
         if answer is not None and answer.trouble is not None
     }
 

@@ -29,7 +29,7 @@ Configs = Annotated[
         "--config",
         "--topic-config",
         metavar="KEY=VALUE",
-        help="A config of the topic, such as retention_ms=7d; may be repeated.",
+        help="Set a config of the topic, such as retention_ms=7d; may be repeated.",
     ),
 ]
 
@@ -37,21 +37,23 @@ Configs = Annotated[
 @app.command()
 def create(
     topics: TopicNames,
-    partitions: Annotated[int, typer.Option("-p", "--partitions", help="How many.", min=1)] = 1,
+    partitions: Annotated[
+        int, typer.Option("-p", "--partitions", help="Number of partitions.", min=1)
+    ] = 1,
     replicas: Annotated[
         int | None,
         typer.Option(
             "-r",
             "--replicas",
             "--replication-factor",
-            help="Copies of each partition.",
+            help="Replicas of each partition.",
             min=1,
             show_default="3, or as many as there are brokers",
         ),
     ] = None,
     config: Configs = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A topic that is there already is no error.")
+        bool, typer.Option("--if-not-exists", help="Do not fail if the topic exists.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -115,7 +117,10 @@ def list_topics(
 
 
 def _overview(topic: TopicInfo) -> dict[str, Any]:
-    states = [partition_state(one, min_insync_of(topic, one)) for one in topic.partitions]
+    states = [
+        partition_state(partition, min_insync_of(topic, partition))
+        for partition in topic.partitions
+    ]
     order = ("offline", "under min ISR", "under-replicated", "in sync")
     records = size = 0
     for partition in topic.partitions:
@@ -126,10 +131,10 @@ def _overview(topic: TopicInfo) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "partitions": len(topic.partitions),
-        "replicas": max((len(one.replicas) for one in topic.partitions), default=0),
+        "replicas": max((len(partition.replicas) for partition in topic.partitions), default=0),
         "records": records,
         "size_bytes": size,
-        "remote_bytes": sum(one.remote_bytes for one in topic.partitions),
+        "remote_bytes": sum(partition.remote_bytes for partition in topic.partitions),
         "state": min(states, key=order.index, default="in sync"),
     }
 
@@ -181,7 +186,7 @@ def _show(topic: TopicInfo) -> None:
     for partition in topic.partitions:
         if partition.offline_reason:
             output.say(f"Partition {partition.partition} is offline: {partition.offline_reason}")
-    if remote_bytes := sum(one.remote_bytes for one in topic.partitions):
+    if remote_bytes := sum(partition.remote_bytes for partition in topic.partitions):
         output.say(
             f"{output.human_size(remote_bytes)} of it are in the object store: rayq storage status "
             f"{topic.name}"
@@ -238,19 +243,22 @@ def delete(
 def add_partitions(
     topic: TopicName,
     num: Annotated[
-        int | None, typer.Option("-n", "--num", help="How many more.", show_default=False, min=1)
+        int | None,
+        typer.Option("-n", "--num", help="Number of partitions to add.", show_default=False, min=1),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option("-p", "--partitions", help="How many in all.", show_default=False, min=1),
+        typer.Option(
+            "-p", "--partitions", help="Total number of partitions.", show_default=False, min=1
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also where a queue needs the order of keys.")
+        bool, typer.Option("--force", help="Do it even where a queue needs the order of keys.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Give a topic more partitions. Records with a key may go elsewhere from then on."""
+    """Add partitions to a topic. Records with a key may go to other partitions from then on."""
     if (num is None) == (partitions is None):
         raise typer.BadParameter("give one of --num (how many more) and --partitions (in all)")
     with connected(cluster, topics=[topic]) as connection:

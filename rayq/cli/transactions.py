@@ -24,14 +24,14 @@ from rayq.errors import RayqError
 from rayq.records import HangingTransaction, TransactionInfo, TransactionListing
 
 app = typer.Typer(
-    help="Transactions of producers: look at them, abort them.", cls=Verbs
+    help="Transactions of producers: list, describe or abort them.", cls=Verbs
 )
 
 
 def _complete_id(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
         listed = cluster.admin.list_transactions(timeout_s=COMPLETION_TIMEOUT_S)
-        return offered([one.transactional_id for one in listed], incomplete)
+        return offered([listing.transactional_id for listing in listed], incomplete)
     return []
 
 
@@ -44,7 +44,9 @@ TransactionalIds = Annotated[
 def list_transactions(
     idle: Annotated[
         bool,
-        typer.Option("-a", "--all", help="Also transactional ids with no transaction under way."),
+        typer.Option(
+            "-a", "--all", help="Include transactional ids with no transaction under way."
+        ),
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -53,7 +55,7 @@ def list_transactions(
     with connected(cluster) as connection:
         listed = connection.admin.list_transactions(idle=idle)
     if json:
-        output.print_json([_as_json(one) for one in listed])
+        output.print_json([_as_json(listing) for listing in listed])
     else:
         _show(listed)
 
@@ -63,45 +65,48 @@ def _show(listed: list[TransactionListing]) -> None:
         ("transactional id", "state", "age s", "time-out s", "partitions", "producer", "epoch"),
         [
             (
-                one.transactional_id,
-                one.state + (", hanging" if one.is_hanging else ""),
-                one.age_ms and one.age_ms // 1000,
-                one.transaction_timeout_ms // 1000,
-                one.partitions,
-                one.producer_id,
-                one.epoch,
+                listing.transactional_id,
+                listing.state + (", hanging" if listing.is_hanging else ""),
+                listing.age_ms and listing.age_ms // 1000,
+                listing.transaction_timeout_ms // 1000,
+                listing.partitions,
+                listing.producer_id,
+                listing.epoch,
             )
-            for one in listed
+            for listing in listed
         ],
-        styles=["warning" if one.is_hanging else "ok" for one in listed],
+        styles=["warning" if listing.is_hanging else "ok" for listing in listed],
         optional=("producer", "epoch", "time-out s"),
     )
 
 
-def _as_json(one: TransactionListing) -> dict[str, Any]:
-    return {**msgspec.to_builtins(one), "is_hanging": one.is_hanging}
+def _as_json(listing: TransactionListing) -> dict[str, Any]:
+    return {**msgspec.to_builtins(listing), "is_hanging": listing.is_hanging}
 
 
 @app.command()
 def describe(
     transactional_ids: TransactionalIds, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
-    """Show what transactional ids have under way, and in which partitions."""
+    """Show the open transactions of transactional ids, and their partitions."""
     with connected(cluster) as connection:
-        infos = [connection.admin.describe_transaction(one) for one in transactional_ids]
+        infos = [
+            connection.admin.describe_transaction(transactional_id)
+            for transactional_id in transactional_ids
+        ]
     if json:
         shown = [
             {
                 **msgspec.to_builtins(info),
-                "transactions": [_as_json(one) for one in info.transactions],
+                "transactions": [_as_json(transaction) for transaction in info.transactions],
                 "participants": [
                     {
-                        "producer_id": one.producer_id,
-                        "epoch": one.epoch,
-                        **one.topic_partition._asdict(),
-                        "has_marker": one.has_marker,
+                        "producer_id": participant.producer_id,
+                        "epoch": participant.epoch,
+                        **participant.topic_partition._asdict(),
+                        "has_marker": participant.has_marker,
                     }
-                    for one in info.participants
+                    for participant in info.participants
                 ],
             }
             for info in infos
@@ -126,7 +131,10 @@ def _show_info(info: TransactionInfo) -> None:
         output.say()
         output.table(
             ("topic", "partition", "epoch", "marker"),
-            [(*one.topic_partition, one.epoch, one.has_marker) for one in info.participants],
+            [
+                (*participant.topic_partition, participant.epoch, participant.has_marker)
+                for participant in info.participants
+            ],
         )
 
 
@@ -137,7 +145,7 @@ def abort(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Abort what transactional ids have open."""
+    """Abort the open transactions of transactional ids."""
     check_can_ask(yes)
     with connected(cluster) as connection:
         agree(f"Abort the open transactions of {', '.join(transactional_ids)}?", yes)
@@ -166,7 +174,8 @@ def find_hanging(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Find transactions in partitions that no coordinator knows, so that nobody ends them."""
+    """Find transactions in partitions that no coordinator knows, and that are therefore never
+    ended."""
     check_can_ask(yes or not abort)
     with connected(cluster, topics=topics or ()) as connection:
         found = connection.admin.find_hanging_transactions(topics)
@@ -178,21 +187,21 @@ def find_hanging(
                 "lose its records there.",
                 yes,
             )
-            for one in found:
-                connection.admin.abort_hanging_transaction(one)
+            for transaction in found:
+                connection.admin.abort_hanging_transaction(transaction)
             if not json:
                 output.say(f"Aborted {output.counted(len(found), 'transaction')}.")
     if json:
         output.print_json(
             [
                 {
-                    **one.topic_partition._asdict(),
-                    "first_offset": one.first_offset,
-                    "producer_id": one.producer_id,
-                    "epoch": one.epoch,
+                    **transaction.topic_partition._asdict(),
+                    "first_offset": transaction.first_offset,
+                    "producer_id": transaction.producer_id,
+                    "epoch": transaction.epoch,
                     "aborted": abort,
                 }
-                for one in found
+                for transaction in found
             ]
         )
 
@@ -203,5 +212,13 @@ def _show_hanging(found: list[HangingTransaction]) -> None:
         return
     output.table(
         ("topic", "partition", "first offset", "producer", "epoch"),
-        [(*one.topic_partition, one.first_offset, one.producer_id, one.epoch) for one in found],
+        [
+            (
+                *transaction.topic_partition,
+                transaction.first_offset,
+                transaction.producer_id,
+                transaction.epoch,
+            )
+            for transaction in found
+        ],
     )

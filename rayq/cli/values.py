@@ -1,4 +1,4 @@
-"""What people type for numbers, sizes, durations, times, positions and configs. Pure."""
+"""Parsers of arguments: numbers, sizes, durations, times, positions and configs. Pure."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ SECONDS = range(10**9, 10**10)
 MILLISECONDS = range(10**12, 10**13)
 """Unix times that can be told apart by their length: those from 2001 to 2286."""
 NUMBER_END = 2**62
-"""What offsets, sizes and times stay below."""
+"""The exclusive upper bound of offsets, sizes and times."""
 DIGITS_MAX = 18
-"""A number of at most so many digits is below NUMBER_END."""
+"""The maximum number of digits of a number that is surely below NUMBER_END."""
 PARTITIONS_MAX = 100_000
-"""How many partitions ranges may name."""
+"""The maximum number of partitions that ranges may name."""
 
 
 class WrongUseError(InvalidRequestError):
-    """What was typed can never be right, whatever the cluster holds."""
+    """An argument that can never be right, whatever the cluster holds."""
 
 
 def is_number(text: str | bytes) -> bool:
@@ -70,7 +70,7 @@ def is_number(text: str | bytes) -> bool:
 
 
 def duration_ms(text: str, bare_ms: int | None = None) -> int:
-    """Reads `500ms`, `30s`, `10m`, `12h`, `7d`, `2w`. A bare number is so many times `bare_ms`;
+    """Reads `500ms`, `30s`, `10m`, `12h`, `7d`, `2w`. A bare number counts in units of `bare_ms`;
     None: only 0 needs no unit. Raises WrongUseError."""
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
@@ -118,7 +118,7 @@ def rate_bytes_per_s(text: str) -> int:
 
 
 def _whole(text: str, number: str, factor: int, what: str) -> int:
-    """So many times `factor`, which is exact. Raises WrongUseError."""
+    """The number times `factor`, computed exactly. Raises WrongUseError."""
     exact = Decimal(number) * factor
     if not exact < NUMBER_END:
         raise WrongUseError(f"{text!r} is too large: such as no clock or disk has.")
@@ -304,7 +304,7 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError where a key is there twice."""
+    """Parses a JSON object. Raises ValueError where a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is there twice.")

@@ -1,4 +1,4 @@
-"""What every group of verbs is: `rayq` itself, `rayq topic` and the others."""
+"""The base of every command group: `rayq` itself, `rayq topic` and the others."""
 
 from __future__ import annotations
 

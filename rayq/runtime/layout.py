@@ -86,8 +86,8 @@ def find_kept(
 ) -> list[tuple[Directory, KeptSettings | None]]:
     """As `find_directories`, with what each directory keeps of earlier starts."""
     return [
-        (one, read_settings(environment.disk, one.path))
-        for one in find_directories(environment, root)
+        (directory, read_settings(environment.disk, directory.path))
+        for directory in find_directories(environment, root)
     ]
 
 
@@ -96,7 +96,7 @@ def kept_of(
 ) -> KeptSettings | None:
     """The settings of the cluster that these directories hold; where a first start died, those of
     that start."""
-    held = [settings for one, settings in found if not one.is_blank]
+    held = [settings for directory, settings in found if not directory.is_blank]
     return newest(held or [settings for _, settings in found])
 
 
@@ -128,14 +128,14 @@ def directories_to_serve(
     also return before Ray has noticed its loss (12 s): then the directory of its broker is idle,
     and waits for Ray.
     """
-    known = [one for one in found if one.cluster_id == cluster_id]
-    lost = [one for one in known if placed.get(one.broker) not in live]
+    known = [directory for directory in found if directory.cluster_id == cluster_id]
+    lost = [directory for directory in known if placed.get(directory.broker) not in live]
     if node_id in placed.values():
-        elsewhere = {placed.get(one.broker) for one in known} & set(live) - {node_id}
+        elsewhere = {placed.get(directory.broker) for directory in known} & set(live) - {node_id}
         return [] if elsewhere else lost
     if lost:
         return lost
-    return None if any(one in idle for one in known) else []
+    return None if any(directory in idle for directory in known) else []
 
 
 def placed_now(
@@ -158,10 +158,10 @@ def of_one_cluster(found: Sequence[Directory], root: str) -> list[Directory]:
     """The directories of the cluster that was formatted below `root`; [] where none was. Blank
     directories of other clusters are left out: their first start died. Raises WrongClusterError
     where there are two clusters."""
-    clusters = {one.cluster_id for one in found if not one.is_blank}
-    ours = [one for one in found if one.cluster_id in clusters]
+    clusters = {directory.cluster_id for directory in found if not directory.is_blank}
+    ours = [directory for directory in found if directory.cluster_id in clusters]
     if len(clusters) > 1:
-        named = ", ".join(f"{one.path} ({one.cluster_id[:8]})" for one in ours)
+        named = ", ".join(f"{directory.path} ({directory.cluster_id[:8]})" for directory in ours)
         raise WrongClusterError(
             f"The directories below {root} belong to {len(clusters)} clusters: {named}. Move those "
             "of other clusters away."
@@ -180,7 +180,7 @@ def check_all_found(found: Sequence[Directory], root: str, brokers: int | None) 
     """A broker is added to a cluster by its node, not by a count: raises RayqError where there are
     directories below `root` and they are fewer than `brokers`."""
     if found and brokers is not None and len(found) < brokers:
-        missing = sorted(set(range(brokers)) - {one.broker for one in found})
+        missing = sorted(set(range(brokers)) - {directory.broker for directory in found})
         raise RayqError(
             f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
             f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, wait "
@@ -219,9 +219,12 @@ def format_cluster(
         )
         for broker in range(brokers)
     ]
-    voters = tuple(Voter(one.broker, one.directory_id) for one in made[: voter_count(brokers)])
-    for one in made[: len(voters)]:
-        run(one.broker, write_first_record, one.path, voters)
+    voters = tuple(
+        Voter(directory.broker, directory.directory_id)
+        for directory in made[: voter_count(brokers)]
+    )
+    for directory in made[: len(voters)]:
+        run(directory.broker, write_first_record, directory.path, voters)
     return made
 
 

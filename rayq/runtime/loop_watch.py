@@ -91,5 +91,6 @@ def _place(frame: FrameType | None) -> str | None:
         return None
     frames = traceback.extract_stack(frame)[-FRAMES_MAX:]
     return " < ".join(
-        f"{one.name} ({os.path.basename(one.filename)}:{one.lineno})" for one in reversed(frames)
+        f"{frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})"
+        for frame in reversed(frames)
     )

@@ -200,7 +200,7 @@ class _BucketStore:
 
     async def list(self, prefix: str, after: str = "") -> list[ObjectMeta]:
         page = await self._run(prefix, 0, self._first_page(prefix, after))
-        return sorted(_meta(one, one["path"]) for one in page)
+        return sorted(_meta(item, item["path"]) for item in page)
 
     async def delete(self, names: Sequence[str]) -> None:
         if not names:

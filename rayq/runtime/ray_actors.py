@@ -472,9 +472,14 @@ class ControllerActor:
         if not ours and not knows_all:
             return False
         is_served = node_id in self._placed.values()
-        is_foreign = any(one.cluster_id != spec.cluster_id and not one.is_blank for one in found)
+        is_foreign = any(
+            directory.cluster_id != spec.cluster_id and not directory.is_blank
+            for directory in found
+        )
         if not ours and not is_served and not is_foreign:
-            broker = max({*self._placed, *(one.broker for one in found)}, default=-1) + 1
+            broker = (
+                max({*self._placed, *(directory.broker for directory in found)}, default=-1) + 1
+            )
             made = await run_on_node(
                 node_id,
                 format_broker,
@@ -525,5 +530,9 @@ def _end(actor: Any) -> None:
 def _survey(environment: Environment, root: str) -> tuple[list[Directory], list[Directory]]:
     """The directories on a node, and those of them that no broker holds."""
     found, disk = find_directories(environment, root), environment.disk
-    idle = [one for one in found if lock_holder(disk, f"{one.path}/{BROKER_LOCK}") is None]
+    idle = [
+        directory
+        for directory in found
+        if lock_holder(disk, f"{directory.path}/{BROKER_LOCK}") is None
+    ]
     return found, idle

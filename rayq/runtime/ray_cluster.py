@@ -85,7 +85,7 @@ def start_cluster(
         kept = known  # A node that came meanwhile knows of a later start.
     if list(nodes) == [own_node()]:
         check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
-    found = {node: [one for one, _ in some] for node, some in found_kept.items()}
+    found = {node: [directory for directory, _ in some] for node, some in found_kept.items()}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers, settings)
     _check_reachable(config.bind_host, {nodes[node] for node in placed.values()})
     spec = ClusterSpec(
@@ -150,7 +150,7 @@ def stop_cluster(cluster_name: str) -> None:
 def _flat(
     found: Mapping[str, Sequence[tuple[Directory, KeptSettings | None]]],
 ) -> list[tuple[Directory, KeptSettings | None]]:
-    return [one for some in found.values() for one in some]
+    return [kept for some in found.values() for kept in some]
 
 
 def _check_reachable(bind_host: str | None, addresses: set[str]) -> None:
@@ -176,16 +176,17 @@ def _open_or_format(
 ) -> tuple[dict[int, str], str, bytes]:
     """`(broker -> node, cluster id, secret)`."""
     placed: dict[int, str] = {}
-    directories = of_one_cluster([one for some in found.values() for one in some], root)
+    directories = of_one_cluster([directory for some in found.values() for directory in some], root)
     for node, some in found.items():
-        for one in sorted({*some} & {*directories}):
-            if one.broker in placed:
+        for directory in sorted({*some} & {*directories}):
+            if directory.broker in placed:
                 raise RayqError(
-                    f"Broker {one.broker} has a directory below {root} on two nodes "
-                    f"({nodes[placed[one.broker]]} and {nodes[node]}): one is a copy, or the nodes "
-                    "share the path. Move the copy away, or give each node a disk of its own."
+                    f"Broker {directory.broker} has a directory below {root} on two nodes "
+                    f"({nodes[placed[directory.broker]]} and {nodes[node]}): one is a copy, or "
+                    "the nodes share the path. Move the copy away, or "
+                    "give each node a disk of its own."
                 )
-            placed[one.broker] = node
+            placed[directory.broker] = node
     check_all_found(directories, root, brokers)
     if not directories:
         names = list(nodes)
@@ -198,7 +199,9 @@ def _open_or_format(
             ),
             settings,
         )
-        placed = {one.broker: names[one.broker % len(names)] for one in directories}
+        placed = {
+            directory.broker: names[directory.broker % len(names)] for directory in directories
+        }
     first = min(directories)
     secret = on_node(placed[first.broker], _read_secret, first.path)
     return placed, first.cluster_id, secret
@@ -248,22 +251,22 @@ def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
     left = [
         survivor
         for node, directories in found.items()
-        if any(not one.is_blank for one in directories)
+        if any(not directory.is_blank for directory in directories)
         for survivor in on_node(node, survivors, root)
     ]
     if not left:
         return None
-    best = max(left, key=lambda one: (one.epoch, one.last_index))
+    best = max(left, key=lambda survivor: (survivor.epoch, survivor.last_index))
     if not best.voters:
         return (
             f"none of the directories below {root} holds metadata. Start the nodes of the others; "
             "where there never were others, the first start died: move these directories away."
         )
-    lost = lost_voters([one.directory for one in left], best.voters)
+    lost = lost_voters([survivor.directory for survivor in left], best.voters)
     if 2 * len(lost) < len(best.voters):
         return None
     return (
-        f"of its voters, brokers {', '.join(str(one.broker) for one in best.voters)}, the "
+        f"of its voters, brokers {', '.join(str(voter.broker) for voter in best.voters)}, the "
         f"directories of {', '.join(map(str, lost))} are not there. Start their nodes; where they "
         f"are lost for good: rayq cluster recover-quorum --from {root}, on each node that is left."
     )

@@ -94,9 +94,9 @@ def names_with(prefix: str) -> list[str]:
     no room yet."""
     listed: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return sorted(
-        one["name"]
-        for one in listed
-        if one["namespace"] == NAMESPACE and one["name"].startswith(prefix)
+        actor["name"]
+        for actor in listed
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
     )
 
 

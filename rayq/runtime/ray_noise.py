@@ -28,7 +28,7 @@ def leave_out_noise() -> None:
     for deduplicator in (ray_logging.stdout_deduplicator, ray_logging.stderr_deduplicator):
         kept: Any = getattr(deduplicator, "skip_re", None)
         patterns = [kept.pattern] if kept is not None else []
-        patterns += [one for one in NOISE if one not in "|".join(patterns)]
+        patterns += [noise for noise in NOISE if noise not in "|".join(patterns)]
         deduplicator.skip_re = re.compile("|".join(patterns))
 
 

@@ -114,7 +114,7 @@ def replace_disk(
             f"do so yet: {error} See `ray status` for whether the node is well, then try again."
         ) from error
     _end_processes(cluster_name, broker)
-    brokers_on_node = 1 + sum(at == node_id for one, at in placed.items() if one != broker)
+    brokers_on_node = 1 + sum(at == node_id for other, at in placed.items() if other != broker)
     actor = start_broker_actor(spec.broker_spec(broker, node_id, brokers_on_node))
     _wait_back(actor, broker, cluster_name, before=None)
 

@@ -203,7 +203,7 @@ def consumers_of(cluster_name: str, pool: str) -> list[tuple[str, Any]]:
     """The consumers of this pool, and not of a pool whose name is this one, a colon and more."""
     prefix = consumer_prefix(cluster_name, pool)
     found = actors_with(prefix)
-    return [one for one in found if len(one[0]) == len(prefix) + NAME_CHARACTERS]
+    return [consumer for consumer in found if len(consumer[0]) == len(prefix) + NAME_CHARACTERS]
 
 
 def ray_options(resources: dict[str, float | int] | None) -> dict[str, Any]:

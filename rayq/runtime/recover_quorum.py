@@ -80,7 +80,11 @@ def survivors(environment: Environment, path: str) -> list[Survivor]:
         log = MetadataLog.inspect(environment.disk, metadata_path(directory.path))
         state = _state(log)
         found.append(Survivor(directory, log.last_epoch, log.last_index, state.voters))
-    return sorted(found, key=lambda one: (one.epoch, one.last_index, one.is_voter), reverse=True)
+    return sorted(
+        found,
+        key=lambda survivor: (survivor.epoch, survivor.last_index, survivor.is_voter),
+        reverse=True,
+    )
 
 
 def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
@@ -93,8 +97,8 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
     StorageError where the copy itself is damaged.
     """
     beside = _beside(environment, _directories(environment, path))
-    for one in beside:
-        _check_idle(environment, one)
+    for neighbour in beside:
+        _check_idle(environment, neighbour)
     best = survivors(environment, path)[0]
     _check_needed(beside, best.voters)
     directory = DataDirectory.open(environment, best.directory.path)
@@ -110,7 +114,7 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
             records = [*_leaps(state), VotersChanged((voter,), clean=False)]
             log.promise(epoch)
             log.append(
-                [(first + at, epoch, encode_record(one)) for at, one in enumerate(records)]
+                [(first + at, epoch, encode_record(record)) for at, record in enumerate(records)]
             )
             index = log.last_index
         finally:
@@ -160,11 +164,11 @@ def _directories(environment: Environment, path: str) -> list[Directory]:
 def _beside(environment: Environment, directories: list[Directory]) -> list[Directory]:
     """These directories, and all others of their cluster in the same place. To recover from one of
     three that are there would lose what the other two have agreed on since."""
-    found = {one.path: one for one in directories}
+    found = {directory.path: directory for directory in directories}
     root = directories[0].path.rpartition("/")[0] or "/"
-    for one in find_directories(environment, root):
-        if one.cluster_id == directories[0].cluster_id:
-            found[one.path] = one
+    for directory in find_directories(environment, root):
+        if directory.cluster_id == directories[0].cluster_id:
+            found[directory.path] = directory
     return list(found.values())
 
 
@@ -191,8 +195,8 @@ def _check_idle(environment: Environment, directory: Directory) -> None:
 
 def lost_voters(directories: list[Directory], voters: tuple[Voter, ...]) -> list[int]:
     """The voters whose directories are not among these."""
-    here = {(one.broker, one.directory_id) for one in directories}
-    return [one.broker for one in voters if (one.broker, one.directory_id) not in here]
+    here = {(directory.broker, directory.directory_id) for directory in directories}
+    return [voter.broker for voter in voters if (voter.broker, voter.directory_id) not in here]
 
 
 def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:

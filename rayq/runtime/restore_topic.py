@@ -116,7 +116,7 @@ async def find_topics(store: ObjectStore) -> list[StoredTopic]:
             newest.setdefault((cluster_id, topic_id), {})[int(number)] = manifest
     topics = []
     for (cluster_id, topic_id), manifests in newest.items():
-        last = max(manifests.values(), key=lambda one: one.written_ms)
+        last = max(manifests.values(), key=lambda manifest: manifest.written_ms)
         topics.append(
             StoredTopic(
                 cluster_id=cluster_id,
@@ -128,7 +128,7 @@ async def find_topics(store: ObjectStore) -> list[StoredTopic]:
                 manifests=manifests,
             )
         )
-    return sorted(topics, key=lambda one: (one.name, one.cluster_id, one.topic_id))
+    return sorted(topics, key=lambda topic: (topic.name, topic.cluster_id, topic.topic_id))
 
 
 async def check_topic(store: ObjectStore, topic: StoredTopic) -> StoredTopic:
@@ -147,13 +147,15 @@ def described(topic: StoredTopic) -> list[RestoredPartition]:
     """What each partition has, as far as manifests tell."""
     found = []
     for number in range(topic.partitions):
-        one = topic.manifests.get(number)
-        if one is None:
+        manifest = topic.manifests.get(number)
+        if manifest is None:
             found.append(RestoredPartition(number, 0, 0, 0, None))
         else:
-            start = max(one.log_start, one.start)
-            last_ms = one.objects[-1].last_append_ms if one.objects else None
-            found.append(RestoredPartition(number, start, one.end, one.data_bytes, last_ms))
+            start = max(manifest.log_start, manifest.start)
+            last_ms = manifest.objects[-1].last_append_ms if manifest.objects else None
+            found.append(
+                RestoredPartition(number, start, manifest.end, manifest.data_bytes, last_ms)
+            )
     return found
 
 
@@ -178,7 +180,7 @@ async def restore_topic(
     was deleted after `check_topic` had found it.
     """
     cluster = await client.fetch_all(timeout_s=CREATE_TIMEOUT_S)
-    if any(one.name == name for one in cluster.topics):
+    if any(stored.name == name for stored in cluster.topics):
         raise TopicExistsError(f"Topic {name!r} exists already: restore under another name.")
     target = store if copy_to is None else copy_to
     request = RestoreTopic(
@@ -251,11 +253,11 @@ async def used_prefixes(client: Client) -> dict[str, str]:
 
 def _used_prefixes(cluster: MetadataResponse) -> dict[str, str]:
     return {
-        one.prefix: topic.name
+        parsed.prefix: topic.name
         for topic in cluster.topics
         for partition in topic.partitions
         if partition.remote is not None
-        and (one := parse_name(partition.remote.manifest)) is not None
+        and (parsed := parse_name(partition.remote.manifest)) is not None
     }
 
 
@@ -296,8 +298,8 @@ async def _prefixes(store: ObjectStore) -> list[str]:
         if count > LISTED_MAX:
             raise RemoteListError(f"{STORE} has listed {count} names, and goes on.")
         after = page[-1].name
-        for one in page:
-            name = parse_name(one.name)
+        for item in page:
+            name = parse_name(item.name)
             if name is not None:
                 found[name.prefix] = None
         last = parse_name(after)
@@ -309,9 +311,10 @@ async def _prefixes(store: ObjectStore) -> list[str]:
 async def _manifest_names(store: ObjectStore, prefix: str) -> list[str]:
     """The newest first."""
     listed = await _list_all(store, f"{prefix}{ObjectKind.MANIFEST}/")
-    names = [name for one in listed if (name := parse_name(one.name)) is not None]
+    names = [name for item in listed if (name := parse_name(item.name)) is not None]
     return [
-        str(one) for one in sorted(names, key=lambda one: (-one.leader_epoch, -one.number))
+        str(parsed)
+        for parsed in sorted(names, key=lambda parsed: (-parsed.leader_epoch, -parsed.number))
     ]
 
 
@@ -354,14 +357,14 @@ async def _newest_whole(store: ObjectStore, prefix: str) -> Manifest:
 async def _check_objects(store: ObjectStore, manifest: Manifest) -> None:
     """Raises RemoteMissingError unless all objects are there with their sizes."""
     listed = await _list_all(store, f"{manifest.prefix}{ObjectKind.DATA}/")
-    sizes = {one.name: one.size_bytes for one in listed}
-    for one in manifest.objects:
-        if sizes.get(one.name) == one.object_bytes:
+    sizes = {item.name: item.size_bytes for item in listed}
+    for item in manifest.objects:
+        if sizes.get(item.name) == item.object_bytes:
             continue
-        found = await store.head(one.name)  # The list may be a minute old.
-        if found.size_bytes != one.object_bytes:
+        found = await store.head(item.name)  # The list may be a minute old.
+        if found.size_bytes != item.object_bytes:
             raise RemoteMissingError(
-                f"{one.name} has {found.size_bytes} bytes, not {one.object_bytes}."
+                f"{item.name} has {found.size_bytes} bytes, not {item.object_bytes}."
             )
 
 
@@ -381,9 +384,9 @@ async def _store_without_producers(
         manifest, topic=topic, producer_snapshot=b"", written_ms=environment.clock.wall_ms()
     ).paged(lambda start: named(ObjectKind.PAGE, start))
     name = named(ObjectKind.MANIFEST, manifest.version)
-    for one, content in [*pages, (name, changed.encode())]:
-        stored.append(one)
-        await store.put(one, content)
+    for object_name, content in [*pages, (name, changed.encode())]:
+        stored.append(object_name)
+        await store.put(object_name, content)
     pointer = changed.pointer(name)
     return msgspec.structs.replace(pointer, leader_epoch=pointer.leader_epoch + EPOCH_LEAP)
 
@@ -401,11 +404,13 @@ async def _copied(
 ) -> dict[int, Manifest]:
     """Copies all objects below another topic's prefix; adds to `stored` what is stored. Returns the
     manifests of the copies."""
-    copied = {number: _moved(one, f"{prefix}{number}/") for number, one in manifests.items()}
+    copied = {
+        number: _moved(manifest, f"{prefix}{number}/") for number, manifest in manifests.items()
+    }
     pairs = [
         (old, new)
-        for number, one in manifests.items()
-        for old, new in zip(one.objects, copied[number].objects, strict=True)
+        for number, manifest in manifests.items()
+        for old, new in zip(manifest.objects, copied[number].objects, strict=True)
     ]
     for done, (old, new) in enumerate(pairs, start=1):
         data = await source.get(old.name)

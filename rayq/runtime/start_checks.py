@@ -52,14 +52,17 @@ def check_start(
         check_broker_count(brokers)
     check_all_found(found, root, brokers)
     deadline_s = time.monotonic() + patience_s
-    for one in found:
-        while (holder := lock_holder(environment.disk, f"{one.path}/{BROKER_LOCK}")) is not None:
+    for directory in found:
+        while (
+            holder := lock_holder(environment.disk, f"{directory.path}/{BROKER_LOCK}")
+        ) is not None:
             if _is_ending(holder.pid):
                 break
             if time.monotonic() >= deadline_s:
                 raise DirectoryInUseError(
-                    f"{one.path} is in use by process {holder.pid}: broker {one.broker} runs on "
-                    "it. Stop that cluster first, or use another directory."
+                    f"{directory.path} is in use by process {holder.pid}: broker "
+                    f"{directory.broker} runs on it. Stop that cluster first, or use "
+                    "another directory."
                 )
             time.sleep(LOCK_RETRY_S)
 

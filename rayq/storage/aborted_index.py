@@ -40,10 +40,10 @@ class AbortedIndex:
         from `start` on."""
         found = []
         for number in range(self._number(start), len(self._entries) // _ENTRY.size):
-            one = self._entry(number)
-            if one.first_offset < end:
-                found.append((one.family, one.epoch))
-            if one.stable_offset >= end:
+            entry = self._entry(number)
+            if entry.first_offset < end:
+                found.append((entry.family, entry.epoch))
+            if entry.stable_offset >= end:
                 break
         return found
 

@@ -41,7 +41,7 @@ def decode(kind: str, version: int, data: bytes, path: str, *others: int) -> byt
     if not separator or len(words) != 4 or words[:2] != [b"rayq", kind.encode()]:
         raise StorageError(f"{path} is damaged: it does not begin like a {kind} file (position 0).")
     known = [version, *others]
-    if words[2] not in [b"%d" % one for one in known]:
+    if words[2] not in [b"%d" % number for number in known]:
         found = words[2].decode("ascii", "replace")
         raise UnsupportedFormatError(
             f"{path} has format {found}; this rayq reads {' and '.join(map(str, known))}: use a "

@@ -70,7 +70,7 @@ class EpochCache:
     def learn(self, entries: list[tuple[int, int]]) -> None:
         """Adds the epochs that begin before the first one here: `entries` are those of earlier
         records of the same log. The first one here may have begun earlier than was known."""
-        earlier = [one for one in entries if not self._starts or one[1] < self._starts[0]]
+        earlier = [entry for entry in entries if not self._starts or entry[1] < self._starts[0]]
         known = self.entries()
         if earlier and known and earlier[-1][0] == known[0][0]:
             del known[0]

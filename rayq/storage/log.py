@@ -989,13 +989,15 @@ class Log:
         )
         swap = swap_of(result, state)
         by_base = {segment.base_offset: segment for segment in self._segments}
-        replaced = tuple(tuple(by_base[base] for base in one.base_offsets) for one in swap.groups)
+        replaced = tuple(
+            tuple(by_base[base] for base in group.base_offsets) for group in swap.groups
+        )
         assert not any(old.has_pending_entries for group in replaced for old in group), (
             "their index entries were in the files when the pass was planned"
         )
         aborted = [
-            self._aborted.content(max(one.base_offsets[0], state.clean_until), one.next_offset)
-            for one in swap.groups
+            self._aborted.content(max(group.base_offsets[0], state.clean_until), group.next_offset)
+            for group in swap.groups
         ]
         return SwapPlan(
             disk=self._disk,
@@ -1016,7 +1018,7 @@ class Log:
                 self._segments.replace(old, new)
                 # Below the clean offset no aborted records are left.
                 clean_until = min(new.next_offset, plan.swap.state.clean_until)
-                self._aborted.drop([one.base_offset for one in old], clean_until)
+                self._aborted.drop([segment.base_offset for segment in old], clean_until)
         except OSError as error:
             raise self._fail("take over compacted segments", error) from error
         self._size_bytes = self._segments.size_bytes

@@ -115,21 +115,27 @@ class OpenTransactions:
     def undecided(self, high_watermark: int) -> list[OpenTransaction]:
         """The transactions without a marker below the high watermark, by their first offsets."""
         ended = []
-        for one in reversed(self._ended):
-            if one.marker_offset < high_watermark:
+        for transaction in reversed(self._ended):
+            if transaction.marker_offset < high_watermark:
                 break
-            if one.first_offset is not None:
-                ended.append(OpenTransaction(one.family, one.epoch, one.first_offset))
-        return sorted([*self._open.values(), *ended], key=lambda one: one.first_offset)
+            if transaction.first_offset is not None:
+                ended.append(
+                    OpenTransaction(transaction.family, transaction.epoch, transaction.first_offset)
+                )
+        return sorted(
+            [*self._open.values(), *ended], key=lambda transaction: transaction.first_offset
+        )
 
     def first_undecided(self, high_watermark: int) -> int | None:
         """The first offset of all that `undecided` returns, or None."""
         first = self.first_open
-        for one in reversed(self._ended):
-            if one.marker_offset < high_watermark:
+        for transaction in reversed(self._ended):
+            if transaction.marker_offset < high_watermark:
                 break
-            if one.first_offset is not None and (first is None or one.first_offset < first):
-                first = one.first_offset
+            if transaction.first_offset is not None and (
+                first is None or transaction.first_offset < first
+            ):
+                first = transaction.first_offset
         return first
 
     def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
@@ -138,11 +144,11 @@ class OpenTransactions:
         if start < self.ended_from:
             return None
         found = []
-        for one in reversed(self._ended):
-            if one.marker_offset < start:
+        for transaction in reversed(self._ended):
+            if transaction.marker_offset < start:
                 break
-            if one.marker_offset < end:
-                found.append((one.family, one.epoch))
+            if transaction.marker_offset < end:
+                found.append((transaction.family, transaction.epoch))
         return found[::-1]
 
     # --- changes ----------------------------------------------------------------------------------
@@ -213,7 +219,11 @@ class OpenTransactions:
             open=list(self._open.values()),
             ended_epochs=list(self._ended_epochs.items()),
             ended_from=max(self.ended_from, high_watermark),
-            ended=[one for one in self._ended if one.marker_offset >= high_watermark],
+            ended=[
+                transaction
+                for transaction in self._ended
+                if transaction.marker_offset >= high_watermark
+            ],
         )
 
     @staticmethod
@@ -222,7 +232,7 @@ class OpenTransactions:
         if snapshot is not None:
             transactions.used_from = snapshot.used_from
             transactions.ended_from = snapshot.ended_from
-            transactions._open = {one.family: one for one in snapshot.open}
+            transactions._open = {transaction.family: transaction for transaction in snapshot.open}
             transactions._ended_epochs = dict(snapshot.ended_epochs)
             transactions._ended = deque(snapshot.ended)
         return transactions

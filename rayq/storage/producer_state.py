@@ -163,7 +163,14 @@ class ProducerState:
 
     def _idle(self) -> int | None:
         """The producer that has been silent longest, of those without an open transaction."""
-        return next((one for one in self._producers if not self.transactions.is_open(one)), None)
+        return next(
+            (
+                producer_id
+                for producer_id in self._producers
+                if not self.transactions.is_open(producer_id)
+            ),
+            None,
+        )
 
     def update(self, header: BatchHeader) -> AbortedTransaction | None:
         """Remembers a batch that was appended. Returns the transaction that it aborted."""
@@ -251,7 +258,7 @@ class ProducerState:
     def snapshot(self, high_watermark: int = 0) -> bytes:
         """The state in the format of a snapshot file. Forgets the expired producers. Of the
         markers below the high watermark it has the epochs only."""
-        expired = [key for key, one in self._producers.items() if self._expired(key, one)]
+        expired = [key for key, producer in self._producers.items() if self._expired(key, producer)]
         for producer_id in expired:
             del self._producers[producer_id]
         self.transactions.forget_ended_before(self._time_ms - PRODUCER_EXPIRY_MS)

@@ -349,7 +349,9 @@ class Connection(FrameStream):
         self._timer = None
         now = self._loop.time()
         is_silent = False
-        due = [key for key, one in self._pending.items() if one.deadline <= now + TIMER_SLACK_S]
+        due = [
+            key for key, pending in self._pending.items() if pending.deadline <= now + TIMER_SLACK_S
+        ]
         for correlation in due:
             pending = self._pending[correlation]
             waited_s = now - pending.sent_at
@@ -370,7 +372,7 @@ class Connection(FrameStream):
         if is_silent:
             self.end(DisconnectedError("nothing came from the server while requests timed out"))
         elif self._pending:
-            self._set_timer(min(one.deadline for one in self._pending.values()))
+            self._set_timer(min(pending.deadline for pending in self._pending.values()))
 
 
 def _again(error: RayqError) -> RayqError:

@@ -94,7 +94,7 @@ class RemoteObjects(Sequence[RemoteObject]):
 
     def __getitem__(self, number: int | slice) -> RemoteObject | list[RemoteObject]:
         if isinstance(number, slice):
-            return [self._at(one) for one in range(len(self))[number]]
+            return [self._at(index) for index in range(len(self))[number]]
         return self._at(range(len(self))[number])
 
     def __iter__(self) -> Iterator[RemoteObject]:
@@ -235,7 +235,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             return []
         first = max(0, self.objects.number_of(start) - 1)
         found = self.objects[first : self.objects.number_of(end - 1)]
-        return [one for one in found if one.end > start]
+        return [item for item in found if item.end > start]
 
     def find_time(self, timestamp_ms: int, start: int = 0) -> RemoteObject | None:
         """The first object with an offset from `start` on that has a record of that time or later.
@@ -261,7 +261,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> set[str]:
         """All objects that it refers to: on the list, pages, and what was removed."""
         return (
-            {one.name for one in self.objects}
+            {item.name for item in self.objects}
             | {page.name for page in self.pages}
             | {name for name, _ in self.removed}
         )
@@ -275,38 +275,38 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             return self
         rows = bytearray()
         end = self.end
-        for one in objects:
+        for item in objects:
             is_first = not self.objects and not rows
-            assert one.start == end or (is_first and one.start > end), f"{one} does not follow"
-            assert one.start < one.end
-            name = self._parsed(one.name)
-            assert (name.kind, name.number) == (ObjectKind.DATA, one.start), one
-            rows += _ROW.pack(one.start, one.end, name.leader_epoch, name.random, *one[3:])
-            end = one.end
+            assert item.start == end or (is_first and item.start > end), f"{item} does not follow"
+            assert item.start < item.end
+            name = self._parsed(item.name)
+            assert (name.kind, name.number) == (ObjectKind.DATA, item.start), item
+            rows += _ROW.pack(item.start, item.end, name.leader_epoch, name.random, *item[3:])
+            end = item.end
         return msgspec.structs.replace(
             self,
             objects=RemoteObjects(self.objects.rows() + rows, self.prefix),
             end=end,
             end_epoch=objects[-1].end_epoch,
-            data_bytes=self.data_bytes + sum(one.data_bytes for one in objects),
+            data_bytes=self.data_bytes + sum(item.data_bytes for item in objects),
         )
 
-    def replaced(self, one: RemoteObject, now_ms: int) -> Manifest:
+    def replaced(self, item: RemoteObject, now_ms: int) -> Manifest:
         """With another object for the range of one on the list, which is removed: it was made anew.
         Pages that had the old one's row are removed, too."""
-        number = self.objects.number_of(one.start) - 1
+        number = self.objects.number_of(item.start) - 1
         old = self.objects[number]
-        assert (old.start, old.end) == (one.start, one.end), f"{one} for {old}"
+        assert (old.start, old.end) == (item.start, item.end), f"{item} for {old}"
         alone = msgspec.structs.replace(
-            self, objects=RemoteObjects(), end=one.start, data_bytes=0
-        ).appended(one)
+            self, objects=RemoteObjects(), end=item.start, data_bytes=0
+        ).appended(item)
         rows = self.objects.rows(0, number) + alone.objects.rows() + self.objects.rows(number + 1)
-        pages = tuple(page for page in self.pages if page.end <= one.start)
+        pages = tuple(page for page in self.pages if page.end <= item.start)
         changed = msgspec.structs.replace(
             self,
             objects=RemoteObjects(rows, self.prefix),
             pages=pages,
-            data_bytes=self.data_bytes - old.data_bytes + one.data_bytes,
+            data_bytes=self.data_bytes - old.data_bytes + item.data_bytes,
         )
         gone = [old.name, *(page.name for page in self.pages[len(pages) :])]
         return changed.with_removed(gone, now_ms)
@@ -322,11 +322,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             self,
             log_start=log_start,
             objects=RemoteObjects(self.objects.rows(kept), self.prefix),
-            data_bytes=self.data_bytes - sum(one.data_bytes for one in gone),
+            data_bytes=self.data_bytes - sum(item.data_bytes for item in gone),
             epochs=_epochs_from(self.epochs, log_start),
         )
         pages = tuple(page for page in self.pages if page.end > changed.start)
-        names = [one.name for one in gone]
+        names = [item.name for item in gone]
         names += [page.name for page in self.pages if page not in pages]
         return msgspec.structs.replace(changed, pages=pages).with_removed(names, now_ms)
 

@@ -182,11 +182,17 @@ def gather(events: Iterable[Event]) -> Facts:
                 | CommitsSet()
             ):
                 facts.group_events.append(event)
-    own = {one.topic for one in facts.queue_events if isinstance(one, QueueOpened) and one.is_own}
+    own = {
+        event.topic
+        for event in facts.queue_events
+        if isinstance(event, QueueOpened) and event.is_own
+    }
     facts.queue_sends = [send for send in facts.sends if send.topic in own]
     facts.sends = [send for send in facts.sends if send.topic not in own]
     loose = {
-        one.topic for one in facts.queue_events if isinstance(one, QueueOpened) and one.is_loose
+        event.topic
+        for event in facts.queue_events
+        if isinstance(event, QueueOpened) and event.is_loose
     }
     facts.log = {place: found for place, found in facts.log.items() if place[0] not in loose}
     return facts

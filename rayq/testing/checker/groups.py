@@ -140,7 +140,9 @@ class _Judge:
         ownership = _Ownership(
             event.consumer, where, event.epoch, 0 if commit is None else commit.offset
         )
-        ownership.beside = [one for one in self._owned.values() if one.where == where]
+        ownership.beside = [
+            ownership for ownership in self._owned.values() if ownership.where == where
+        ]
         self._owned[event.consumer, place] = ownership
         self._ownerships.append(ownership)
 
@@ -175,7 +177,9 @@ class _Judge:
         in_hand.append((ownership.where, event.offsets))
         polled = self._polled.setdefault(ownership.where, set())
         self.verdict.repeated += len(polled.intersection(event.offsets))
-        again = [one for one in event.offsets if one in polled and one < ownership.committed]
+        again = [
+            offset for offset in event.offsets if offset in polled and offset < ownership.committed
+        ]
         if again:
             self._fault(
                 REPEATED,
@@ -196,7 +200,9 @@ class _Judge:
                 where = (group, place)
                 first = self._moved_on.get(where, 0)
                 done = self._processed.get(where, set())
-                missing = sorted(one for one in offsets if one >= first and one not in done)
+                missing = sorted(
+                    offset for offset in offsets if offset >= first and offset not in done
+                )
                 if missing:
                     self._fault(
                         UNPROCESSED,

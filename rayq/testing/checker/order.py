@@ -14,7 +14,7 @@ KEY_ORDER = "order per key"
 def check_sends(facts: Facts) -> Iterator[Fault]:
     """By the acknowledgements: offsets rise with the sends."""
     last: dict[tuple[str, Place], Send] = {}
-    for send in sorted(facts.sends, key=lambda one: (one.producer, one.number)):
+    for send in sorted(facts.sends, key=lambda send: (send.producer, send.number)):
         if send.outcome != "ok" or send.offset is None or send.partition is None:
             continue
         if not facts.is_idempotent(send):

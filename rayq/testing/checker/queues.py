@@ -110,7 +110,7 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
     """All faults of queues in a history that ended with every queue settled and every topic of a
     queue read to its end."""
     queues = {
-        one.queue: _Queue(one) for one in facts.queue_events if isinstance(one, QueueOpened)
+        event.queue: _Queue(event) for event in facts.queue_events if isinstance(event, QueueOpened)
     }
     if not queues:
         return
@@ -166,12 +166,14 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
 def _judge_unseen(facts: Facts) -> Iterator[Fault]:
     """What consumers had locked, and none of them began, has no deliveries that count."""
     topics = {
-        one.queue: one.dead_letters for one in facts.queue_events if isinstance(one, QueueOpened)
+        event.queue: event.dead_letters
+        for event in facts.queue_events
+        if isinstance(event, QueueOpened)
     }
     seen: dict[str, set[str]] = {topic: set() for topic in topics.values() if topic is not None}
     for event in facts.queue_events:
         if isinstance(event, Took | Begun):
-            values = event.values if isinstance(event, Begun) else [one[2] for one in event.locks]
+            values = event.values if isinstance(event, Begun) else [lock[2] for lock in event.locks]
             seen.setdefault(topics[event.queue] or "", set()).update(values)
     for event in facts.queue_events:
         if isinstance(event, Found) and event.topic in seen:
@@ -317,9 +319,9 @@ class _Queue:
             known = self._records[spot]
             if earlier >= offset or known.asks or known.rejected or self.dead[known.value]:
                 continue
-            before = [one for one in known.locks if one.at_s <= event.asked_s]
+            before = [lock for lock in known.locks if lock.at_s <= event.asked_s]
             is_held = any(
-                one.consumer == event.consumer for one in known.locks if one.at_s > event.asked_s
+                lock.consumer == event.consumer for lock in known.locks if lock.at_s > event.asked_s
             ) or (
                 bool(before)
                 and before[-1].consumer == event.consumer
@@ -358,7 +360,7 @@ class _Queue:
 
     def _was_disturbed_since(self, take: Took) -> bool:
         """Whether the connection may have broken that the take was answered over."""
-        found = (self._disturbed_s.get(one, 0.0) for one in (take.consumer, None))
+        found = (self._disturbed_s.get(scope, 0.0) for scope in (take.consumer, None))
         return max(found) > take.asked_s
 
     def disturb(self, consumer: str | None, at_s: float = 0.0) -> None:
@@ -473,8 +475,8 @@ class _Queue:
         known = [self._records.get(self._spot(*spot, None)) for spot in spots]
         dead = self.dead[value]
         where = f"{self.opened.queue!r}: {value!r} at {_spots(spots)}"
-        unasked = sum(one is None or not one.asks for one in known)
-        acked = sum(one is not None and one.acked_in_time for one in known)
+        unasked = sum(record is None or not record.asks for record in known)
+        acked = sum(record is not None and record.acked_in_time for record in known)
         if unasked > dead and self.opened.dead_letters is not None:
             yield Fault(LEFT_OUT, f"{where} was never acknowledged; {dead} dead letters of it.")
         if self._is_doubted:
@@ -516,7 +518,7 @@ class _Queue:
                 continue
             for epoch, known in found:
                 for later, other in found:
-                    again = [one for one in other.locks if one.asked_s >= known.acked_s]
+                    again = [lock for lock in other.locks if lock.asked_s >= known.acked_s]
                     if known.acked is not None and later > epoch and again:
                         yield Fault(
                             AGAIN,

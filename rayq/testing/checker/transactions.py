@@ -71,7 +71,7 @@ class TransactionHistory:
 
     @property
     def committed(self) -> int:
-        return sum(one.outcome == "committed" for one in self.transactions.values())
+        return sum(transaction.outcome == "committed" for transaction in self.transactions.values())
 
     def faults(self) -> list[str]:
         """What is wrong, one line for each fault."""
@@ -79,26 +79,32 @@ class TransactionHistory:
         final = set(self.final)
         twice = [value for value, count in Counter(self.final).items() if count > 1]
         faults += [f"{TWICE}: {value!r}" for value in sorted(twice)]
-        for name, one in self.transactions.items():
-            found = final.intersection(one.values)
-            missing = len(one.values) - len(found)
-            if one.outcome == "committed" and missing:
-                faults.append(f"{MISSING}: {missing} of {len(one.values)} of {name}")
-            elif one.outcome == "aborted" and found:
-                faults.append(f"{ABORTED}: {len(found)} of {len(one.values)} of {name}")
+        for name, transaction in self.transactions.items():
+            found = final.intersection(transaction.values)
+            missing = len(transaction.values) - len(found)
+            if transaction.outcome == "committed" and missing:
+                faults.append(f"{MISSING}: {missing} of {len(transaction.values)} of {name}")
+            elif transaction.outcome == "aborted" and found:
+                faults.append(f"{ABORTED}: {len(found)} of {len(transaction.values)} of {name}")
             elif found and missing:
-                faults.append(f"{TORN}: {len(found)} of {len(one.values)} of {name} (unknown)")
+                faults.append(
+                    f"{TORN}: {len(found)} of {len(transaction.values)} of {name} (unknown)"
+                )
         faults += [f"{TAKEN_BACK}: {value!r}" for value in sorted(self.seen - final)]
         of_value = {
-            value: name for name, one in self.transactions.items() for value in one.values
+            value: name
+            for name, transaction in self.transactions.items()
+            for value in transaction.values
         }
         for number, cut in enumerate(self.cuts):
             faults += self._faults_of_cut(number, cut, of_value)
         done = Counter(
             self.made_of[value] for value in final if value in self.made_of
         )
-        faults += [f"{INPUT_TWICE}: {one!r}" for one, count in sorted(done.items()) if count > 1]
-        faults += [f"{INPUT_LEFT_OUT}: {one!r}" for one in sorted(self.inputs - done.keys())]
+        faults += [
+            f"{INPUT_TWICE}: {value!r}" for value, count in sorted(done.items()) if count > 1
+        ]
+        faults += [f"{INPUT_LEFT_OUT}: {value!r}" for value in sorted(self.inputs - done.keys())]
         return faults
 
     def _faults_of_cut(
