@@ -126,8 +126,8 @@ _HOMES = {
     "rayq.metrics": ("Sample",),
     "rayq.serialization": ("json_deserializer", "json_serializer", "typed_json_deserializer"),
 }
-"""Where the exported names are defined. The names that are missing here are those of errors, and of
-`rayq.records`."""
+"""The modules that define the exported names. The names that are missing here are those of errors,
+and of `rayq.records`."""
 _MODULES = ("data", "errors", "spark")
 
 

@@ -1,4 +1,4 @@
-"""What public calls take as `**config`, for editors and type checkers.
+"""Types of the `**config` keywords of public calls, for editors and type checkers.
 
 Each key stands in `rayq.config` with its meaning, range and default; a test sees to it that none is
 missing here. Serializers and deserializers are named parameters of the calls.
@@ -16,7 +16,7 @@ from rayq.config import (
 
 
 class TopicKeywords(TypedDict, total=False):
-    """As `TopicConfig`."""
+    """The keys of `TopicConfig`."""
 
     min_insync_replicas: int | None
     unclean_leader_election: bool
@@ -41,7 +41,7 @@ class TopicKeywords(TypedDict, total=False):
 
 
 class ClusterKeywords(TypedDict, total=False):
-    """As `ClusterConfig`."""
+    """The keys of `ClusterConfig`."""
 
     heartbeat_interval_ms: int
     session_timeout_ms: int
@@ -85,7 +85,7 @@ class ClusterKeywords(TypedDict, total=False):
 
 
 class ProducerKeywords(TypedDict, total=False):
-    """As `ProducerConfig`."""
+    """The keys of `ProducerConfig`."""
 
     acks: Acks
     enable_idempotence: bool
@@ -106,7 +106,7 @@ class ProducerKeywords(TypedDict, total=False):
 
 
 class ConsumerKeywords(TypedDict, total=False):
-    """As `ConsumerConfig`."""
+    """The keys of `ConsumerConfig`."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"] | timedelta
     group_instance_id: str | None
@@ -131,7 +131,7 @@ class ConsumerKeywords(TypedDict, total=False):
 
 
 class PoolKeywords(TypedDict, total=False):
-    """As `PoolConfig`."""
+    """The keys of `PoolConfig`."""
 
     min_consumers: int
     max_consumers: int | None
@@ -152,7 +152,7 @@ class PoolKeywords(TypedDict, total=False):
 
 
 class QueueKeywords(TypedDict, total=False):
-    """As `QueueConfig`."""
+    """The keys of `QueueConfig`."""
 
     visibility_timeout_s: float
     max_handling_s: float

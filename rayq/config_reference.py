@@ -1,4 +1,4 @@
-"""What each config key means, as text: the docstring of the key, its type, default and range.
+"""Reference of the config keys as text: each key's docstring, type, default and range.
 
 `rayq.ProducerConfig` and its like come from here, with all of that in their docstrings, so that
 `help(rayq.ProducerConfig)` shows it; the documentation's tables are made of it, too. A program

@@ -80,9 +80,9 @@ LOOK_S = 0.2
 
 ROWS_PER_SLICE = 20_000
 RECORDS_PER_SEND = 500
-"""So many flights go to the producer at once, those of each partition by one `send_many`: a call
-and a callback for each record would take four fifths of the time. The pause that is shown is as
-exact as the answers to these sends are frequent."""
+"""The number of flights given to the producer at once, those of each partition by one `send_many`:
+a call and a callback for each record would take four fifths of the time. The pause that is shown is
+as exact as the answers to these sends are frequent."""
 SYNCS = 21
 STALLED_AFTER_S = 60.0
 """The demo fails when no record was acknowledged, or none was read, for this long."""

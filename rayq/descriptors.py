@@ -13,8 +13,8 @@ import resource
 from typing import NamedTuple
 
 RESERVE_MAX = 512
-"""The most descriptors that are reserved for files, and the same number again for servers. Of a low
-limit each reserve is an eighth."""
+"""The maximum number of descriptors reserved for files, and the same number again for servers.
+Under a low limit each reserve is an eighth of it."""
 
 PER_REPLICA = 8
 """A replica in a process of several holds about this many descriptors: for its lock, its active
@@ -27,15 +27,15 @@ class Descriptors(NamedTuple):
     limit: int
     """The limit of the process (`ulimit -n`)."""
     for_connections: int
-    """For any connection. From here on there are only files."""
+    """The limit for any connection. From here on there are only files."""
     for_clients: int
-    """For a client's connection. From here on there are only connections of servers."""
+    """The limit for a client's connection. From here on there are only connections of servers."""
     for_replicas: int
-    """For opening another replica."""
+    """The limit for opening another replica."""
 
     @property
     def replicas_max(self) -> int:
-        """How many replicas one process may have."""
+        """The maximum number of replicas of one process."""
         return max(1, self.for_replicas // PER_REPLICA)
 
     @property
@@ -61,7 +61,7 @@ def raise_limit() -> None:
 
 
 def has_room_for_replica() -> bool:
-    """Whether this process may open another replica."""
+    """Returns whether this process may open another replica."""
     try:
         probe = os.open(os.devnull, os.O_RDONLY)
     except OSError:

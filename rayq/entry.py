@@ -1,4 +1,4 @@
-"""`rayq.start`, beside `rayq.connect`: the ways to a cluster on Ray."""
+"""`rayq.start`: the way to start a cluster on Ray, beside `rayq.connect`."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ def start_or_find(
     config: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[ClusterSpec, list[str]]:
-    """What `start` does; and what is not as it was at the last start, for people. `defaults` are
-    the configs of a cluster for which nothing is given or kept; None: by who started this Ray."""
+    """Does the work of `start`. Also returns, in words, what differs from the last start.
+    `defaults` are the configs of a cluster for which nothing is given or kept; None: by who started
+    this Ray."""
     given = given_config(config)
     root = os.path.abspath(os.path.expanduser(path))
     if not has_ray():

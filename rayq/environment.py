@@ -1,4 +1,4 @@
-"""All that code may use of the world: clock, randomness, disk, network, threads, tasks.
+"""The interfaces to the outside world: clock, randomness, disk, network, threads, tasks.
 
 Everything impure reaches core, storage, wire, client and actors through an `Environment` that the
 runtime makes. So the same code runs on a real machine and in a simulation. Timers are those of the
@@ -50,7 +50,7 @@ class File(Protocol):
         ...
 
     def pread_cached(self, length: int, position: int) -> bytes | None:
-        """As `pread`, but None where the call would have to wait for the disk."""
+        """Like `pread`, but None where the call would have to wait for the disk."""
         ...
 
     def size(self) -> int: ...
@@ -67,8 +67,8 @@ class File(Protocol):
         ...
 
     def is_at(self, path: str) -> bool:
-        """Whether this file is the one that `path` names now. It is not where the file, or a
-        directory above it, was removed or replaced, or its disk was unmounted. Raises OSError."""
+        """Returns whether this file is the one that `path` names now. It is not where the file, or
+        a directory above it, was removed or replaced, or its disk was unmounted. Raises OSError."""
         ...
 
     def close(self) -> None: ...
@@ -141,7 +141,7 @@ class ObjectMeta(NamedTuple):
     name: str
     size_bytes: int
     modified_ms: int
-    """By the store's clock."""
+    """The modification time by the store's clock."""
 
 
 class ObjectStore(Protocol):
@@ -151,8 +151,8 @@ class ObjectStore(Protocol):
     known), RemoteDeniedError, and, where it reads, RemoteMissingError."""
 
     async def put(self, name: str, data: Buffer) -> None:
-        """All of it is stored durably when this returns. The store has checked the bytes, or this
-        has read them back."""
+        """Stores an object durably: all of it is stored when this returns. The store has checked
+        the bytes, or this has read them back."""
         ...
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
@@ -192,7 +192,7 @@ RemoteMissingError."""
 
 
 def opens_no_objects(url: str, position: int, length: int) -> ObjectBytes:
-    """Of processes that ask their object server."""
+    """`open_object` of processes that ask their object server instead."""
     raise RemoteStorageError("This process reads no objects by their URLs.")
 
 

@@ -1,4 +1,4 @@
-"""Every error that rayq raises, as one tree below `RayqError`.
+"""The errors that rayq raises, all derived from `RayqError`.
 
 An error says what was tried, why it failed and what to do next. Flags let code decide without
 knowing the class:
@@ -236,12 +236,12 @@ class NotEnoughReplicasAfterAppendError(RayqError):
 
 class OffsetOutOfRangeError(RayqError):
     """The offset is below the log start or past the log's end, and no `auto_offset_reset` says
-    where to go on."""
+    where to continue."""
 
 
 class LogTruncatedError(RayqError):
     """The position is on a branch of the log that an unclean election cut off: records that were
-    read earlier are gone. Seek to go on. (`auto_offset_reset` does not hide it.)"""
+    read earlier are gone. Seek to continue. (`auto_offset_reset` does not hide it.)"""
 
 
 # --- idempotent producers -----------------------------------------------------------------------
@@ -323,7 +323,8 @@ class FencedMemberError(RayqError):
 
 class CommitRefusedError(RayqError):
     """Positions were not committed: the partitions were taken from this member meanwhile, so
-    another may have gone on from the last commit. The message says why and what to change."""
+    another member may have continued from the last commit. The message says why and what to change.
+    """
 
 
 class MaxPollIntervalError(RayqError):
@@ -364,13 +365,13 @@ class UnknownQueueError(RayqError, KeyError):
 
 
 class LockLostError(RayqError):
-    """The record is not this consumer's any more: its lock ran out, or was freed, and the message
+    """The record is no longer this consumer's: its lock expired, or was released, and the message
     says who has it. It may be handled a second time."""
 
 
 class TaskArgumentsError(RayqError, ValueError):
     """A record of a queue holds no arguments that its function takes. It goes to the dead letters
-    at once: another try would not mend it."""
+    at once: another attempt would not help."""
 
 
 class QueueLimitError(RayqError):
@@ -454,7 +455,7 @@ class CorruptBatchError(UnreadableRecordError):
 
     retriable = True
     crc_matches: bool = False
-    """Whether the bytes are as they were written: then no other copy of them is better."""
+    """True if the bytes are as they were written: then no other copy of them is better."""
 
 
 class LargeValueError(CorruptBatchError):
@@ -540,7 +541,7 @@ class RemoteBacklogError(RemoteStorageError):
 
 
 class RemoteMissingError(RayqError):
-    """An object that holds records of a partition is not in the object store any more. The message
+    """An object that holds records of a partition is no longer in the object store. The message
     names it."""
 
 
@@ -554,7 +555,7 @@ class DirectoryInUseError(RayqError):
 
     holder_pid: int | None = None
     holder_start_time: int | None = None
-    """When the process that holds the lock started, where the lock file says so."""
+    """The start time of the process that holds the lock, where the lock file says so."""
 
 
 class WrongClusterError(RayqError):
@@ -593,7 +594,7 @@ class AuthenticationError(RayqError):
 
 class ProtocolError(RayqError):
     """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown type.
-    Where they were to be an answer, it is unknown what became of the request."""
+    If they were to be an answer, the outcome of the request is unknown."""
 
     outcome_unknown = True
 
@@ -620,8 +621,8 @@ class UnknownServerError(RayqError):
 
 
 class InternalError(RayqError):
-    """What servers answer each other, and what rayq's own client understands by itself: it retries,
-    or raises another error instead. No public call raises it."""
+    """Errors that servers exchange, and that rayq's own client handles by itself: it retries, or
+    raises another error instead. No public call raises it."""
 
 
 class NotLeaderError(InternalError):

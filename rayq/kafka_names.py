@@ -192,7 +192,6 @@ _BY_KIND = {
 
 
 def said_here(kind: str, name: str) -> str | None:
-    """What to say instead of `name` (with underscores) in a config of this kind ("topic",
-    "cluster", "producer", "consumer", "pool", "queue"). None for a name that Kafka does not use
-    either."""
+    """The hint to give for `name` (with underscores) in a config of this kind ("topic", "cluster",
+    "producer", "consumer", "pool", "queue"). None for a name that Kafka does not use either."""
     return _BY_KIND[kind].get(name) or _EVERYWHERE.get(name)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 SELDOM_S = 10.0
-"""`Seldom` writes at most one line in this time."""
+"""The minimum interval between two lines of a `Seldom`."""
 
 
 class Seldom:
@@ -22,7 +22,7 @@ class Seldom:
         self._left_out = 0
 
     def say(self, message: str, /, *arguments: object) -> None:
-        """As `logger.log`."""
+        """Logs like `logger.log`."""
         now_s = self._monotonic()
         if self._next_s is not None and now_s < self._next_s:
             self._left_out += 1
@@ -57,7 +57,8 @@ def _shown(value: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Clients choose some texts. No text may end the line or send commands to a terminal."""
+    """Escapes a character: clients choose some texts, and none may end the line or send commands to
+    a terminal."""
     if character in '"\\':
         return "\\" + character
     return character if character.isprintable() else character.encode("unicode_escape").decode()

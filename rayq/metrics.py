@@ -43,7 +43,7 @@ _QUEUE = ("cluster", "queue", "topic", "partition")
 _GROUP_PARTITION = ("cluster", "group", "topic", "partition")
 
 _METRICS = (
-    # Of every server process. `broker` is "controller" in the controller's own process.
+    # Every server process. `broker` is "controller" in the controller's own process.
     Metric(
         "rayq_request_seconds",
         "histogram",
@@ -510,7 +510,7 @@ class Metrics:
             del self._instruments[key]
 
     def add_source(self, source: Source) -> Callable[[], None]:
-        """From now on `collect` calls `source`. Call the result to end that."""
+        """Makes `collect` call `source` from now on. Call the result to end that."""
         token = object()
         self._sources[token] = source
 

@@ -22,8 +22,7 @@ Headers = list[tuple[str, bytes]]
 
 
 class OfValueAndKey:
-    """A generic class of which only the first type may be given where Python itself looks, too:
-    `Record[Order]`."""
+    """A generic class whose second type may be left out at runtime, too: `Record[Order]`."""
 
     __slots__ = ()
 
@@ -76,7 +75,8 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went. `offset` is None under acks=0, which waits for no answer."""
+    """The position at which a record was written. `offset` is None under acks=0, which waits for no
+    answer."""
 
     topic: str
     partition: int
@@ -125,9 +125,9 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     size_bytes: int | None = None
     """The size of its log on disk."""
     disk_free_bytes: int | None = None
-    """What is left of the file system that the log is on."""
+    """The free space of the log's file system."""
     trouble: str | None = None
-    """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
+    """The reason why a follower makes no progress, such as a full disk; None: it knows of none."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -144,9 +144,10 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     origin: list[int] = []
     """While the partition is being moved: the brokers that had its replicas before."""
     remote_end_offset: int | None = None
-    """The object store has what is below, from the log start on; None: it has nothing."""
+    """The object store has the records from the log start up to this offset (exclusive); None: it
+    has nothing."""
     remote_bytes: int = 0
-    """What the object store has of it."""
+    """The size of its records in the object store."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -188,8 +189,8 @@ class Reassignment(msgspec.Struct, frozen=True):
 
 
 class DrainProgress(msgspec.Struct, frozen=True):
-    """How far a drain is: partitions that have left the broker, those that are moving, and those
-    that wait for their turn. `waits_for` are what the moves lack, by partition."""
+    """The progress of a drain: partitions that have left the broker, those that are moving, and
+    those that wait for their turn. `waits_for` has what the moves lack, by partition."""
 
     done: int
     moving: int
@@ -230,9 +231,9 @@ class GroupMemberInfo(msgspec.Struct, frozen=True):
 
 
 class GroupOffset(msgspec.Struct, frozen=True):
-    """How far a group is in one partition. `offset` (and with it `lag`) is None before the first
-    commit, `end_offset` and `lag` while the partition's leader cannot be asked. `member` owns the
-    partition now; None: no member does."""
+    """The position of a group in one partition. `offset` (and with it `lag`) is None before the
+    first commit, `end_offset` and `lag` while the partition's leader cannot be asked. `member` owns
+    the partition now; None: no member does."""
 
     offset: int | None
     end_offset: int | None
@@ -275,25 +276,25 @@ class TransactionListing(msgspec.Struct, frozen=True):
     producer_id: int
     epoch: int
     age_ms: int | None
-    """Since its first partition joined; None for "ready"."""
+    """The time since its first partition joined; None for "ready"."""
     transaction_timeout_ms: int
     partitions: int
 
     @property
     def is_hanging(self) -> bool:
-        """Whether it should have ended a minute ago, by its time-out at the latest."""
+        """True if it should have ended a minute ago, by its timeout at the latest."""
         return self.age_ms is not None and self.age_ms > self.transaction_timeout_ms + 60_000
 
 
 class TransactionParticipant(msgspec.Struct, frozen=True):
-    """A partition that takes part in the transaction of this `producer_id` and `epoch`. Of
-    `__consumer_offsets` it is one with positions of a group."""
+    """A partition that takes part in the transaction of this `producer_id` and `epoch`. A partition
+    of `__consumer_offsets` takes part with positions of a group."""
 
     producer_id: int
     epoch: int
     topic_partition: TopicPartition
     has_marker: bool
-    """Whether readers of the partition see how the transaction ended."""
+    """True if readers of the partition see how the transaction ended."""
 
 
 class TransactionInfo(msgspec.Struct, frozen=True):
@@ -321,8 +322,8 @@ class HangingTransaction(msgspec.Struct, frozen=True):
 
 
 class RemotePartitionInfo(msgspec.Struct, frozen=True):
-    """How far a partition is in the object store, as its leader answered just now. What follows is
-    None where no leader answered; `trouble` says why."""
+    """The state of a partition in the object store, as its leader answered just now. The following
+    fields are None where no leader answered; `trouble` says why."""
 
     topic_partition: TopicPartition
     log_start_offset: int | None
@@ -335,11 +336,11 @@ class RemotePartitionInfo(msgspec.Struct, frozen=True):
     remote_bytes: int | None
     """What the object store holds of its records."""
     lag_bytes: int | None
-    """Of closed segments that are not in the object store yet."""
+    """The size of closed segments that are not in the object store yet."""
     lag_ms: int | None
-    """How long ago the oldest of them could have been stored."""
+    """The time since the oldest of them could have been stored."""
     trouble: str | None
-    """Why nothing is stored now. None: it works."""
+    """The reason why nothing is stored now. None: it works."""
 
 
 class RemoteProblem(msgspec.Struct, frozen=True):
@@ -353,13 +354,13 @@ class RemoteProblem(msgspec.Struct, frozen=True):
 
 
 class RemoteVerification(msgspec.Struct, frozen=True):
-    """What a check of a partition's objects found."""
+    """The result of a check of a partition's objects."""
 
     topic_partition: TopicPartition
     checked_objects: int
     problems: list[RemoteProblem]
     repaired: list[str]
-    """The objects with problems that others, made of the leader's own records, took the place of.
+    """The objects with problems that were replaced by objects made from the leader's own records.
     """
 
 
@@ -389,18 +390,18 @@ class ObjectStoreInfo(msgspec.Struct, frozen=True):
     troubles: dict[int, str]
     """Brokers that do not reach it, and why."""
     pins: list[SnapshotPin]
-    """At which retention stops."""
+    """The pins that hold retention back."""
     garbage: list[DeletedRemoteTopic]
     """Deleted topics that still have objects there."""
 
 
 class QueuePartitionInfo(msgspec.Struct, frozen=True):
-    """How a queue stands in one partition of its topic, as its leader answered just now. What
-    follows the partition is None where no leader answered; `trouble` says why."""
+    """The state of a queue in one partition of its topic, as its leader answered just now. The
+    fields after the partition are None where no leader answered; `trouble` says why."""
 
     partition: int
     trouble: str | None = None
-    """What keeps it from giving records out, or from writing its dead letters. None: it works."""
+    """The reason why it cannot deliver records, or write its dead letters. None: it works."""
     start_offset: int | None = None
     """All below is settled."""
     end_offset: int | None = None
@@ -420,15 +421,16 @@ class QueuePartitionInfo(msgspec.Struct, frozen=True):
     expired: int | None = None
     """Records that retention removed before they were settled, since this leader began."""
     oldest_ready_ms: int | None = None
-    """How long the oldest record that could be taken has waited."""
+    """The time that the oldest record that could be taken has waited."""
     next_due_ms: int | None = None
-    """How long until the next delayed record is due."""
+    """The time until the next delayed record is due."""
     waiting_takes: int | None = None
     """Consumers that wait for records."""
     oldest_locked_ms: int | None = None
-    """How long a consumer has held the record that was taken first, since this leader began."""
+    """The time that a consumer has held the record that was taken first, since this leader began.
+    """
     oldest_holder: str | None = None
-    """Which one: its host and process, and a random part."""
+    """The consumer that holds it: its host and process, and a random part."""
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
@@ -456,12 +458,12 @@ class QueueRecordInfo(msgspec.Struct, frozen=True):
 
 
 class MovedRecords(msgspec.Struct, frozen=True):
-    """What became of the records of one partition that were to be moved out of a queue."""
+    """The outcome for the records of one partition that were to be moved out of a queue."""
 
     moved: list[int]
     """The offsets that are settled by it, or were before."""
     refused: dict[int, str]
-    """Why others are as they were, by offset."""
+    """The reason why each other record was not moved, by offset."""
 
 
 class PoolConsumer(msgspec.Struct, frozen=True):
@@ -487,12 +489,13 @@ class PoolStatus(msgspec.Struct, frozen=True):
     topic: str
     group: str
     wanted: int
-    """How many consumers there should be, for the `reason` that follows."""
+    """The number of consumers that should run, for the `reason` that follows."""
     reason: str
     consumers: list[PoolConsumer]
     partitions: int
     lag: int | None
-    """How many records were not handled and committed at the last look; None before the first."""
+    """The number of records that were not handled and committed at the last measurement; None
+    before the first."""
     lag_s: float
     """The age of the oldest of these, in seconds since it was seen to come in."""
     lag_slope: float
@@ -503,14 +506,14 @@ class PoolStatus(msgspec.Struct, frozen=True):
     capacity_per_s: float | None
     """Records that one consumer can handle each second; None before that was measured."""
     records: int
-    """How many records all consumers that this pool has seen have handled, those that went to the
-    dead letters included."""
+    """The number of records handled by all consumers that this pool has seen, those that went to
+    the dead letters included."""
     retries: int
     dead_letters: int
     problem: str | None
-    """What keeps the pool from its work, and whose fault it is; None while all is well."""
+    """The problem that keeps the pool from its work, and its cause; None while all is well."""
     looks: int
-    """How often the pool has measured its lag in every partition."""
+    """The number of times that the pool has measured its lag in every partition."""
 
     @property
     def running(self) -> int:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 NUMBER_MAX = 2**63 - 1
 EPOCH_MAX = 2**32 - 1
-"""As a batch and a manifest hold it."""
+"""The maximum epoch that a batch and a manifest can hold."""
 RANDOM_BITS = 64
 TAKEOVER_EPOCH = 2**31 - 1
 """The controller epoch of a mark that takes a folder over: above any of the cluster's own."""
@@ -58,7 +58,7 @@ class RemoteName(NamedTuple):
     kind: ObjectKind
     number: int
     leader_epoch: int
-    """Of the leader that wrote the object."""
+    """The epoch of the leader that wrote the object."""
     random: int
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def parse_name(name: str) -> RemoteName | None:
 
 
 def parse_folder(prefix: str) -> Folder | None:
-    """What `topic_prefix` or `partition_prefix` made; None for anything else."""
+    """Parses the result of `topic_prefix` or `partition_prefix`; None for anything else."""
     match = _FOLDER.fullmatch(prefix)
     if match is None:
         return None
@@ -117,17 +117,17 @@ def parse_folder(prefix: str) -> Folder | None:
 
 
 def is_listed(prefix: str) -> bool:
-    """Whether servers have objects to list whose names begin so."""
+    """Returns whether servers have a reason to list objects below this prefix."""
     return _LISTED.fullmatch(prefix) is not None
 
 
 def topic_prefix(cluster_id: str, topic_id: str) -> str:
-    """What the names of a topic's objects begin with."""
+    """The prefix of the names of a topic's objects."""
     return f"{cluster_id}/{topic_id}/"
 
 
 def partition_prefix(cluster_id: str, topic_id: str, partition: int) -> str:
-    """What the names of a partition's objects begin with."""
+    """The prefix of the names of a partition's objects."""
     return f"{cluster_id}/{topic_id}/{partition}/"
 
 
@@ -135,7 +135,7 @@ def partition_prefix(cluster_id: str, topic_id: str, partition: int) -> str:
 
 
 def owners_prefix(cluster_id: str) -> str:
-    """What the names of the marks begin with by which a cloned cluster is noticed."""
+    """The prefix of the names of the marks by which a cloned cluster is noticed."""
     return f"{cluster_id}/owners/"
 
 
@@ -151,21 +151,21 @@ def takeover_mark(cluster_id: str, by: str) -> str:
 
 
 def parse_owner_mark(name: str) -> tuple[int, str]:
-    """`(controller epoch, mark)`. What is no mark counts as one of the latest epoch: some stranger
-    writes there."""
+    """`(controller epoch, mark)`. A name that is not a mark counts as one of the latest epoch: a
+    stranger writes there."""
     number, _, mark = name.rpartition("/")[2].partition("-")
     is_number = number.isascii() and number.isdecimal() and len(number) <= 20
     return (int(number) if is_number else NUMBER_MAX), mark
 
 
 def is_owner_mark_of(cluster_id: str, name: str) -> bool:
-    """Whether this is how the marks of that cluster are named."""
+    """Returns whether this is the name of a mark of that cluster."""
     match = _MARK.fullmatch(name)
     return match is not None and match["cluster"] == cluster_id
 
 
 def probes_prefix(cluster_id: str, broker: int) -> str:
-    """What the names of a broker's probes begin with."""
+    """The prefix of the names of a broker's probes."""
     return f"{cluster_id}/probes/{broker}/"
 
 
@@ -175,5 +175,5 @@ def probe_name(cluster_id: str, broker: int, probe_id: str) -> str:
 
 
 def is_probe(name: str) -> bool:
-    """Whether this is a name that `probe_name` makes."""
+    """Returns whether this is a name that `probe_name` makes."""
     return _PROBE.fullmatch(name) is not None

@@ -7,16 +7,19 @@ import msgspec
 from rayq.remote_names import EPOCH_MAX, ObjectKind, RemoteName, parse_name
 
 OFFSET_MAX = 2**62
-"""Offsets, sizes and versions stay below, so that what servers compute of them fits 64 bits."""
+"""The exclusive upper bound of offsets, sizes and versions, so that what servers compute of them
+fits 64 bits."""
 RESTORED_EPOCH_MAX = 2**30
 """The leader epochs of a restored topic begin above its pointer's. This leaves the greatest part of
 them for its own leaders."""
 RESTORED_OFFSET_MAX = 2**61
-"""The offsets of a restored topic go on at its pointer's end. This leaves as many for its own."""
+"""The offsets of a restored topic continue at its pointer's end. This leaves as many for its own.
+"""
 
 
 class RemotePointer(msgspec.Struct, array_like=True, frozen=True):
-    """Where a partition's list of remote objects is: the one truth about what counts as stored.
+    """The place of a partition's list of remote objects: the only truth about what counts as
+    stored.
 
     The manifest `manifest` (its name in the object store) lists objects that hold all records of
     the offsets from `start` up to `end` (exclusive) without hole or overlap, `data_bytes` in all.
@@ -40,9 +43,9 @@ class RemotePointer(msgspec.Struct, array_like=True, frozen=True):
 
 
 def what_is_wrong(pointer: RemotePointer) -> str | None:
-    """Why no pointer of rayq's can be like this; None where it can. Whatever came over the wire is
-    checked so before it is committed: servers compute with these numbers, and read, write and
-    delete below the manifest's folder."""
+    """The reason why no pointer of rayq's can be like this; None where it can. Whatever came over
+    the wire is checked so before it is committed: servers compute with these numbers, and read,
+    write and delete below the manifest's folder."""
     numbers = (pointer.version, pointer.start, pointer.end, pointer.data_bytes)
     if not all(0 <= number < OFFSET_MAX for number in numbers):
         return f"{pointer} is of no range"

@@ -9,9 +9,9 @@ holder name has the consumer's host and process in front, which are no secret: `
 from __future__ import annotations
 
 SHOWN_MAX = 8
-"""So many characters tell drawn names from each other."""
+"""The number of characters that tell drawn names from each other."""
 DRAWN_MIN = 16
-"""A part that is shorter than this may be guessed: it is not taken for the drawn one."""
+"""The minimum length of a drawn part: a shorter one may be guessed, and is not taken for it."""
 
 
 def shown_part(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The numbers of transactions: which producer ids belong to them, and which coordinator knows them.
+"""Ids of transactions: the producer ids that belong to them, and the coordinators that know them.
 
 Each transactional id draws a *family* of producer ids from its coordinator: the batches of a
 producer carry the first of them, those of the n-th writer of a job carry the n-th. A transaction is
@@ -15,17 +15,17 @@ TRANSACTIONAL_IDS_START = 1 << 61
 `TRANSACTIONAL_IDS_END` on: jobs choose theirs from 2^62."""
 _PARTITION_IDS = 1 << 52
 FAMILY_IDS = 1 << 20
-"""How many ids a family has."""
+"""The number of ids of a family."""
 FAMILIES_MAX = _PARTITION_IDS // FAMILY_IDS
-"""How many families a coordinator can draw."""
+"""The maximum number of families that a coordinator can draw."""
 COORDINATORS_MAX = 256
 TRANSACTIONAL_IDS_END = TRANSACTIONAL_IDS_START + COORDINATORS_MAX * _PARTITION_IDS
 EPOCH_MAX = 65_535
-"""The last epoch of a family: the transactional id goes on with another family."""
+"""The last epoch of a family: the transactional id continues with another family."""
 
 
 def coordinator_partition(transactional_id: str, partitions: int) -> int:
-    """Which partition of `__transaction_state` holds a transactional id, for ever: the number of
+    """The partition of `__transaction_state` that holds a transactional id, forever: the number of
     partitions is fixed. Its leader coordinates the id's transactions."""
     return crc32(transactional_id.encode()) % partitions
 
@@ -38,7 +38,8 @@ def make_family(partition: int, number: int) -> int:
 
 
 def is_transactional(producer_id: int | None) -> bool:
-    """Whether batches under this producer id belong to transactions: all of them do, or none."""
+    """Returns whether batches under this producer id belong to transactions: all of them do, or
+    none."""
     return (
         producer_id is not None and TRANSACTIONAL_IDS_START <= producer_id < TRANSACTIONAL_IDS_END
     )

@@ -38,12 +38,12 @@ LAZY: tuple[type, ...] = (
     type(contextlib.contextmanager(iter)([])),
     type(contextlib.asynccontextmanager(iter)([])),  # type: ignore[arg-type]
 )
-"""What runs nothing until somebody iterates over it, or enters it. Not every iterator: files and
-the cursors of databases come back from work that is done."""
+"""Types that run nothing until somebody iterates over them, or enters them. Not every iterator:
+files and the cursors of databases come back from work that is done."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _LOOKED_AT_MAX = 100
-"""How many items of a collection that came back are looked at."""
+"""The maximum number of items of a returned collection that are checked."""
 
 
 def name_of(function: object) -> str:
@@ -67,14 +67,14 @@ def told(error: BaseException) -> str:
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Whether a call is known to return a coroutine: also of a partial, and of an object or a class
-    with such a `__call__`."""
+    """Returns whether a call is known to return a coroutine: also for a partial, and for an object
+    or a class with such a `__call__`."""
     return any(inspect.iscoroutinefunction(body) for body in _bodies(function))
 
 
 def makes_generator(function: object) -> bool:
-    """Whether a call is known to return a generator, or an async one. For what, see
-    `is_coroutine_function`."""
+    """Returns whether a call is known to return a generator, or an async one. For the kinds of
+    callables see `is_coroutine_function`."""
     return any(
         inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
         for body in _bodies(function)
@@ -82,14 +82,14 @@ def makes_generator(function: object) -> bool:
 
 
 def _whole(function: Any) -> Any:
-    """What a partial calls."""
+    """The function that a partial calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
 def _bodies(function: object) -> Iterator[Any]:
-    """What a call may run."""
+    """The functions that a call may run."""
     function = _whole(function)
     yield function
     kind = function if inspect.isclass(function) else type(function)
@@ -118,7 +118,7 @@ def check_function(
 def check_kind(
     what: str, function: object, *, is_awaited: bool = False, instead: str = ""
 ) -> None:
-    """As `check_function`, of what is known to be callable, and may be a class."""
+    """Like `check_function`, for a value that is known to be callable, and may be a class."""
     if makes_generator(function):
         raise HandlerError(
             f"{what} {name_of(function)} makes a generator, of which nothing would run: do the "
@@ -144,14 +144,14 @@ def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcept
 
 
 def is_awaitable(result: object) -> bool:
-    """Whether what a function returned is to be awaited."""
+    """Returns whether the result of a function must be awaited."""
     return type(result) is CoroutineType or (result is not None and inspect.isawaitable(result))
 
 
 def check_ran(what: str, result: object, *, may_go_on: bool = False) -> None:
-    """Checks what a function returned that is called for what it does. Raises HandlerError where
+    """Checks the result of a function that is called for its effect. Raises HandlerError where
     that, or an item of it, shows that it has not done it. `may_go_on`: nobody counts on it, so it
-    may be a future, which goes on by itself."""
+    may be a future, which continues by itself."""
     if result is None:
         return
     if isinstance(result, _FUNCTIONS):
@@ -191,8 +191,8 @@ def _unrun(result: object, *, may_go_on: bool) -> str | None:
 
 
 def _goes_on(result: Any) -> bool:
-    """Whether it is a thread or a process that goes on by itself, or has yet to be begun. By what
-    it can do: `core`, which knows no threads, uses this module."""
+    """Returns whether it is a thread or a process that continues by itself, or was not started yet.
+    It is recognised by its methods: `core`, which knows no threads, uses this module."""
     kind = type(result)
     if hasattr(kind, "is_alive") and hasattr(kind, "join"):
         return getattr(result, "ident", None) is None or bool(result.is_alive())

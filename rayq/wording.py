@@ -11,5 +11,6 @@ def sentence(text: object) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Such as "1 record" or "1,234 records". `plural`: where it is not the noun and an s."""
+    """A number with its noun, such as "1 record" or "1,234 records". `plural`: where it is not the
+    noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,5 +1,5 @@
-"""What the processes of a run said of event loops that stood still: how long code takes is what the
-simulation cannot see."""
+"""Reports of the processes of a run on event loops that stood still: how long code takes is what
+the simulation cannot see."""
 
 from __future__ import annotations
 

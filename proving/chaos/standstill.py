@@ -1,4 +1,5 @@
-"""How long the machine stood still, as a thread sees it that wakes often and notes when it is late.
+"""Measures how long the machine stood still, by a thread that wakes often and notes when it is
+late.
 
 What else a machine does can hold up all processes on it for seconds. rayq counts such time for
 nobody ("When something fails" in docs/architecture.md), so it comes on top of every pause.

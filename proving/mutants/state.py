@@ -1,4 +1,4 @@
-"""What a run leaves behind, so that the next one goes on: `.mutants/` in the working tree.
+"""State of a run, from which the next one continues: `.mutants/` in the working tree.
 
 `verdicts.jsonl` gets a line for each verdict as soon as it is known; the latest verdict on a mutant
 counts. `checks.json` says what each test and each seed runs. A run may be killed at any point: half

@@ -48,7 +48,7 @@ async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
     """`RunCleaner` by a helper process, which ends with the task that waits for it.
 
     The helper has idle priority. Where the machine is never idle it would not get on, and the log
-    would grow for ever; then, or when it hangs, another takes its place that gets some time in any
+    would grow forever; then, or when it hangs, another takes its place that gets some time in any
     case.
     """
     size_bytes = sum(source.size_bytes for group in job.groups for source in group)

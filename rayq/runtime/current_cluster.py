@@ -21,7 +21,7 @@ from rayq.wire.authentication import HasSecret, key_of_token
 
 
 class Current(HasSecret, frozen=True, kw_only=True):
-    """What `rayq start` remembers of the cluster that it started."""
+    """The record that `rayq start` keeps of the cluster that it started."""
 
     ray_address: str
     name: str

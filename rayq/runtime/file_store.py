@@ -36,7 +36,7 @@ PATIENCE_S = 15.0
 PATIENT_BYTES_PER_S = MIB
 """The deadline of a call is `PATIENCE_S`, and as long as its bytes take at this pace."""
 WHOLE_BYTES_MAX = 32 * MIB
-"""What is read whole, such as a manifest, is taken to have so many at most."""
+"""The maximum size of an object that is read whole, such as a manifest."""
 LIST_OBJECTS_MAX = 1000
 _TEMPORARY_SUFFIX = ".part"
 _TEMPORARY_KEPT_MS = DAY_MS

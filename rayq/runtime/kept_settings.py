@@ -1,8 +1,8 @@
 """The settings that a cluster was started with, kept with its data for every later start.
 
 Each broker's directory has them in the file `settings`: the cluster's name, its first port, and the
-configs that were given. A start goes on with what was kept; what it is given counts instead, and is
-kept in turn. So a protection that was on, such as TLS, is never lost by leaving an option out.
+configs that were given. A start uses what was kept; what it is given takes precedence, and is kept
+in turn. So a protection that was on, such as TLS, is never lost by leaving an option out.
 
 A directory is formatted with the settings of its cluster, before it counts as formatted; a broker
 writes them again once it serves, where they changed. So a start that has returned is kept in every
@@ -27,7 +27,7 @@ from rayq.storage import checked_file
 SETTINGS = "settings"
 DEFAULT_NAME = "default"
 LOOPBACK = "127.0.0.1"
-"""Where brokers listen in a Ray that plays all hosts on one machine."""
+"""The address on which brokers listen in a Ray that runs all hosts on one machine."""
 TLS_FILES = ("tls_certificate", "tls_key", "tls_ca")
 PATHS = (*TLS_FILES, "remote_storage_credentials")
 _VERSION = 1
@@ -41,7 +41,7 @@ class KeptSettings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_name: str
     port: int
     config: dict[str, Any]
-    """What was given at this start and those before; no defaults."""
+    """The configs given at this start and earlier ones; no defaults."""
 
     def parsed(self) -> ClusterConfig:
         """Keys that this version does not know are passed over: a newer one was given them, and
@@ -50,9 +50,9 @@ class KeptSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(disk: Disk, path: str) -> KeptSettings | None:
-    """What the broker directory `path` keeps; None where an older version wrote it. Raises
-    UnsupportedFormatError, StorageError: a file that cannot be read is never passed over, since it
-    may have said that TLS is on."""
+    """The settings that the broker directory `path` keeps; None where an older version wrote it.
+    Raises UnsupportedFormatError, StorageError: a file that cannot be read is never passed over,
+    since it may have said that TLS is on."""
     file = f"{path}/{SETTINGS}"
     try:
         content = checked_file.read(disk, file, SETTINGS, _VERSION)

@@ -1,4 +1,4 @@
-"""Where a cluster's data directories are, and how a new cluster is made in empty ones.
+"""Layout of a cluster's data directories, and formatting of a new cluster in empty ones.
 
 `<root>/broker-<id>/` each hold one broker's data. A cluster is formatted once: every directory gets
 the cluster's id and secret, then the voters' metadata logs get their first record, the same
@@ -56,9 +56,9 @@ def metadata_path(path: str) -> str:
 
 
 def is_blank(disk: Disk, path: str) -> bool:
-    """Whether a directory, formatted or not, holds at most what formatting leaves there before a
-    cluster can start: no metadata record or promise, no partition, no lock of a broker. Raises
-    UnsupportedFormatError, StorageError."""
+    """Returns whether a directory, formatted or not, holds at most what formatting leaves there
+    before a cluster can start: no metadata record or promise, no partition, no lock of a broker.
+    Raises UnsupportedFormatError, StorageError."""
     try:
         names = {name.removesuffix(TEMPORARY_SUFFIX) for name in disk.list(path)}
         if not names <= {META, SECRET, SETTINGS, METADATA, LOST_AND_FOUND}:
@@ -84,7 +84,7 @@ def find_directories(environment: Environment, root: str) -> list[Directory]:
 def find_kept(
     environment: Environment, root: str
 ) -> list[tuple[Directory, KeptSettings | None]]:
-    """As `find_directories`, with what each directory keeps of earlier starts."""
+    """Like `find_directories`, with the settings that each directory keeps of earlier starts."""
     return [
         (directory, read_settings(environment.disk, directory.path))
         for directory in find_directories(environment, root)
@@ -101,8 +101,8 @@ def kept_of(
 
 
 def kept_here(root: str) -> KeptSettings | None:
-    """What the directories below `root` on this machine keep of earlier starts. Raises as
-    `find_kept`."""
+    """The settings that the directories below `root` on this machine keep of earlier starts. Raises
+    like `find_kept`."""
     if not os.path.isdir(root):
         return None
     return kept_of(find_kept(system_environment(None), root))
@@ -117,7 +117,7 @@ def directories_to_serve(
     live: Collection[str],
     idle: Collection[Directory],
 ) -> list[Directory] | None:
-    """Of the directories `found` on a node that joined, those whose brokers are to start there;
+    """The directories, of those `found` on a node that joined, whose brokers are to start there;
     None while that cannot be told.
 
     `placed` says on which node each broker is, `live` which nodes Ray takes for live, `idle` which

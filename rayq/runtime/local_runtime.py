@@ -36,7 +36,7 @@ from rayq.storage.data_directory import read_secret
 
 READY_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 5.0
-"""How long a start waits for partitions that were there before to be in sync."""
+"""The maximum time that a start waits for partitions that were there before to be in sync."""
 LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class LocalHostProcess(LocalProcess):
         self._replica_host = host
 
     def has_replica(self, name: str) -> bool:
-        """Whether it hosts that replica, `topic-partition`."""
+        """Returns whether it hosts that replica, `topic-partition`."""
         return any(replica.where == name for replica in self._replica_host.replicas)
 
 
@@ -159,7 +159,8 @@ class LocalServers:
         self._host = config.bind_host or LOOPBACK
         self._port = port
         self._ports: dict[int, int] = {}
-        """Where each broker has listened: clients look for it there when it starts again."""
+        """The port on which each broker has listened: clients look for it there when it starts
+        again."""
         self._brokers_here = 1
         self.brokers: dict[int, Broker] = {}
         self.runtimes: dict[int, LocalRuntime] = {}

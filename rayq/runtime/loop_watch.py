@@ -1,5 +1,5 @@
-"""Says in the log when the event loop of a process stood still, and in which code: it answers
-nobody meanwhile.
+"""Logs when the event loop of a process stood still, and in which code: it answers nobody
+meanwhile.
 
 A thread looks from outside, as the stall detector of Seastar does. Time in which the whole process
 stood still (SIGSTOP, a machine that sleeps) is not told: no code is to blame for it.
@@ -21,7 +21,7 @@ from rayq.logs import log_event
 logger = logging.getLogger(__name__)
 
 STALL_S = 0.25
-"""What takes longer is told."""
+"""The minimum duration of a stall that is logged."""
 LOOK_INTERVAL_S = 0.1
 FRAMES_MAX = 8
 HELD_INTERPRETER = "code that let no other thread run"
@@ -35,11 +35,11 @@ class LoopWatch:
         self._thread_id = threading.get_ident()
         self._cpu_clock = time.pthread_getcpuclockid(self._thread_id)
         self._due_s = 0.0
-        """When the loop should have its next turn."""
+        """The time at which the loop should have its next turn."""
         self._cpu_s = 0.0
-        """What the loop's thread had used at its last turn."""
+        """The CPU time that the loop's thread had used at its last turn."""
         self._seen: str | None = None
-        """Where the loop stands, once it is late."""
+        """The code at which the loop stands, once it is late."""
         self._stopped_s = 0.0
         """For how long the watching thread stood still too, since the loop's last turn."""
         self._is_stopped = threading.Event()

@@ -35,7 +35,7 @@ PATIENCE_S = 15.0
 PATIENT_BYTES_PER_S = MIB
 """The deadline of a request is `PATIENCE_S`, and as long as its bytes take at this pace."""
 WHOLE_BYTES_MAX = 32 * MIB
-"""What is read whole, such as a manifest, is taken to have so many at most."""
+"""The maximum size of an object that is read whole, such as a manifest."""
 REQUEST_S_MAX = 600
 LIST_OBJECTS_MAX = 1000
 _COMPARED_BYTES = MIB
@@ -43,7 +43,7 @@ _ERROR_CHARACTERS_MAX = 300
 _SCHEMES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _DENIED = re.compile(r"status code: 40[13]\b")
-"""Of lists it has no error of its own."""
+"""Matches a denied list request: obstore has no dedicated error for lists."""
 _ARCHIVED = "InvalidObjectState"
 
 
@@ -99,7 +99,8 @@ def open_store(
 
 
 def _aws_endpoint(config: Mapping[str, str]) -> str:
-    """Where S3 is, if it is not Amazon's own. Raises ConfigError where it holds credentials."""
+    """The endpoint of S3, if it is not Amazon's own. Raises ConfigError where it holds credentials.
+    """
     for name in ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint"):
         if found := config.get(name) or os.environ.get(name.upper()):
             check_url(name.upper(), found, schemes=("https", "http"))
@@ -108,7 +109,7 @@ def _aws_endpoint(config: Mapping[str, str]) -> str:
 
 
 def _settings(path: str | None, prefix: str) -> dict[str, Any]:
-    """What the file of credentials says for this kind of store; {} without one."""
+    """The settings in the credentials file for this kind of store; {} without one."""
     if path is None:
         return {}
     try:
@@ -260,7 +261,7 @@ def _meta(found: Any, name: str) -> ObjectMeta:
 
 
 def _said(error: Exception) -> str:
-    """What an error of the library says, in one line without its inner state."""
+    """The message of an error of the library, in one line without its inner state."""
     text = without_credentials(str(error).partition("\n\nDebug source")[0])
     code = _CODE.search(text)
     first = text.partition("\n")[0].partition("<?xml")[0].strip()[:_ERROR_CHARACTERS_MAX]

@@ -55,14 +55,14 @@ def adopt_process(pid: int, start_time: int) -> Process | None:
 
 
 def process_start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of /proc/<pid>/stat); None when
-    there is none."""
+    """The start time of a process, in clock ticks since boot (field 22 of /proc/<pid>/stat); None
+    when there is none."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
 
 def is_orphan(pid: int) -> bool:
-    """Whether a process is gone, or the process that started it is gone."""
+    """Returns whether a process is gone, or the process that started it is gone."""
     fields = _stat(pid)
     return fields is None or fields[1] == INIT
 

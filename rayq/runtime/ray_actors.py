@@ -87,12 +87,12 @@ OBJECT_SERVER_NICE = 10
 RAY_CALLS_MAX = 4
 """Calls of a broker to Ray that may block, at a time."""
 ANSWER_S = 1.0
-"""How long a process that ends by itself gives its last answer to be sent."""
+"""The time that a process that ends by itself leaves for its last answer to be sent."""
 NODE_CHECK_S = 2.0
 LOCK_PATIENCE_S = 2.0
-"""How long a broker waits for its directory's lock. The process that served the directory before
-may take a moment to end, and a process that looks whether a directory is idle takes the lock for an
-instant."""
+"""The maximum time that a broker waits for its directory's lock. The process that served the
+directory before may take a moment to end, and a process that looks whether a directory is idle
+takes the lock for an instant."""
 LOCK_RETRY_S = 0.05
 BROKER_RETRY_S = 1.0
 BROKER_RETRY_MAX_S = 10.0
@@ -133,8 +133,8 @@ class ObjectServerActor:
     """The Ray actor around one `ObjectServer`."""
 
     async def start(self, spec: ObjectServerSpec, config: ClusterConfig) -> tuple[int, int]:
-        """As `ReplicaHostActor.start`. Raises ConfigError where the object store cannot be used at
-        all; then the process ends by itself, since its broker may have ended meanwhile."""
+        """Like `ReplicaHostActor.start`. Raises ConfigError where the object store cannot be used
+        at all; then the process ends by itself, since its broker may have ended meanwhile."""
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
@@ -192,7 +192,7 @@ class RayRuntime:
 
     async def _start(self, kind: type, spec: object, name: str) -> HostProcess:
         """Ray's head takes part in the start of an actor. While it is away such a call blocks the
-        thread that makes it, for as long as the raylet waits for its head; the broker goes on."""
+        thread that makes it, for as long as the raylet waits for its head; the broker continues."""
         if self._late:
             raise RayqError(
                 f"Ray could not start {name}: its head has not answered for {START_TIMEOUT_S:g} s. "
@@ -321,8 +321,8 @@ class BrokerActor:
             write_settings(disk, path, settings)
 
     async def endpoint(self) -> tuple[str, int | str, str]:
-        """Where it listens, or why it does not: see `checked_endpoint`. An error is returned as a
-        value, or Ray would wrap it in one of its own."""
+        """The address on which it listens, or the reason why it does not: see `checked_endpoint`.
+        An error is returned as a value, or Ray would wrap it in one of its own."""
         try:
             host, port = await asyncio.shield(self._started)
         except RayqError as error:
@@ -418,7 +418,7 @@ class ControllerActor:
         return await self._server.broker_nodes()
 
     async def prepare_stop(self) -> list[int]:
-        """From now on no leader is elected. Returns the brokers."""
+        """Stops the election of leaders. Returns the brokers."""
         self._stops_until_s = time.monotonic() + START_TIMEOUT_S
         try:
             await self._server.prepare_stop()

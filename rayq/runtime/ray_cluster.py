@@ -1,4 +1,4 @@
-"""A cluster on Ray as a whole: how it starts on the nodes there are, and how it stops.
+"""Starts and stops a whole cluster on the nodes of a Ray.
 
 `ray_actors` has the processes that are started here.
 """
@@ -49,11 +49,12 @@ from rayq.storage.data_directory import read_secret
 logger = logging.getLogger(__name__)
 
 RECOVERY_TIMEOUT_S = 30.0
-"""How long a start waits for partitions that were there before to be in sync."""
+"""The maximum time that a start waits for partitions that were there before to be in sync."""
 
 
 def kept_settings(root: str, broker_resource: str | None = None) -> KeptSettings | None:
-    """What the directories below `root` on the nodes that are live now keep of earlier starts."""
+    """The settings that the directories below `root` on the nodes that are live now keep of earlier
+    starts."""
     return kept_of(_flat(on_nodes(live_nodes(broker_resource), find_kept, root)))
 
 
@@ -247,7 +248,7 @@ def _wait_registered(
 
 
 def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
-    """What to do where a majority of the voters' directories was not found on the nodes."""
+    """The advice to give where a majority of the voters' directories was not found on the nodes."""
     left = [
         survivor
         for node, directories in found.items()

@@ -149,7 +149,7 @@ def connect(
 
 
 def _started_here(name: str | None) -> Current | None:
-    """What `rayq start` has started on this machine, if it is called so."""
+    """The cluster that `rayq start` has started on this machine, if it has this name."""
     current = current_cluster.read_current()
     return current if current is not None and name in (None, current.name) else None
 
@@ -189,7 +189,7 @@ def cluster_of_spec(spec: ClusterSpec) -> Cluster:
 
 
 def has_ray() -> bool:
-    """Whether this process is connected to a Ray, or told of one."""
+    """Returns whether this process is connected to a Ray, or was told of one."""
     ray = sys.modules.get("ray")
     return "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
 

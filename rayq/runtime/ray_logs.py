@@ -32,8 +32,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
 
 def log_to_session(process_name: str) -> None:
-    """From now on this process writes what rayq logs, from INFO on, into a file in the directory of
-    Ray's logs (`ray logs` and the dashboard show it). The name is that of the actor."""
+    """Makes this process write rayq's log, from INFO on, into a file in the directory of Ray's logs
+    (`ray logs` and the dashboard show it). The name is that of the actor."""
     node = worker.global_worker.node
     if node is None:
         return

@@ -1,4 +1,4 @@
-"""How a process that is connected to Ray finds the actors of a cluster, by name.
+"""Lookup of a cluster's actors by name, in a process that is connected to Ray.
 
 Each server of a cluster is a named actor in the namespace `rayq`, so that every driver, task and
 actor of the same Ray finds it. The controller's actor then tells its `ClusterSpec`.
@@ -55,9 +55,9 @@ def find_cluster(
 def ask_controller(
     cluster_name: str, method: str, *, timeout_s: float = START_TIMEOUT_S
 ) -> Any:
-    """What a method of `ControllerActor` without arguments answers, also while Ray starts its
-    process again: the method may be called more than once. Raises NoClusterError, TimeoutError, and
-    the RayqError that the method raises."""
+    """Calls a method of `ControllerActor` without arguments, also while Ray starts its process
+    again: the method may be called more than once. Raises NoClusterError, TimeoutError, and the
+    RayqError that the method raises."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -112,8 +112,8 @@ def actors_with(prefix: str) -> list[tuple[str, Any]]:
 
 
 def checked_endpoint(answer: tuple[str, int | str, str]) -> Address:
-    """Where a broker listens, by what `BrokerActor.endpoint` answered. Raises the RayqError that
-    its start failed with."""
+    """The address on which a broker listens, by the answer of `BrokerActor.endpoint`. Raises the
+    RayqError that its start failed with."""
     kind, first, second = answer
     if kind == "error":
         raise from_wire(str(first), second)

@@ -2,7 +2,7 @@
 
 Everything goes out as a gauge of `ray.util.metrics`, counters and the buckets of histograms too: a
 counter of Ray's cannot say 0, so that an alert would miss the first time that something happens,
-and the agent keeps it for ever when its process is gone. The agent forgets a gauge that was not set
+and the agent keeps it forever when its process is gone. The agent forgets a gauge that was not set
 for two of its report intervals (20 s), so that a figure that is measured no more is not shown.
 Prometheus's `rate` and `increase` look at the numbers, not at the declared kind. Names gain Ray's
 prefix: `ray_rayq_bytes_in_total`.
@@ -48,8 +48,8 @@ class RayExporter:
 
 
 async def export_for_ever(environment: Environment, config: ClusterConfig) -> None:
-    """What this process measures, every `metrics_interval_ms`. Ray's part runs in a thread: it
-    takes some microseconds for each figure, and a process may hold many partitions."""
+    """Exports what this process measures, every `metrics_interval_ms`. Ray's part runs in a thread:
+    it takes some microseconds for each figure, and a process may hold many partitions."""
     exporter = RayExporter()
     while True:
         await asyncio.sleep(config.metrics_interval_ms / 1000)
@@ -64,7 +64,7 @@ async def export_group_lag_for_ever(
     secret: bytes,
     brokers: Sequence[Address],
 ) -> None:
-    """How far every group is behind; one process of the cluster does this for all."""
+    """Exports the lag of every group; one process of the cluster does this for all."""
     identity = Identity(
         role="client", key=client_key(secret), cluster_id=cluster_id, broker=None
     )

@@ -67,8 +67,8 @@ def own_node() -> str | None:
 
 
 def is_rays_only_machine() -> bool:
-    """Whether this process has started its Ray itself, which then plays all hosts on one machine
-    and ends with this process."""
+    """Returns whether this process has started its Ray itself, which then plays all hosts on one
+    machine and ends with this process."""
     node = worker.global_worker.node
     return node is not None and bool(node.is_head())
 

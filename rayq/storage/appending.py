@@ -21,14 +21,14 @@ this part of the free space above the reserve."""
 UNSYNCED_SEGMENTS_MAX = 64
 """While so many closed segments wait for their sync, with their files open, none is closed."""
 SEGMENT_BYTES_MAX = 2 * GIB
-"""As the config has it: index entries have 32 bits for a position."""
+"""The maximum of the config `segment_bytes`: index entries have 32 bits for a position."""
 RELATIVE_OFFSET_MAX = 2**32 - 2
 """The highest relative offset in a segment: index entries have 32 bits for it."""
 
 
 class Room:
     """Keeps the metadata's reserve free. All logs on the disk share it, and know nothing of each
-    other. After a refusal every append asks the disk anew."""
+    other. After a refusal every append asks the disk again."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -68,8 +68,8 @@ class Room:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk had no room, or the process no descriptor for the file. Both pass, and the
-    same change can be tried again."""
+    """Returns whether the disk had no room, or the process no descriptor for the file. Both pass,
+    and the same change can be tried again."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or _is_out_of_descriptors(error)
 
 
@@ -122,10 +122,10 @@ def count_fitting(
     *,
     unsynced_segments: int,
 ) -> int:
-    """How many of these batches, whose headers are stamped, the active segment takes before it must
-    roll. An empty segment takes at least one. While too many closed segments are not synced, it
-    takes all that a file may hold: writers would use up the descriptors of the process faster than
-    the disk syncs."""
+    """The number of these batches, whose headers are stamped, that the active segment takes before
+    it must roll. An empty segment takes at least one. While too many closed segments are not
+    synced, it takes all that a file may hold: writers would use up the descriptors of the process
+    faster than the disk syncs."""
     bytes_max, age_max_ms = config.segment_bytes, config.segment_ms
     if unsynced_segments >= UNSYNCED_SEGMENTS_MAX:
         bytes_max, age_max_ms = SEGMENT_BYTES_MAX, INT64_MAX

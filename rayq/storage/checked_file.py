@@ -56,7 +56,7 @@ def decode(kind: str, version: int, data: bytes, path: str, *others: int) -> byt
 
 
 def is_intact(data: bytes) -> bool:
-    """Whether these are the bytes of a checked file, of any kind and version."""
+    """Returns whether these are the bytes of a checked file, of any kind and version."""
     line, separator, _ = data[:_FIRST_LINE_BYTES_MAX].partition(b"\n")
     words = line.split(b" ")
     if not separator or len(words) != 4 or words[0] != b"rayq":
@@ -74,7 +74,7 @@ def write(
     *,
     syncs_directory: bool = True,
 ) -> None:
-    """As `replace`, for a checked file."""
+    """Like `replace`, for a checked file."""
     replace(disk, path, encode(kind, version, content), syncs_directory=syncs_directory)
 
 

@@ -41,7 +41,7 @@ class LogCheckpoint:
 
     @property
     def has_remote_part(self) -> bool:
-        """Whether batches above the log start are in the object store only."""
+        """True if batches above the log start are in the object store only."""
         return self.local_start > self.log_start
 
     def encode(self) -> tuple[int, bytes]:

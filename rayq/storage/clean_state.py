@@ -40,7 +40,7 @@ class CleanState(msgspec.Struct, array_like=True, frozen=True):
     tombstone_horizon: int = 0
     """Below it tombstones and markers of transactions may be missing. So another replica whose log
     ends below may hold records that were deleted, or transactions without an end, and has to copy
-    the log anew."""
+    the log from scratch."""
     clean_until: int = 0
     """This replica has compacted its log up to here. The part from here on is dirty. No batch below
     belongs to a transaction any more."""

@@ -86,7 +86,7 @@ class CleaningJob(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: str
     groups: tuple[tuple[SourceSegment, ...], ...]
-    """From the log's first segment on, in order. Each group becomes one segment."""
+    """The segments from the log's first on, in order. Each group becomes one segment."""
     dirty_offset: int
     """The log below was compacted before."""
     tombstones_below: int
@@ -99,7 +99,7 @@ class CleaningJob(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """The limit for the map of keys."""
     bytes_per_s: int
-    """The most that the pass reads and writes in a second."""
+    """The maximum that the pass reads and writes in a second."""
 
     @property
     def keys_max(self) -> int:

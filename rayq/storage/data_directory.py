@@ -60,12 +60,13 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     directory_id: str
     """A random id. A new id says that the directory may have lost what it held."""
     start_counter: int
-    """How often a broker process has opened the directory. An old copy has a lower count."""
+    """The number of times that a broker process has opened the directory. An old copy has a lower
+    count."""
 
 
 class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The file `partition.json`: the partition that a directory holds. A topic that was created
-    anew has another id."""
+    again has another id."""
 
     format_version: int
     topic: str
@@ -341,7 +342,7 @@ class DataDirectory:
 
     @staticmethod
     def path_of_partition(path: str, topic: str, partition: int) -> str:
-        """Where the broker directory `path` keeps a partition."""
+        """The directory of a partition in the broker directory `path`."""
         return f"{path}/{topic}-{partition}"
 
     def partition_path(self, topic: str, partition: int) -> str:
@@ -482,7 +483,7 @@ class PartitionDirectory:
                         f"({meta.topic_id}), not {partition} of {topic} ({topic_id})."
                     )
                 # The name may be that of a process that died before its sync, or whose sync failed.
-                # After a failed one the page cache is no witness: it is written anew.
+                # After a failed sync the page cache proves nothing: it is written again.
                 is_new = meta is None or not disk.exists(f"{path}/{CHECKPOINT}")
                 if is_new:
                     with closing(disk.open(f"{path}/{PARTITION_META}", create=True)) as file:

@@ -195,12 +195,12 @@ class Log:
 
     @property
     def active_base_offset(self) -> int:
-        """Where the active segment begins."""
+        """The base offset of the active segment."""
         return self._segments.active.base_offset
 
     @property
     def persisted_recovery_point(self) -> int:
-        """As of the last checkpoint: no crash takes away what is below."""
+        """The recovery point of the last checkpoint: no crash loses what is below."""
         return self._checkpoint.recovery_point
 
     @property
@@ -556,8 +556,8 @@ class Log:
         )
 
     def plan_salvage(self, offset: int, limit_offset: int, bytes_max: int) -> SalvageRead:
-        """As `plan_read`, for a damaged segment: stand-ins take the place of batches that cannot be
-        read. Run it in a thread."""
+        """Like `plan_read`, for a damaged segment: stand-ins take the place of batches that cannot
+        be read. Run it in a thread."""
         self._check_usable()
         if not self.local_start_offset <= offset < min(limit_offset, self._end):
             raise self._out_of_range(offset)
@@ -629,8 +629,8 @@ class Log:
     # --- the end moves back -----------------------------------------------------------------------
 
     def may_truncate(self, offset: int) -> bool:
-        """Whether the log can be cut at `offset` and stay whole. It cannot below what was cleaned,
-        nor below its local start. Then copy it anew."""
+        """Returns whether the log can be cut at `offset` and stay whole. It cannot below what was
+        cleaned, nor below its local start: then copy it from scratch."""
         return offset >= max(self.cleaned_offset, self.local_start_offset)
 
     def truncate(self, offset: int) -> None:
@@ -715,7 +715,7 @@ class Log:
         self._guarded(lambda: self._reset(reset, producers))
 
     def _restart(self, end_offset: int, log_start: int) -> None:
-        """Empties the log, which goes on at `end_offset` with its epochs and producers."""
+        """Empties the log, which continues at `end_offset` with its epochs and producers."""
         self.epochs.truncate_to_end(end_offset)
         producers = self.producers
         producers.forget_from(end_offset)
@@ -790,8 +790,9 @@ class Log:
 
     @property
     def removes_after_checkpoint(self) -> bool:
-        """Whether segments leave only after a checkpoint that says why. From their lack alone the
-        next start could not tell what retention has taken from what is in the object store."""
+        """True if segments are removed only after a checkpoint that says why. From their absence
+        alone the next start could not tell what retention has taken from what is in the object
+        store."""
         return (
             self._config.remote_storage is not False
             or self._local_start > self._start
@@ -910,9 +911,9 @@ class Log:
     # --- compaction -------------------------------------------------------------------------------
 
     def wants_checkpoint_to_clean(self, high_watermark: int) -> bool:
-        """Whether closed segments wait for a checkpoint that covers them, and that says that they
-        are committed: only what a crash cannot take back is cleaned. A checkpoint also writes the
-        indexes that were made anew at the start."""
+        """Returns whether closed segments wait for a checkpoint that covers them, and that says
+        that they are committed: only what a crash cannot take back is cleaned. A checkpoint also
+        writes the indexes that were rebuilt at the start."""
         known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
         return any(
             known < segment.next_offset <= high_watermark or segment.has_pending_entries
@@ -967,7 +968,7 @@ class Log:
         return Cleaning(job, self.generation, tuple(segments))
 
     def is_current(self, cleaning: Cleaning) -> bool:
-        """Whether the log still has the segments that a pass was planned for."""
+        """Returns whether the log still has the segments that a pass was planned for."""
         by_base = {segment.base_offset: segment for segment in self._segments[:-1]}
         return cleaning.generation == self.generation and all(
             by_base.get(segment.base_offset) is segment for segment in cleaning.segments

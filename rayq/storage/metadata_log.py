@@ -210,8 +210,8 @@ class MetadataLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the log takes no more writes: a write failed, so the contents of the disk are not
-        known. Then close this log, and open it anew. None: it works."""
+        """The reason why the log no longer accepts writes: a write failed, so the contents of the
+        disk are not known. Then close this log, and open it again. None: it works."""
         return self._failure
 
     @property

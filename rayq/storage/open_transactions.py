@@ -1,4 +1,4 @@
-"""Which transactions are open in a partition, and which have ended, from the headers of its log."""
+"""The open and the ended transactions of a partition, from the headers of its log."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class OpenTransactions:
 
     @property
     def is_used(self) -> bool:
-        """Whether the partition holds, or held, batches of transactions or markers."""
+        """True if the partition holds, or held, batches of transactions or markers."""
         return self.used_from is not None
 
     @property
@@ -109,7 +109,7 @@ class OpenTransactions:
         return -1 if ended is None else ended.epoch
 
     def is_open(self, producer_id: int) -> bool:
-        """Whether the transaction of this producer's family is open."""
+        """Returns whether the transaction of this producer's family is open."""
         return is_transactional(producer_id) and family_of(producer_id) in self._open
 
     def undecided(self, high_watermark: int) -> list[OpenTransaction]:
@@ -197,8 +197,8 @@ class OpenTransactions:
             del self._ended_epochs[family]
 
     def forget_from(self, offset: int) -> None:
-        """For a log that begins anew at `offset`. It has none of the batches before, so nothing is
-        open, whatever was; and none of the markers that follow."""
+        """Resets the state for a log that begins again at `offset`. It has none of the batches
+        before, so nothing is open, whatever was; and none of the markers that follow."""
         if self.used_from is not None and self.used_from >= offset:
             self.used_from = None
         self.ended_from = offset

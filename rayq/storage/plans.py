@@ -50,7 +50,7 @@ class CheckpointJob:
     read it from the batches below."""
 
     def is_news(self, checkpoint: LogCheckpoint) -> bool:
-        """Whether it would write anything that is not there since `checkpoint` was written."""
+        """Returns whether it would write anything that `checkpoint` did not write yet."""
         return self.state != checkpoint or bool(self.index_writes) or self.epochs is not None
 
     def run(self, disk: Disk, directory: str) -> None:
@@ -94,7 +94,7 @@ class FlushPlan:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether batches or names of files are not on disk yet."""
+        """True if batches or names of files are not on disk yet."""
         return self.active is not None or bool(self.files)
 
     def run(self) -> bool:
@@ -350,7 +350,7 @@ class VerifyPlan:
     view: SegmentView
     offset: int
     gaps_below: int
-    """As in an `IndexedRead`."""
+    """The same as in an `IndexedRead`."""
 
     def run(self) -> None:
         """In a thread. Raises `StorageError` with file and position when a batch is damaged."""

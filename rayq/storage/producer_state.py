@@ -31,8 +31,8 @@ BATCHES_REMEMBERED = 5
 PRODUCER_EXPIRY_MS = DAY_MS
 """A producer is forgotten when the partition's time has gone on by this since its last append."""
 APPEND_STEP_MAX_MS = 600_000
-"""From one append to the next the partition's time goes on by this at most. So a leader's clock
-that leaps ahead makes no producer expire."""
+"""The maximum by which the partition's time advances from one append to the next. So a leader's
+clock that leaps ahead makes no producer expire."""
 PRODUCERS_MAX = 100_000
 """Above this the producer that has been silent longest is forgotten."""
 SNAPSHOTS_KEPT = 3
@@ -245,7 +245,7 @@ class ProducerState:
         self.transactions = OpenTransactions()
 
     def forget_from(self, offset: int) -> None:
-        """Drops the batches that contain or follow `offset`, for a log that begins anew there."""
+        """Drops the batches that contain or follow `offset`, for a log that begins again there."""
         self.transactions.forget_from(offset)
         for producer_id, producer in list(self._producers.items()):
             kept = [batch for batch in producer.batches if batch.last_offset < offset]

@@ -32,7 +32,7 @@ class RecentProducers:
     def __init__(self) -> None:
         self._states: list[RecentState] = []
         self._batches = 0
-        """How many were appended since the last state."""
+        """The number of batches appended since the last state."""
 
     def begin(self, end_offset: int, producers: ProducerState) -> None:
         """The log has these producers now, whatever was before."""

@@ -61,7 +61,7 @@ class Reset(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def checkpoint(self) -> LogCheckpoint:
-        """That of the emptied log."""
+        """The checkpoint of the emptied log."""
         return LogCheckpoint(
             recovery_point=self.end_offset,
             high_watermark=min(max(self.log_start, self.local_start), self.end_offset),
@@ -88,10 +88,10 @@ class RecoveredLog(msgspec.Struct):
     written_epoch_changes: int | None
     """`epochs.changes` as the file `leader-epochs` has them. None: the file has others."""
     is_new: bool
-    """Whether there was no log yet."""
+    """True if there was no log yet."""
     is_changed: bool
-    """Whether recovery found batches above the recovery point, cut batches, or made files anew:
-    then sync, and write a checkpoint."""
+    """True if recovery found batches above the recovery point, cut batches, or rebuilt files: then
+    sync, and write a checkpoint."""
 
 
 def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
@@ -288,7 +288,7 @@ class _Recovery:
         return epochs
 
     def _load_aborted(self) -> AbortedIndex:
-        """The index of aborted transactions below the recovery point. It is made anew from the
+        """The index of aborted transactions below the recovery point. It is rebuilt from the
         headers where a file is missing or damaged."""
         used_from = self._producers.transactions.used_from
         aborted = AbortedIndex()

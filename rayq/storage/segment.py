@@ -237,7 +237,7 @@ class Segment:
 
     @property
     def has_pending_entries(self) -> bool:
-        """Whether index entries wait for the next checkpoint."""
+        """True if index entries wait for the next checkpoint."""
         return bool(self.offsets.pending or self.times.pending)
 
     def move_to(self, directory: str) -> None:
@@ -330,10 +330,10 @@ class Segment:
 
     def load(self, until: int, index_interval_bytes: int, *, is_closed: bool) -> bool:
         """Counts the batches below `until`, all of which are on disk. Returns False when the index
-        had to be made anew.
+        had to be rebuilt.
 
         Trusts the index when the batches from its last entry on lead to `until`. Else it scans the
-        segment and makes the index anew (pending). A closed segment ends at `until`. Raises
+        segment and rebuilds the index (pending). A closed segment ends at `until`. Raises
         `StorageError` when the log does not lead to `until` exactly.
         """
         self.clear()
@@ -390,7 +390,8 @@ class Segment:
         return self._is_sealed()
 
     def _is_sealed(self) -> bool:
-        """Whether the last entry of the time index has the segment's end and greatest timestamp."""
+        """Returns whether the last entry of the time index has the segment's end and greatest
+        timestamp."""
         if len(self.times) != len(self.offsets) + 1:
             return False
         newest, end = self.times.entry(len(self.times) - 1, pread)

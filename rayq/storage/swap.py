@@ -1,4 +1,4 @@
-"""Which segments a pass of the cleaner covers, and the swap by which its result becomes the log.
+"""The segments that a pass of the cleaner covers, and the swap that puts its result into the log.
 
 First the file `swap` is written, durably: it says which segments in `cleaning/` replace which
 segments of the log, and the new content of `cleaned`. Then the new files are renamed, the replaced
@@ -66,8 +66,8 @@ def cleanable(
 def is_due(
     config: TopicConfig, segments: Sequence[Segment], state: CleanState, now_ms: int
 ) -> bool:
-    """Whether a pass over these cleanable segments is due: by the share of dirty bytes, by the age
-    of dirty records, or by tombstones that may go."""
+    """Returns whether a pass over these cleanable segments is due: by the share of dirty bytes, by
+    the age of dirty records, or by tombstones that may go."""
     dirty = [segment for segment in segments if segment.next_offset > state.clean_until]
     dirty_bytes = sum(segment.size for segment in dirty)
     if dirty_bytes:
@@ -145,7 +145,8 @@ class SwapPlan:
     """The old segments of each group. Only the log looks at these."""
     index_interval_bytes: int
     aborted: tuple[bytes, ...]
-    """What the index of aborted transactions has of each group. Empty where the log has none."""
+    """The part of the index of aborted transactions for each group. Empty where the log has none.
+    """
 
     def prepare(self) -> list[Segment]:
         """Checks the new segments and writes the file `swap`. Raises `StorageError` or OSError:

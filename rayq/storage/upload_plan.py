@@ -1,4 +1,4 @@
-"""Which bytes of a log go to the object store next: a plan that a thread runs."""
+"""The plan, run by a thread, of the bytes of a log that go to the object store next."""
 
 from __future__ import annotations
 

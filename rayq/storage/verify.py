@@ -36,7 +36,8 @@ from rayq.storage.segment import (
 from rayq.storage.swap import Swap, read_swap
 
 DEPTH_MAX = 4
-"""How far below the given directory broker and partition directories are looked for."""
+"""The maximum depth below the given directory at which broker and partition directories are
+searched."""
 
 
 @dataclass
@@ -269,7 +270,7 @@ def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | N
 def _indexes(
     disk: Disk, segment: Segment, starts: dict[int, int], following: int | None, report: Report
 ) -> None:
-    """Checks the indexes. A wrong index is no damage, since the next start makes it anew."""
+    """Checks the indexes. A wrong index is no damage, since the next start rebuilds it."""
     aborted = segment_path(segment.directory, segment.base_offset, ABORTED_SUFFIX)
     if disk.exists(aborted) and not AbortedIndex().load(disk, segment):
         report.notes.append(f"{aborted} is damaged")

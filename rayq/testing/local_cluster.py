@@ -22,7 +22,7 @@ from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
 
 POOLS_STOP_TIMEOUT_S = 10.0
-"""How long `stop` lets the consumers of pools finish."""
+"""The maximum time that `stop` lets the consumers of pools finish."""
 
 
 class LocalCluster(Cluster):
@@ -75,7 +75,7 @@ class LocalCluster(Cluster):
         self.make_current()
 
     def connection(self) -> Cluster:
-        """What `rayq.connect()` answers in this process: closing it leaves the servers running."""
+        """The result of `rayq.connect()` in this process: closing it leaves the servers running."""
         return _Connection(self)
 
     def stop(self) -> None:

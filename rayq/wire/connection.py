@@ -38,15 +38,15 @@ PENDING_REQUESTS_MAX = 65_536
 """A connection with this many unanswered requests fails the next with OverloadedError."""
 
 SILENT_PEER_S = 5.0
-"""When a request times out after at least this long, and no byte came from the peer since it was
-sent, the connection counts as dead."""
+"""The minimum timeout of a request after which the connection counts as dead, if no byte came from
+the peer since the request was sent."""
 
 PING_AFTER_S = 1.0
 """See `Connection.keep_alive`: how long the peer may be silent before it is asked."""
 
 PING_PATIENCE_S = 300.0
-"""How long the answer to that may take while bytes come: a large batch on a slow link may be before
-it."""
+"""The maximum time for the answer to that while bytes come: a large batch on a slow link may be
+before it."""
 
 TIMER_SLACK_S = 0.001
 """The timers of uvloop have a resolution of a millisecond, and may fire that much too early."""
@@ -213,9 +213,9 @@ class Connection(FrameStream):
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
     def keep_alive(self) -> None:
-        """From now on the connection ends within some seconds when the peer is gone without a word,
-        also while all its requests may wait for long: one question a second asks for a sign of
-        life, where nothing else came. Only servers may ask it."""
+        """Makes the connection end within some seconds when the peer is gone without a word, also
+        while all its requests may wait for long: one question a second asks for a sign of life,
+        where nothing else came. Only servers may ask it."""
         self._ping_timer = self._loop.call_later(PING_AFTER_S, self._ping)
 
     def _ping(self) -> None:

@@ -106,7 +106,8 @@ class FrameParser:
 
     @property
     def large_bytes(self) -> int:
-        """How much has arrived of a large frame under way. 0 when there is no such frame."""
+        """The number of bytes that have arrived of a large frame under way. 0 when there is no such
+        frame."""
         return 0 if self._large is None else self._large_received
 
     def get_buffer(self) -> memoryview:

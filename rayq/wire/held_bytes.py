@@ -11,8 +11,8 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 CLIENT_BYTES_HELD_MAX = 512 * 1024**2
-"""The most that a server holds for all its clients together. Beyond it the server disconnects the
-clients for which it holds most, and first of all those whose connections stand still."""
+"""The maximum that a server holds for all its clients together. Beyond it the server disconnects
+the clients for which it holds most, and first of all those whose connections stand still."""
 
 HELD_BYTES_TO_GO = 1024**2
 """A client for which the server holds less is not disconnected."""

@@ -23,7 +23,8 @@ ACCEPTS_PER_TURN = 64
 """After this many accepted connections the other work of the event loop has its turn."""
 
 ACCEPT_RETRY_S = 0.1
-"""When there is no descriptor or no memory for a connection, accepting goes on after this time."""
+"""The time after which accepting resumes when there was no descriptor or no memory for a
+connection."""
 
 KEEPALIVE_IDLE_S = 5
 KEEPALIVE_INTERVAL_S = 2
@@ -67,7 +68,7 @@ class AsyncioListener:
         self._listen()
 
     def close(self) -> None:
-        """Accepts no more connections. Those that exist stay."""
+        """Stops accepting connections. Those that exist stay."""
         if self._retry is not None:
             self._retry.cancel()
         else:
@@ -181,7 +182,7 @@ class AsyncioNetwork:
         if connected is not None:
             try:
                 _set_options(connected)
-            except ValueError as error:  # It broke right away: uvloop's socket is no more.
+            except ValueError as error:  # It broke right away: uvloop's socket is gone.
                 raise ConnectionResetError(f"it ended as it began ({error})") from error
         return protocol
 

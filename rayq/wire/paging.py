@@ -1,4 +1,4 @@
-"""Answers in pages: where the next one begins is for the server to say, and it goes on."""
+"""Answers in pages: the server says where the next one begins, which must be behind the last."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Place = TypeVar("Place", str, bytes, int)
 
 
 def check_goes_on(before: Place, after: Place | None, what: str) -> None:
-    """Where the next page begins (None: there is none) has to be behind where this one did: else
-    the same page would be asked for forever. Raises ProtocolError; `what` names the list."""
+    """Checks that the next page (None: there is none) begins behind this one: else the same page
+    would be asked for forever. Raises ProtocolError; `what` names the list."""
     if after is not None and after <= before:
         raise ProtocolError(
             f"A page of {what} that begins at {before!r} is said to go on at {after!r}: that never "

@@ -15,7 +15,7 @@ from rayq.wire.connection import Connection
 
 
 class ConnectionPool:
-    """One connection for each address, opened at its first use, and anew after it closed."""
+    """One connection for each address, opened at its first use, and again after it closed."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ConnectionPool:
         raise type(outcome)(outcome.message) from outcome.__cause__
 
     async def get_within(self, host: str, port: int, timeout_s: float) -> Connection:
-        """As `get`; also raises TimeoutError."""
+        """Like `get`; also raises TimeoutError."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.get(host, port)

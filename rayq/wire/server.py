@@ -258,14 +258,14 @@ class _ServerStream(FrameStream):
         self._until_next_turn = REQUESTS_PER_TURN
         self._release_scheduled = False
         self._slice: Slice | None = None
-        """What a client uses of the loop's time. None: the peer is a server, or not known yet."""
+        """The client's use of the loop's time. None: the peer is a server, or not known yet."""
         self._cancellable: dict[asyncio.Task[Any], None] = {}
         self._room = AnswerRoom(self._is_taking)
         self._unsent_timer: asyncio.TimerHandle | None = None
         self._sent_at = self.received_at
         self._peer: Peer | None = None
         self.is_client = False
-        """Whether the peer has authenticated itself as a client."""
+        """True if the peer has authenticated itself as a client."""
         self._handshake: ServerHandshake | None = None
         self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._handshake_late
@@ -288,7 +288,8 @@ class _ServerStream(FrameStream):
 
     @property
     def moved_at(self) -> float:
-        """When the last bytes came, or the peer took its answers again, on the loop's clock."""
+        """The time at which the last bytes came, or the peer took its answers again, on the loop's
+        clock."""
         return max(self.received_at, self._sent_at)
 
     # --- the handshake --------------------------------------------------------------------------
@@ -532,7 +533,7 @@ class _ServerStream(FrameStream):
         return not self.is_write_paused
 
     def pause_writing(self) -> None:
-        """The peer does not take its answers, so the server takes no more of its requests."""
+        """The peer does not take its answers, so the server stops taking its requests."""
         super().pause_writing()
         self.hold_reading()
         if self._unsent_timer is None and self.is_client:

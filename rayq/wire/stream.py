@@ -50,7 +50,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         self._write_resumed: asyncio.Future[None] | None = None
         self.received_at = self._loop.time()
-        """When the last bytes came, on the loop's clock."""
+        """The time at which the last bytes came, on the loop's clock."""
         self.address = "an unconnected peer"
 
     # --- for subclasses -------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class FrameStream(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def accept(self, version: int, frame_bytes_max: int) -> None:
-        """From now on the stream takes and writes frames of this version, up to this size."""
+        """Makes the stream take and write frames of this version, up to this size."""
         self._parser.version = version
         self._parser.frame_bytes_max = frame_bytes_max
 
@@ -194,7 +194,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.flush()
 
     def hold_reading(self) -> None:
-        """From now on takes no frame, and no byte from the network."""
+        """Stops taking frames, and bytes from the network."""
         self.is_reading_held = True
         transport = self._transport
         if transport is not None and not self._is_transport_paused and not transport.is_closing():

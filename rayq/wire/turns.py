@@ -25,8 +25,8 @@ SLICE_S = 0.02
 It may use more by the one request, or the one step of a task, that it is at."""
 
 TURN_S = 0.05
-"""When all clients together have used so much they wait, while servers are served and timers fire.
-Then those go on that have waited longest."""
+"""The loop time after which all clients together wait, while servers are served and timers fire.
+Then those resume that have waited longest."""
 
 
 class Turns:
@@ -67,14 +67,14 @@ class Slice:
         self._on_turn = on_turn
         self._used_s = 0.0
         self.is_waiting = False
-        """Whether no further request may be taken now: the connection waits for its turn, or its
+        """True if no further request may be taken now: the connection waits for its turn, or its
         tasks do. They go first, since requests are handled in the order of their arrival."""
         self._is_in_line = False
         self._has_ended = False
         self._parked: deque[asyncio.Future[None]] = deque()
         """The tasks that wait for the connection's turn."""
         self._woken = 0
-        """How many tasks have waited and have not gone on yet."""
+        """The number of tasks that have waited and have not resumed yet."""
 
     def used(self, seconds: float) -> None:
         """Notes that the connection has used the loop for so long."""
@@ -84,7 +84,7 @@ class Slice:
             self._line_up()
 
     def must_wait(self) -> bool:
-        """Whether no further bytes may be read now. `on_turn` is called once they may."""
+        """Returns whether no further bytes may be read now. `on_turn` is called once they may."""
         if self._turns.used_s > TURN_S:
             self._line_up()
         return self.is_waiting

@@ -21,8 +21,8 @@ def due_header(due_ms: int) -> tuple[str, bytes]:
 
 
 def due_ms_of(headers: Headers | None) -> int | None:
-    """When a record is due; None: at once. A header that is no time counts for nothing, so that a
-    bad one never holds up a record."""
+    """The time at which a record is due; None: at once. A header that is no time counts for
+    nothing, so that a bad one never holds up a record."""
     for name, value in headers or ():
         if name == DUE_HEADER and len(value) == _DUE.size:
             due_ms: int = _DUE.unpack(value)[0]
@@ -31,5 +31,5 @@ def due_ms_of(headers: Headers | None) -> int | None:
 
 
 def any_is_due_later(column: Iterable[Headers | None]) -> bool:
-    """Whether a record of these headers has one that says when it is due."""
+    """Returns whether any of these records has a header that says when it is due."""
     return any(name == DUE_HEADER for headers in column if headers for name, _ in headers)

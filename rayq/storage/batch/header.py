@@ -22,7 +22,7 @@ _BODY_CRC_POSITION = _STAMP.size + _CRC.size
 _PRODUCER_ID, _BASE_SEQUENCE = 12, 14
 """The places of these two among the header's fields. A negative number there stands for None."""
 _COVERED = _BODY_CRC_POSITION + _CRC.size
-"""Where the bytes begin that the body CRC covers."""
+"""The position at which the bytes begin that the body CRC covers."""
 
 HEADER_BYTES = _HEADER.size
 MAGIC = 1
@@ -92,45 +92,45 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_append_time(self) -> bool:
-        """Whether the records carry the time of the append instead of the producer's time."""
+        """True if the records carry the time of the append instead of the producer's time."""
         return self.attributes & APPEND_TIME != 0
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch is part of a transaction, or its marker. Compaction clears the
+        """True if the batch is part of a transaction, or its marker. Compaction clears the
         attribute of records whose transaction has committed."""
         return self.attributes & TRANSACTIONAL != 0
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch is the marker of a transaction, and has no records."""
+        """True if the batch is the marker of a transaction, and has no records."""
         return self.attributes & CONTROL != 0
 
     @property
     def is_abort(self) -> bool:
-        """Whether this marker says that the transaction was aborted."""
+        """True if this marker says that the transaction was aborted."""
         return self.attributes & ABORT != 0
 
     @property
     def has_null_keys(self) -> bool:
-        """Whether some record has no key: compacted topics refuse such a batch."""
+        """True if some record has no key: compacted topics refuse such a batch."""
         return self.attributes & NULL_KEYS != 0
 
     @property
     def is_large(self) -> bool:
-        """Whether the batch's one record stands for a large value: its own value is a manifest,
+        """True if the batch's one record stands for a large value: its own value is a manifest,
         which says where that is (`rayq.core.large_values`)."""
         return self.attributes & LARGE != 0
 
     @property
     def is_chunk(self) -> bool:
-        """Whether the batch is a piece of a large value. Its one record is none for readers, who
-        pass over it, nor for queues, where it counts as done."""
+        """True if the batch is a chunk of a large value. Readers skip its one record, and in queues
+        it counts as done."""
         return self.attributes & CHUNK != 0
 
     @property
     def is_delayed(self) -> bool:
-        """Whether some record has the header `rayq.due`: queues give it out later."""
+        """True if some record has the header `rayq.due`: queues deliver it later."""
         return self.attributes & DELAYED != 0
 
     @property
@@ -189,7 +189,7 @@ def stand_in(base_offset: int, next_offset: int, leader_epoch: int) -> bytes:
 
 
 def is_stand_in(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether a leader says by this batch that its disk has nothing better."""
+    """Returns whether a leader says by this batch that its disk has nothing better."""
     is_bare = header.length == HEADER_BYTES and header.record_count == 1
     return is_bare and not is_as_written(buffer, position, header)
 
@@ -230,7 +230,8 @@ def append_time_of(buffer: Buffer) -> int:
 
 
 def is_as_written(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether a batch's bytes are those that its producer sent: no other copy of them is better."""
+    """Returns whether a batch's bytes are those that its producer sent: no other copy of them is
+    better."""
     end = position + header.length
     if len(buffer) < end:
         return False

@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class Marker(NamedTuple):
-    """How the transaction (`family`, `epoch`) ended, and which coordinator said so."""
+    """The outcome of the transaction (`family`, `epoch`), and the coordinator that decided it."""
 
     family: int
     epoch: int

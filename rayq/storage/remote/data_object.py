@@ -28,7 +28,7 @@ from rayq.errors import CorruptBatchError, RemoteDamagedError
 from rayq.storage.batch import check_body, split_batches
 
 OBJECT_DATA_BYTES_MAX = 64 * MIB
-"""What one object holds at most, without its footer: it is sent from memory, by one PUT. (A single
+"""The maximum size of an object, without its footer: it is sent from memory, by one PUT. (A single
 batch that is larger is an object of its own.)"""
 PLACE_BYTES = 256 * KIB
 CRC_BYTES = MIB
@@ -40,8 +40,8 @@ TRAILER_BYTES = _TRAILER.size
 
 
 class Place(NamedTuple):
-    """Where a batch begins, and the greatest timestamp from it up to the next place (-1: there are
-    no records)."""
+    """The position of a batch, and the greatest timestamp from it up to the next place (-1: there
+    are no records)."""
 
     offset: int
     position: int
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 
 
 class Footer(msgspec.Struct, array_like=True, frozen=True):
-    """What a data object says of its batches."""
+    """The description of a data object's batches."""
 
     topic_id: str
     partition: int
@@ -131,7 +131,7 @@ class DataObject(NamedTuple):
     tail: bytes
     object_bytes: int
     crc32c: int
-    """Of all bytes."""
+    """The CRC of all bytes."""
 
 
 def describe_batches(
@@ -208,7 +208,7 @@ def describe_batches(
 
 
 def footer_bytes(trailer: bytes, name: str) -> int:
-    """How long the footer is, by the last `TRAILER_BYTES` bytes of an object of unknown shape.
+    """The length of the footer, by the last `TRAILER_BYTES` bytes of an object of unknown shape.
     Raises RemoteDamagedError."""
     return _trailer(trailer, name)[0] + TRAILER_BYTES
 

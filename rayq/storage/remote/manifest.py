@@ -33,7 +33,7 @@ from rayq.remote_pointer import OFFSET_MAX, RemotePointer
 from rayq.storage import checked_file
 
 PAGE_OBJECTS = 1024
-"""How many rows a page has."""
+"""The number of rows of a page."""
 ROOT_OBJECTS_MAX = 2 * PAGE_OBJECTS
 """With more rows than this the oldest ones go to a page."""
 _ROW = struct.Struct("<QQIQIIIqqqI")
@@ -57,7 +57,7 @@ class RemoteObject(NamedTuple):
     data_bytes: int
     """Without its footer."""
     crc32c: int
-    """Of the whole object."""
+    """The CRC of the whole object."""
     first_append_ms: int
     last_append_ms: int
     newest_timestamp_ms: int
@@ -118,7 +118,7 @@ class RemoteObjects(Sequence[RemoteObject]):
         return RemoteObject(start, end, str(name), *rest)
 
     def number_of(self, offset: int) -> int:
-        """How many objects begin at `offset` or before."""
+        """The number of objects that begin at `offset` or before."""
         return bisect_right(
             range(len(self)),
             offset,
@@ -126,7 +126,7 @@ class RemoteObjects(Sequence[RemoteObject]):
         )
 
     def newest_timestamp_ms(self, number: int) -> int:
-        """That of one object, without unpacking the rest of its row."""
+        """The newest timestamp of one object, without unpacking the rest of its row."""
         (found,) = _NEWEST.unpack_from(self._rows, number * _ROW.size + _NEWEST_POSITION)
         return int(found)
 
@@ -167,17 +167,17 @@ class _Root(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one version of a partition's remote pointer stands for. Its methods return a changed
+    """The content behind one version of a partition's remote pointer. Its methods return a changed
     manifest; `version` and `leader_epoch` are for the caller (`msgspec.structs.replace`)."""
 
     prefix: str
-    """What the names of all its objects begin with (`names.partition_prefix`)."""
+    """The prefix of the names of all its objects (`names.partition_prefix`)."""
     cluster_id: str
     topic: str
     topic_id: str
     partition: int
     partitions: int
-    """How many the topic has."""
+    """The number of partitions of the topic."""
     config: dict[str, Any]
     """The topic's config, as the metadata has it."""
     replication_factor: int
@@ -186,21 +186,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     log_start: int = 0
     """The first readable offset."""
     end: int = 0
-    """Where the next object begins; with no object on the list it may begin later."""
+    """The offset at which the next object begins; with no object on the list it may begin later."""
     end_epoch: int | None = None
     """The leader epoch of the record at `end - 1`."""
     data_bytes: int = 0
-    """Of the objects on the list, without their footers."""
+    """The size of the objects on the list, without their footers."""
     epochs: list[tuple[int, int]] = []
     """`(leader epoch, start offset)` from `log_start` up to `end`."""
     producer_snapshot: bytes = b""
     """The producer state of all batches below `end`."""
     written_ms: int = 0
-    """When its leader made it."""
+    """The time at which its leader made it."""
     objects: RemoteObjects = RemoteObjects()
     pages: tuple[ManifestPage, ...] = ()
-    """The pages that have the oldest rows. They may have older rows besides, which count no more.
-    """
+    """The pages that have the oldest rows. They may also have older rows, which no longer count."""
     packed_removed: bytes = b""
 
     @property
@@ -292,8 +291,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def replaced(self, item: RemoteObject, now_ms: int) -> Manifest:
-        """With another object for the range of one on the list, which is removed: it was made anew.
-        Pages that had the old one's row are removed, too."""
+        """With another object for the range of one on the list, which is removed: it was made
+        again. Pages that had the old one's row are removed, too."""
         number = self.objects.number_of(item.start) - 1
         old = self.objects[number]
         assert (old.start, old.end) == (item.start, item.end), f"{item} for {old}"
@@ -376,7 +375,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return name
 
     def _paged_objects(self, pages: Sequence[ManifestPage]) -> int:
-        """How many objects have their rows in pages."""
+        """The number of objects that have their rows in pages."""
         return self.objects.number_of(pages[-1].end - 1) if pages else 0
 
     # --- bytes ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a history says, arranged for the questions that are asked of it."""
+"""The content of a history, arranged for the questions that are asked of it."""
 
 from __future__ import annotations
 
