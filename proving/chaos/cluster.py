@@ -46,7 +46,7 @@ class ControllerPlace(NamedTuple):
     pid: int
     broker: int | None
     is_stand_in: bool
-    """Whether the broker's own process hosts the controller."""
+    """True if the broker's own process hosts the controller."""
 
 
 class ChaosCluster:
@@ -221,7 +221,7 @@ def wait_until(
 
 
 def _is_registered(broker: int) -> bool:
-    """Whether the broker's process runs and has a session with the controller."""
+    """Returns whether the broker's process runs and has a session with the controller."""
     name = ray_lookup.broker_name(NAME, broker)
     try:
         actor: Any = ray.get_actor(name, namespace=ray_lookup.NAMESPACE)
@@ -231,7 +231,7 @@ def _is_registered(broker: int) -> bool:
 
 
 def _takes(address: tuple[str, int]) -> bool:
-    """Whether a process takes connections there."""
+    """Returns whether a process takes connections there."""
     try:
         socket.create_connection(address, timeout=1.0).close()
     except OSError:

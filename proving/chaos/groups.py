@@ -70,7 +70,7 @@ class Change(NamedTuple):
     at_s: float
     settled_s: float
     is_alone: bool
-    """Whether no other change came before the group had settled."""
+    """True if no other change came before the group had settled."""
 
 
 class Gaps(NamedTuple):
@@ -302,7 +302,7 @@ class _Crowd:
 
 
 def is_settled(cluster: Cluster, group: str, members: int, partitions: int) -> bool:
-    """Whether this many members own all partitions, and no partition is on its way."""
+    """Returns whether this many members own all partitions, and no partition is on its way."""
     try:
         info = cluster.admin.describe_group(group)
     except UnknownGroupError:

@@ -69,7 +69,7 @@ def with_descendants(pid: int) -> list[int]:
 
 
 def is_marked(pid: int, run_id: str) -> bool:
-    """Whether a process belongs to a run. False for a zombie."""
+    """Returns whether a process belongs to a run. False for a zombie."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -23,7 +23,7 @@ from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.records import QueueInfo, TopicPartition
 
 QUEUES = {"plain": False, "by-key": True}
-"""Whether the records of one key are handled in order."""
+"""True if the records of one key are handled in order."""
 QUEUE_TOPICS = [QUEUES_TOPIC, *(f"{name}.dead" for name in QUEUES)]
 WORKERS = 2
 """For each queue."""

@@ -101,7 +101,8 @@ def import_changed(
 
 
 def is_imported_instead(module: str) -> bool:
-    """Whether no code came from the module's file: also true where the module was not imported."""
+    """Returns whether no code came from the module's file: also true where the module was not
+    imported."""
     found = sys.modules.get(module)
     return found is None or isinstance(found.__loader__, _Loader)
 

@@ -51,7 +51,7 @@ class AtomicJobs:
         new_client: Callable[[Process], Client],
     ) -> None:
         self.is_settled = True
-        """Whether nothing of the id is open."""
+        """True if nothing of the id is open."""
         self.hosts = [cluster.world.host(f"executor-{number}") for number in range(TASKS)]
         self._history = history
         self._topic = topic

@@ -1,4 +1,4 @@
-"""How old something may look to a host whose wall clock leaps, by rule 16.
+"""The maximum age that something may seem to have on a host whose wall clock leaps, by rule 16.
 
 Ages go by a clock that follows a wall clock that leapt ahead slowly, and one that goes back at
 once. So a leap makes things older by so much for each second that it lasts, and nothing is older

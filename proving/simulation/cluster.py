@@ -131,7 +131,7 @@ class SimulatedCluster:
         self.controller_process: Process | None = None
         self.controller: ControllerServer | None = None
         self.loses_a_disk = False
-        """Whether a broker is losing its disk: no other fault may begin until all is in sync."""
+        """True if a broker is losing its disk: no other fault may begin until all is in sync."""
         self.on_put_aside: Callable[[int, str], None] | None = None
         """Called with broker and path before a broker moves a partition to its quarantine."""
         self.peers = self.endpoints
@@ -286,9 +286,10 @@ class SimulatedCluster:
         return newest.metadata.state.topic_ids[name]
 
     def is_whole(self) -> bool:
-        """Whether every broker is live and every partition has a leader and all its replicas in
-        sync, as the live broker with the newest metadata knows it. Only replica processes that run
-        now count. Of a partition that is being moved, the replicas before the move count."""
+        """Returns whether every broker is live and every partition has a leader and all its
+        replicas in sync, as the live broker with the newest metadata knows it. Only replica
+        processes that run now count. Of a partition that is being moved, the replicas before the
+        move count."""
         live = [
             self.broker_of[process]
             for process in self.broker_processes.values()
@@ -314,8 +315,8 @@ class SimulatedCluster:
         )
 
     def is_replicated(self) -> bool:
-        """Whether all replicas of each partition end where their leader's log ends, with all of it
-        committed and flushed."""
+        """Returns whether all replicas of each partition end where their leader's log ends, with
+        all of it committed and flushed."""
         ends: dict[tuple[str, int], set[tuple[int, int, int]]] = {}
         for process, host in self.replica_hosts.items():
             if process.alive:

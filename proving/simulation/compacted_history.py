@@ -1,4 +1,4 @@
-"""What one compacted partition has committed, record by record, and what a replica may lack of it.
+"""History of one compacted partition: the committed records, and those that a replica may lack.
 
 A record may be missing below a replica's cleaned offset when a later one of its key is committed.
 The latest record of a key is missing only when it is a tombstone, below the replica's tombstone

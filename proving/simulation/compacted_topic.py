@@ -56,8 +56,8 @@ class _Key:
         return -1
 
     def may_be(self, value: bytes | None, acknowledged: int) -> bool:
-        """Whether a reader that reads up to the write of that number, or further, may find this
-        value (None: a tombstone, or no record)."""
+        """Returns whether a reader that reads up to the write of that number, or further, may find
+        this value (None: a tombstone, or no record)."""
         if acknowledged < 0 and value is None:
             return True
         return any(

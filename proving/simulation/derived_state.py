@@ -1,7 +1,6 @@
-"""What a log's batches say of its producers, transactions and leader epochs: derived from the
+"""The state of producers, transactions and leader epochs in a log's batches: derived from the
 headers alone, without the replica's code, to compare it with what the replica remembers after a
-recovery or a truncation, and with what a manifest says of the batches below its end.
-"""
+recovery or a truncation, and with what a manifest says of the batches below its end."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class SimulatedDisk:
             return zlib.crc32(part)
 
     def is_durable(self, path: str, start: int, stop: int) -> bool:
-        """Whether a power loss now would leave this part of a file as processes see it."""
+        """Returns whether a power loss now would leave this part of a file as processes see it."""
         node: Directory | StoredFile | None = self._root
         for part in _parts(path):
             node = node.durable.get(part) if isinstance(node, Directory) else None

@@ -148,7 +148,8 @@ class Faults:
             self._cluster.start_controller()
 
     def _has_failed_replicas(self, number: int) -> bool:
-        """Whether a disk error ended a replica: its broker process does not start it again."""
+        """Returns whether a disk error ended a replica: its broker process does not start it again.
+        """
         broker = self._cluster.broker_of.get(self._cluster.broker_processes[number])
         return (broker is not None and bool(broker._replicas._failed)) or any(
             replica._replica_log.failure is not None
@@ -491,7 +492,7 @@ class Faults:
         await self._fail_disk(self._rng.choice(("write", "read", "rename")))
 
     async def failed_syncs(self) -> None:
-        """As `disk_errors`. Afterwards the page cache shows bytes that the disk does not hold."""
+        """Like `disk_errors`. Afterwards the page cache shows bytes that the disk does not hold."""
         await self._fail_disk("sync")
 
     async def _fail_disk(self, operation: str) -> None:

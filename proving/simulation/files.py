@@ -98,7 +98,7 @@ class StoredFile:
         self._durable_size = rng.choice((low, high, rng.randint(low, high)))
 
     def is_durable(self, start: int, stop: int) -> bool:
-        """Whether a power loss now would leave these bytes as processes see them."""
+        """Returns whether a power loss now would leave these bytes as processes see them."""
         is_cut = self._cut is not None and self._cut < stop
         return (
             not is_cut

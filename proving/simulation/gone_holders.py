@@ -1,4 +1,4 @@
-"""Whether the locks of a consumer that is gone are free within a second, and not before.
+"""Checks that the locks of a consumer that is gone are free within a second, and not before.
 
 A leader hears of a holder by its requests, and of its end by the end of their connections. From the
 last of these on a second is promised. The judge notes which connections named a holder, and looks

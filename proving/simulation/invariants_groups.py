@@ -252,7 +252,7 @@ class GroupInvariants:
     # --- what clients were told -------------------------------------------------------------------
 
     def owns(self, consumer: AsyncConsumer, places: set[TopicPartition]) -> bool:
-        """Whether these partitions belong to the consumer's member by what is committed."""
+        """Returns whether these partitions belong to the consumer's member by what is committed."""
         core = consumer._core
         member = None if core.group is None else core.group.member
         if member is None:

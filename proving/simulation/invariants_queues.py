@@ -221,7 +221,7 @@ class QueueInvariants:
 
 
 def is_done(kept: Kept, offset: int) -> bool:
-    """Whether the record at this offset is settled."""
+    """Returns whether the record at this offset is settled."""
     number, index = divmod(offset, BLOCK_OFFSETS)
     if offset < kept.head.start_offset or number in _numbers(kept.head):
         return True

@@ -414,8 +414,9 @@ class TieredInvariants:
             )
 
     def _left_just_now(self, key: TopicIdPartition, name: str) -> bool:
-        """Whether a pointer is committed that names it no more, and that no broker has applied yet:
-        most of them have it in their logs. The controller's answer told the leader first."""
+        """Returns whether a pointer is committed that names it no more, and that no broker has
+        applied yet: most of them have it in their logs. The controller's answer told the leader
+        first."""
         brokers = [broker for process, broker in self._cluster.broker_of.items() if process.alive]
         holders: Counter[RemotePointer] = Counter()
         for broker in brokers:

@@ -24,7 +24,7 @@ class Lives:
     def __init__(self, cluster: SimulatedCluster, hosts: list[Host], recorder: Recorder) -> None:
         """The hosts are added to `hosts`."""
         self.is_wild = True
-        """Whether they are disturbed."""
+        """True if they are disturbed."""
         self._cluster = cluster
         self._hosts = hosts
         self._recorder = recorder

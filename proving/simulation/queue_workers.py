@@ -308,7 +308,7 @@ class RawWorker:
         *,
         seconds: float | None = None,
     ) -> bool:
-        """Whether the leader answered."""
+        """Returns whether the leader answered."""
         if not records:
             return True
         number = self._recorder.settling(

@@ -1,4 +1,4 @@
-"""Which replica processes an event may have changed, so that nothing else need be looked at.
+"""The replica processes that an event may have changed, so that no others need to be checked.
 
 All that invariants look at in a replica process, to see whether there is something to check, are
 attributes of its replicas, of their logs and of their coordinators: which role one has, how far its

@@ -83,8 +83,8 @@ SCENARIOS: dict[str, type[Workload]] = {
 def run_watched(
     seed: int, scenario: str = "ordinary", features: frozenset[str] | None = None
 ) -> Outcome:
-    """As `run_seed`, and also notes which situations of the protocol the run meets. The probes only
-    look on, so the run is the same."""
+    """Like `run_seed`, and also notes which situations of the protocol the run meets. The probes
+    only look on, so the run is the same."""
     with watched() as reached:
         outcome = run_seed(seed, scenario, features)
         outcome.situations = dict(reached)

@@ -1,4 +1,4 @@
-"""Which situations of the protocol a run has met: coverage of states, not of lines.
+"""The situations of the protocol that a run has met: coverage of states, not of lines.
 
 A seed that never truncates a log says nothing about truncation, however many records it reads. Each
 probe stands around one method of the real code, looks at the state before and after the call, and

@@ -103,7 +103,7 @@ class Stream:
         self.sender.pump()
 
     def _breaks(self) -> bool:
-        """Whether the connection ends instead of what arrives."""
+        """Returns whether the connection ends instead of what arrives."""
         share = self.link.break_share
         return share > 0 and not self.receiver.gone and self._rng.random() < share
 

@@ -1,4 +1,4 @@
-"""Whether a transaction has its time, and no more than that.
+"""Checks that a transaction has its time, and no more than that.
 
 Its coordinator looks several times a second at what has had its time. The judge stands beside that
 look: one that began under this coordinator has its whole time-out, one that an earlier coordinator
@@ -31,7 +31,7 @@ class _Seen:
 
     since_s: float
     is_own: bool
-    """Whether it began under this coordinator."""
+    """True if it began under this coordinator."""
     heard_s: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What queues have settled is lost: an operator has a replica lead that was behind.
+"""Loss of what queues have settled: an operator makes a replica leader that was behind.
 
 All in-sync replicas of a partition of `__queue_state` fail. The topic takes no unclean election by
 itself, so somebody asks for it, as one does when disks are gone. Records may be handled again, and

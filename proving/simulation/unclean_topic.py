@@ -163,7 +163,7 @@ def value_of(cluster: SimulatedCluster, place: TopicPartition) -> PartitionValue
 async def _until(
     faults: Faults, place: TopicPartition, holds: Callable[[PartitionValue], bool]
 ) -> bool:
-    """Whether it came to that in time."""
+    """Returns whether it came to that in time."""
     until_s = faults._world.now_s + STEP_LIMIT_S
     while faults._world.now_s < until_s:
         value = value_of(faults._cluster, place)

@@ -60,7 +60,7 @@ class Workload:
     """Faults beside `fault_kinds`; they also come just when another fault's victim is coming
     back."""
     lose_disks = True
-    """Whether a broker may lose its disk, for which all replicas have to be in sync first."""
+    """True if a broker may lose its disk, for which all replicas have to be in sync first."""
     lasts_s = 60.0
     """How many virtual seconds it runs; longer where recovery or the records take longer."""
     records_min = 1_000

@@ -72,7 +72,7 @@ class Member:
         self.work_s = rng.choice((0.0, 0.02, 0.2))
         """The usual maximum of the seconds of work on the records of one poll."""
         self.is_slow = rng.random() < 0.2
-        """Whether the member sometimes works for longer than it may."""
+        """True if the member sometimes works for longer than it may."""
         self.config = ConsumerConfig(
             auto_offset_reset="earliest",
             group_instance_id=instance,

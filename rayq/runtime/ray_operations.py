@@ -177,7 +177,7 @@ def _own_pid(_actor: object) -> int:
 
 
 def _is_back(actor: Any, before: int | None) -> bool:
-    """Whether another process than `before` runs and is registered with the controller."""
+    """Returns whether another process than `before` runs and is registered with the controller."""
     try:
         if _pid(actor) in (None, before):
             return False

@@ -84,7 +84,8 @@ def _check_bind_host(host: str | None) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process is gone, or is a worker, soon to end, of a Ray whose raylet is gone."""
+    """Returns whether a process is gone, or is a worker, soon to end, of a Ray whose raylet is
+    gone."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -70,7 +70,7 @@ class _Lock(NamedTuple):
         return self.state_epoch, self.number
 
     def is_after(self, other: tuple[int | None, int]) -> bool:
-        """Whether it was given out after the lock of this state epoch and count."""
+        """Returns whether it was given out after the lock of this state epoch and count."""
         epoch, count = other
         if epoch is None or self.state_epoch is None or epoch == self.state_epoch:
             return self.number > count
@@ -86,13 +86,13 @@ class _Record:
     locks: list[_Lock] = field(default_factory=list)
     last: _Lock | None = None
     given_up: bool = False
-    """Whether its holder has asked to settle it."""
+    """True if its holder has asked to settle it."""
     ends_s: float = 0.0
     """The time until which the last lock holds at least."""
     asks: int = 0
     """How often a consumer has asked to acknowledge it, and was not told that its lock had gone."""
     rejected: bool = False
-    """Whether any consumer has asked to reject it."""
+    """True if any consumer has asked to reject it."""
     not_before_s: float = 0.0
     """The end of the delay that a nack asked for."""
     nacked: set[str] = field(default_factory=set)
@@ -102,7 +102,7 @@ class _Record:
     acked_s: float = 0.0
     """When that was heard."""
     acked_in_time: bool = False
-    """Whether that was heard while the lock held for sure. Who acknowledges later is told so too
+    """True if that was heard while the lock held for sure. Who acknowledges later is told so too
     where the record is done with by then, perhaps as a dead letter."""
 
 
@@ -233,13 +233,13 @@ class _Queue:
         """The offsets of each key in a partition, as they were first seen."""
         self._under_way: dict[tuple[str, int], Settling] = {}
         self.is_closed = False
-        """Whether it was deleted."""
+        """True if it was deleted."""
         self._purged: dict[int, tuple[int, float]] = {}
         """By partition: the last purge that was answered, and when that was heard."""
         self._perhaps_purged: dict[int, int] = {}
         self._cuts: dict[int, int] = {}
         self._is_doubted = False
-        """Whether its keeper may have lost what was settled."""
+        """True if its keeper may have lost what was settled."""
 
     def _spot(self, partition: int, offset: int, state_epoch: int | None) -> _Spot:
         epoch = state_epoch if self.opened.is_loose else None
@@ -359,7 +359,7 @@ class _Queue:
         return spot in self._held.get(consumer, ())
 
     def _was_disturbed_since(self, take: Took) -> bool:
-        """Whether the connection may have broken that the take was answered over."""
+        """Returns whether the connection may have broken that the take was answered over."""
         found = (self._disturbed_s.get(scope, 0.0) for scope in (take.consumer, None))
         return max(found) > take.asked_s
 
