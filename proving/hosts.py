@@ -152,7 +152,7 @@ class Host:
         self._process = self._init = None
 
     def cut(self) -> None:
-        """Pulls the cable: the host goes on running and reaches only itself."""
+        """Pulls the cable: the host keeps running and reaches only itself."""
         _call("ip", "link", "set", self.name, "down")
 
     def mend(self) -> None:

@@ -503,7 +503,7 @@ class ProducerConfig:
     """The maximum time from `send` to the result, retries included; after it the future fails."""
 
     request_timeout_ms: Positive = 10_000
-    """How long one request waits for its answer before it is retried."""
+    """The maximum time that one request waits for its answer before it is retried."""
 
     retry_backoff_ms: Positive = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
@@ -649,8 +649,8 @@ class ConsumerConfig:
     maximum that one `poll` unpacks (but always a whole batch, and at least 16 MiB)."""
 
     request_timeout_ms: Positive = 10_000
-    """How long a request waits for its answer (on top of `fetch_max_wait_ms`) before it is
-    retried."""
+    """The maximum time that a request waits for its answer (on top of `fetch_max_wait_ms`) before
+    it is retried."""
 
     default_api_timeout_ms: Positive = 60_000
     """The time that a call without a timeout of its own (offsets, metadata) retries before it

@@ -435,7 +435,7 @@ class UnreadableRecordError(RayqError):
 
     They are the records of `topic_partition` from `offset` up to `next_offset` (exclusive). All
     before them were handed out first. The reader stays there, while it reads other partitions on;
-    `seek(error.topic_partition, error.next_offset)` goes on without them, and so does
+    `seek(error.topic_partition, error.next_offset)` continues without them, and so does
     `on_corrupt="skip"`, but for errors that are `never_skipped`.
     """
 
@@ -461,7 +461,7 @@ class CorruptBatchError(UnreadableRecordError):
 class LargeValueError(CorruptBatchError):
     """A large value cannot be put together: a chunk of it is missing or of another value, the
     topic, partition or object that has it is gone, or size or checksum of the whole are wrong.
-    Nothing of it is handed out; reading goes on behind it as behind other records that cannot be
+    Nothing of it is handed out; reading continues behind it as behind other records that cannot be
     read."""
 
     retriable = False
@@ -530,7 +530,7 @@ class RemoteListError(RemoteStorageError):
 
 
 class RemoteSlowError(RemoteStorageError):
-    """The object store did not answer in time. The read goes on behind it: ask again."""
+    """The object store did not answer in time. The read continues in the background: ask again."""
 
 
 class RemoteBacklogError(RemoteStorageError):

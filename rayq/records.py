@@ -334,7 +334,7 @@ class RemotePartitionInfo(msgspec.Struct, frozen=True):
     """The first one that is not in the object store; None, too, where nothing is."""
     high_watermark: int | None
     remote_bytes: int | None
-    """What the object store holds of its records."""
+    """The size of its records in the object store."""
     lag_bytes: int | None
     """The size of closed segments that are not in the object store yet."""
     lag_ms: int | None

@@ -99,13 +99,13 @@ class Injected:
     settled_s: float = 0.0
     """The time when all replicas were in sync again."""
     stood_still_s: float = 0.0
-    """How long the machine stood still in the fault phase."""
+    """The time that the machine stood still in the fault phase."""
     broker_away_s: float = 0.0
-    """How long a killed broker was away until it took connections again."""
+    """The time until a killed broker took connections again."""
 
     @property
     def limit_s(self) -> float:
-        """What writes may pause for."""
+        """The maximum pause of writes."""
         limit_s = self.target.kind.limit_s
         return limit_s if self.broker_away_s <= BACK_IN_TIME_S else max(limit_s, SILENT_LIMIT_S)
 

@@ -31,7 +31,7 @@ DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 KEYS_MIN = 20
 """A producer has so many keys, or as many as there are partitions."""
 ROUND_S = 0.01
-"""How long a producer pauses after it has sent some records."""
+"""The pause of a producer after it has sent some records."""
 VALUE_BYTES = (20, 120)
 CONSUMERS = 2
 AGAIN_S = (5.0, 15.0)
@@ -55,7 +55,7 @@ class LoadSpec:
     records_per_s: int
     seed: int
     clients: str = ""
-    """What the names of the clients begin with, where a run has several loads."""
+    """The prefix of the names of the clients, where a run has several loads."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -72,8 +72,8 @@ class LoadSpec:
 
 @dataclass
 class Acknowledged:
-    """When the records of one partition were sent and acknowledged (`time.monotonic`, which is one
-    clock for all processes of a machine), in the order of the acknowledgements."""
+    """The times at which the records of one partition were sent and acknowledged (`time.monotonic`,
+    which is one clock for all processes of a machine), in the order of the acknowledgements."""
 
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     acknowledged_s: array[float] = field(default_factory=lambda: array("d"))

@@ -21,7 +21,7 @@ from rayq.testing.checker import Recorder
 
 POLL_TIMEOUT_S = 0.5
 HANDLE_RECORD_S = 0.0002
-"""How long the handler takes for a record."""
+"""The time that the handler takes for a record."""
 END_TIMEOUT_S = 60.0
 
 

@@ -115,7 +115,7 @@ class Worker:
                 recorder.settled(self._name, number, at_s=now_s, lost=offsets)
 
     def _divided(self, tasks: list[QueueTask]) -> dict[str, list[QueueTask]]:
-        """What is done with which of them."""
+        """The records, divided by what is done with them."""
         found: dict[str, list[QueueTask]] = {"ack": [], "nack": [], "reject": []}
         for task in tasks:
             drawn = self._rng.random()

@@ -54,7 +54,7 @@ class QueueLoad:
         self._is_calm = threading.Event()
         self._disturber = threading.Thread(target=self._disturb, daemon=True)
         self.counts: Counter[str] = Counter()
-        """What happened, for people."""
+        """The events of the run, for people."""
 
     def start(self, cluster: Cluster) -> None:
         # A process that begins ignores it, too, until it listens.

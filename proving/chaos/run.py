@@ -46,8 +46,8 @@ RECORDS_BESIDE_PER_S = 300
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. Faults are drawn without replacement until all `kinds` had their turn, then
-    anew, for `minutes` from the first record on. All kinds have their turn, however long that
+    """The plan of a run. Faults are drawn without replacement until all `kinds` had their turn,
+    then anew, for `minutes` from the first record on. All kinds have their turn, however long that
     takes."""
 
     minutes: float
@@ -74,9 +74,9 @@ class Result:
     verdict: Verdict | None = None
     load_s: float = 0.0
     transactions: Counter[str] = field(default_factory=Counter)
-    """What the clients with transactions did, where the plan has some."""
+    """The history of the clients with transactions, where the plan has some."""
     queues: Counter[str] = field(default_factory=Counter)
-    """What became of the workers of queues, where the plan has some."""
+    """The outcome of the workers of queues, where the plan has some."""
     stalls: list[Stall] = field(default_factory=list)
     """Event loops of servers that stood still, the longest first. They are shown; judged are only
     the pauses that they make."""

@@ -15,7 +15,8 @@ class Stall(NamedTuple):
     process: str
     still_s: float
     cpu_s: float
-    """How much of it was work; the rest is waiting, also for other processes of the machine."""
+    """The part of it that was work; the rest is waiting, also for other processes of the machine.
+    """
     where: str
 
 

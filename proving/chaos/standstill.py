@@ -21,7 +21,7 @@ class Standstill:
 
     def __init__(self) -> None:
         self._late: list[tuple[float, float]] = []
-        """When the thread woke up too late, and by how much, in seconds."""
+        """The times at which the thread woke up too late, and by how much, in seconds."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="standstill", daemon=True)
 
@@ -35,7 +35,8 @@ class Standstill:
                 self._late.append((now_s, late_s))
 
     def between_s(self, from_s: float, until_s: float) -> float:
-        """How many of the seconds between two times (`time.monotonic`) the machine stood still."""
+        """The number of seconds between two times (`time.monotonic`) in which the machine stood
+        still."""
         return sum(
             max(0.0, min(woke_s, until_s) - max(woke_s - late_s, from_s))
             for woke_s, late_s in list(self._late)

@@ -2,7 +2,7 @@
 
     python -m proving.mutants --modules rayq/core rayq/storage/log.py --sample 50 --seed 1
 
-A run that was interrupted goes on where it stopped; `--report` only prints the verdicts so far.
+A run that was interrupted resumes where it stopped; `--report` only prints the verdicts so far.
 """
 
 from __future__ import annotations

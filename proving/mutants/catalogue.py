@@ -36,7 +36,7 @@ class Mutant:
     before: str
     after: str
     count: int
-    """How many equal mutants stand before this one in the function."""
+    """The number of equal mutants before this one in the function."""
 
     @property
     def key(self) -> str:

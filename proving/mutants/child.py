@@ -36,7 +36,7 @@ NO_NAMES: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: the result of its function, or None and why there is none."""
+    """The end of a process: the result of its function, or None and why there is none."""
 
     returned: Any
     why: str
@@ -85,8 +85,8 @@ def scratch_directory(state: Path) -> Iterator[Path]:
 
 
 def import_instead(module: str, tree: ast.Module) -> None:
-    """From now on an import of the module gives the code of the tree. Raises ImportError when the
-    module is imported already."""
+    """Makes an import of the module give the code of the tree. Raises ImportError when the module
+    is imported already."""
     if module in sys.modules:
         raise ImportError(f"{module} is imported already.")
     import_changed(lambda fullname, origin: tree if fullname == module else None)
@@ -95,8 +95,8 @@ def import_instead(module: str, tree: ast.Module) -> None:
 def import_changed(
     change: Callable[[str, str], ast.Module | None], names: Mapping[str, object] = NO_NAMES
 ) -> None:
-    """From now on an import gives the code of `change(module, path)`, or the file's where that is
-    None. It finds these names besides its own."""
+    """Makes an import give the code of `change(module, path)`, or the file's where that is None. It
+    finds these names besides its own."""
     sys.meta_path.insert(0, _Finder(change, names))
 
 

@@ -50,7 +50,7 @@ def comparison_negated(node: ast.AST) -> Iterator[Replacement]:
 
 
 def condition_fixed(node: ast.AST) -> Iterator[Replacement]:
-    """`if a` becomes `if True` and `if False`. A loop only ends sooner: none runs for ever."""
+    """`if a` becomes `if True` and `if False`. A loop only ends sooner: none runs forever."""
     match node:
         case ast.If(test=test, body=body, orelse=orelse):
             if not isinstance(test, ast.Constant):

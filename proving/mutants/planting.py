@@ -1,5 +1,5 @@
-"""Puts a mutant into code that is imported already: no module and no test is then imported anew for
-each mutant."""
+"""Puts a mutant into code that is imported already: no module and no test is then imported again
+for each mutant."""
 
 from __future__ import annotations
 

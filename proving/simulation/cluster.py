@@ -34,7 +34,7 @@ ROOT = "/data"
 PORT = 9392
 REPLICAS_MAX = 1000
 OBJECT_SERVER = "objects-"
-"""What the names of object servers begin with."""
+"""The prefix of the names of object servers."""
 
 
 class SimulatedHostProcess:

@@ -23,7 +23,8 @@ remembered."""
 
 
 class Derived:
-    """What batches say that were added in the order of their offsets, from offset 0 on."""
+    """The state that follows from batches, added in the order of their offsets, from offset 0 on.
+    """
 
     def __init__(self) -> None:
         self._producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}

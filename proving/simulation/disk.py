@@ -27,8 +27,8 @@ FREE_BYTES = 1 << 40
 """The free bytes of a disk without a capacity."""
 
 SYNC_S = (0.00005, 0.002)
-"""How long a good disk takes for a sync, at least and usually at most; one sync in a hundred takes
-20 times as long."""
+"""The time that a good disk takes for a sync, at least and usually at most; one sync in a hundred
+takes 20 times as long."""
 
 
 class DiskUser(Protocol):
@@ -49,7 +49,7 @@ class DiskUser(Protocol):
         ...
 
     def ahead_s(self) -> float:
-        """How long the calling thread has waited already, beyond the loop's time."""
+        """The time that the calling thread has waited already, beyond the loop's time."""
         ...
 
 

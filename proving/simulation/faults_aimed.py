@@ -26,7 +26,7 @@ PATIENCE_S = 4.0
 LOOK_S = 0.002
 LEAPS_MS = (1_200_000, 1_200_000, 60_000, -1_200_000)
 LEAP_S = (0.2, 1.8)
-"""How long a leap lasts: soon over, so that it may shorten a delay of a minute by no more than a
+"""The duration of a leap: soon over, so that it may shorten a delay of a minute by no more than a
 part."""
 STRIKES = (*("leap",) * 5, "kill a process", "kill", "pause", "cut off", "power loss")
 
@@ -105,7 +105,7 @@ def _replicas(cluster: SimulatedCluster) -> Iterator[tuple[Process, Replica]]:
 
 
 def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
-    """Where a queue's records wait for a time of day, or after a failure."""
+    """The servers where a queue's records wait for a time of day, or after a failure."""
     return _queues(cluster, lambda leader: leader.open.state._delayed > 0)
 
 
@@ -173,12 +173,12 @@ def deleted_topics(cluster: SimulatedCluster) -> list[Process]:
 
 
 def open_transactions(cluster: SimulatedCluster) -> list[Process]:
-    """Who coordinates a transaction whose time runs."""
+    """The coordinators of a transaction whose time runs."""
     return _transactions(cluster, is_decided=False)
 
 
 def missing_markers(cluster: SimulatedCluster) -> list[Process]:
-    """Who coordinates a transaction that is decided, and lacks markers."""
+    """The coordinators of a transaction that is decided, and lacks markers."""
     return _transactions(cluster, is_decided=True)
 
 
@@ -195,7 +195,7 @@ def _transactions(cluster: SimulatedCluster, *, is_decided: bool) -> list[Proces
 
 
 def reassignments(cluster: SimulatedCluster) -> list[Process]:
-    """Who leads a partition that is being moved."""
+    """The leaders of a partition that is being moved."""
     newest = max(
         cluster.brokers.values(), key=lambda server: server.metadata.version
     ).metadata.state

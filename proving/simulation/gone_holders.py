@@ -25,7 +25,7 @@ PROMISED_S = 1.0
 EARLY_S = 0.01
 """Timers fire as exactly as that."""
 LOOK_S = 0.02
-"""So often the judge looks."""
+"""The interval at which the judge looks."""
 SLACK_S = 0.25
 """A process may be busy just then."""
 
@@ -39,7 +39,7 @@ class GoneHolders:
         self._connections: dict[Holders, dict[str, list[asyncio.Future[None]]]] = {}
         """The connections that have named each holder, of each leader."""
         self._ended_s: dict[asyncio.Future[None], float] = {}
-        """When a leader heard that a connection had ended."""
+        """The time at which a leader heard that a connection had ended."""
         self._waits_s: dict[tuple[OpenQueue, str], float] = {}
         """Since when an opening that could act has had locks of a holder that is gone."""
         self._looked_s = 0.0

@@ -59,7 +59,7 @@ class QueueInvariants:
         self._appended: set[_Number] = set()
         """The numbers of all batches that a leader of any topic has committed."""
         self.replays = 0
-        """How often a live state was compared with what is kept of it."""
+        """The number of times that a live state was compared with what is kept of it."""
 
     def committed(self, replica: Replica, leader_epoch: int, batch: bytes) -> None:
         """Takes a committed batch of any topic."""

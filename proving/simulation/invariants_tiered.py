@@ -129,7 +129,7 @@ class TieredInvariants:
         self.given_up: set[str] = set()
         """The pins that somebody may have asked to end."""
         self.uploaded = 0
-        """How many objects were committed."""
+        """The number of objects that were committed."""
 
     def watch(self, invariants: Invariants) -> None:
         self._invariants = invariants
@@ -500,7 +500,7 @@ class TieredInvariants:
             )
 
     def _check_leads(self, where: str, replica: Replica, log: Log) -> None:
-        """A leader goes on from the last record in the store."""
+        """A leader continues from the last record in the store."""
         pointer = replica.assignment.remote
         if pointer is None or pointer.end_epoch is None or pointer.end <= log.start_offset:
             return

@@ -75,7 +75,7 @@ class TaskWorker:
         self._client = client
         self._problems = problems
         self._asked = 0
-        """How often its user has asked for records."""
+        """The number of times that its user has asked for records."""
 
     async def work(self, goes_on: Callable[[], bool], is_wild: Callable[[], bool]) -> None:
         watching = self._client.environment.tasks.spawn(self._watch(), f"{self._name} is watched")

@@ -63,7 +63,7 @@ class Outcome:
     """The CPU seconds of this process, from the start of the world until its memory is free."""
     trace: str = ""
     situations: dict[str, int] = field(default_factory=dict)
-    """How often the run met each of `situations`, where the run was watched."""
+    """The number of times that the run met each of `situations`, where the run was watched."""
 
 
 SCENARIOS: dict[str, type[Workload]] = {

@@ -101,7 +101,7 @@ SITUATIONS: dict[str, str] = {
 }
 
 reached: Counter[str] = Counter()
-"""How often each situation was met since the counter was cleared."""
+"""The number of times that each situation was met since the counter was cleared."""
 
 _probes: list[tuple[object, str, Probe]] = []
 

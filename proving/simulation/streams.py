@@ -1,8 +1,8 @@
 """One TCP connection of the simulation: two transports, a byte stream each way.
 
 What the kernel does (bytes under way, acknowledgements, FIN, RST, giving up) belongs to the world,
-and goes on while a process is paused or after it has died. What the transport does for its protocol
-runs in the process's own context.
+and continues while a process is paused or after it has died. What the transport does for its
+protocol runs in the process's own context.
 """
 
 from __future__ import annotations

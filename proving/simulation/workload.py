@@ -2,7 +2,7 @@
 
 The clients are three producers (acks="all", idempotent, keyed records) and two consumers, each a
 process on a host of its own. Consumers read all partitions from the beginning; the second begins
-anew now and then. A watcher asks for the end of each partition, which never goes back.
+again now and then. A watcher asks for the end of each partition, which never goes back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUND_S = 0.4
 """About how long a producer pauses after it has sent some records."""
 ROUND_RECORDS_MAX = 8
 AGAIN_S = (8.0, 25.0)
-"""The second consumer begins anew after this time."""
+"""The second consumer begins again after this time."""
 WATCH_S = 0.5
 """About how often the watcher asks for the end of each partition."""
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
@@ -62,7 +62,8 @@ class Workload:
     lose_disks = True
     """True if a broker may lose its disk, for which all replicas have to be in sync first."""
     lasts_s = 60.0
-    """How many virtual seconds it runs; longer where recovery or the records take longer."""
+    """The number of virtual seconds that it runs; longer where recovery or the records take longer.
+    """
     records_min = 1_000
     """It goes on until so many records are acknowledged."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))

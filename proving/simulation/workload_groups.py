@@ -310,7 +310,7 @@ class GroupWorkload(Workload):
             await asyncio.sleep(rng.uniform(0.2, 6.0))
             member.process.resume()
             # One of the two is fenced: the first, or the second where the first lost its session
-            # and joined anew.
+            # and joined again.
             while not member.is_over and not successor.is_over:
                 await self._wait(member, 0.5)
             loser, winner = (member, successor) if member.is_over else (successor, member)

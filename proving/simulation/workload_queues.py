@@ -155,7 +155,7 @@ class QueueWorkload(Workload):
         return self._gone_holders.judging()
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has now."""
+        """The number of partitions that a topic has now."""
         return 1 if topic == LOOSE else PARTITIONS
 
     @property

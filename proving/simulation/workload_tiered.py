@@ -74,7 +74,7 @@ UNCLEAN_SHARE = 8
 """How often an unclean election is among the faults, where there is a topic for it."""
 BURY_S = 8.0
 BRIEF = "brief-"
-"""What the names of the topics begin with that are deleted."""
+"""The prefix of the names of the topics that are deleted."""
 OBJECT_BYTES = 4096
 SMALL = (
     (manifest, "PAGE_OBJECTS", 3),

@@ -117,7 +117,8 @@ class Host:
         self.processes: list[Process] = []
         self.clock_offset_ms = 0
         self.clock_changes: list[tuple[float, int]] = []
-        """When the wall clock jumped, in virtual seconds, and how far off it was from then on."""
+        """The times at which the wall clock jumped, in virtual seconds, and how far off it was from
+        then on."""
         self.began_ahead_s: list[float] = []
         """When processes began while it was ahead, which they cannot know."""
         self.thread_s = THREAD_S

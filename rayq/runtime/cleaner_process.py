@@ -28,7 +28,8 @@ IDLE_PATIENCE_S = 30.0
 """A helper of idle priority may take so long, and `PATIENCE_FACTOR` times what its pace takes."""
 PATIENCE_FACTOR = 10
 BUSY_NICE = 10
-"""Of the helper that takes over: about a tenth of what a process of normal priority gets."""
+"""The niceness of the helper that takes over: about a tenth of what a process of normal priority
+gets."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -4,7 +4,7 @@
 the cluster's id and secret, then the voters' metadata logs get their first record, the same
 `VotersChanged`; only then do brokers start. One such record is enough for a cluster to start. Until
 there is one all directories are blank (`is_blank`). So a crash on the way leaves a cluster that can
-start, or blank directories, and the next start formats these anew.
+start, or blank directories, and the next start formats these again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 (How many replicas of a broker share a `ReplicaHostActor`: see `replicas_per_process`.)
 
 Only lifecycle goes through Ray; records never do. The controller and the brokers are detached named
-actors that Ray restarts for ever. A broker starts and restarts its replica processes itself, and
+actors that Ray restarts forever. A broker starts and restarts its replica processes itself, and
 watches them by pidfd: Ray must not restart them, or two processes could serve one directory.
 """
 
@@ -96,7 +96,7 @@ takes the lock for an instant."""
 LOCK_RETRY_S = 0.05
 BROKER_RETRY_S = 1.0
 BROKER_RETRY_MAX_S = 10.0
-"""How long a broker waits after a start that failed, at first and at most."""
+"""The wait of a broker after a start that failed, at first and at most."""
 
 
 # --- replica processes ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Everything goes out as a gauge of `ray.util.metrics`, counters and the buckets of histograms too: a
 counter of Ray's cannot say 0, so that an alert would miss the first time that something happens,
 and the agent keeps it forever when its process is gone. The agent forgets a gauge that was not set
-for two of its report intervals (20 s), so that a figure that is measured no more is not shown.
+for two of its report intervals (20 s), so that a figure that is no longer measured is not shown.
 Prometheus's `rate` and `increase` look at the numbers, not at the declared kind. Names gain Ray's
 prefix: `ray_rayq_bytes_in_total`.
 """

@@ -23,8 +23,8 @@ _TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 
 
 def leave_out_noise() -> None:
-    """From what Ray copies of its other processes to this driver. What the user has left out stays
-    left out."""
+    """Leaves out lines of what Ray copies of its other processes to this driver. What the user has
+    left out stays left out."""
     for deduplicator in (ray_logging.stdout_deduplicator, ray_logging.stderr_deduplicator):
         kept: Any = getattr(deduplicator, "skip_re", None)
         patterns = [kept.pattern] if kept is not None else []

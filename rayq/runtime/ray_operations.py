@@ -1,4 +1,4 @@
-"""What operators do to the brokers of a running cluster on Ray, one at a time."""
+"""Operations on the brokers of a running cluster on Ray, one at a time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ANSWER_TIMEOUT_S = 30.0
 RETRY_S = 0.2
 """While Ray starts a pool again."""
 STOP_WITH_CLUSTER_S = 10.0
-"""How long the stop of a cluster lets each pool's consumers finish."""
+"""The maximum time that the stop of a cluster lets each pool's consumers finish."""
 STOP_SLACK_S = 10.0
 """On top of the time that a stop is given, for the pool to say that it is done."""
 

@@ -1,6 +1,6 @@
 """A consumer pool and its consumers as Ray actors, all of them detached.
 
-Ray restarts the pool for ever. It does not restart consumers: their pool sees that one is gone and
+Ray restarts the pool forever. It does not restart consumers: their pool sees that one is gone and
 starts another, or not. A consumer that Ray has no room for is a pending actor, which makes Ray's
 autoscaler add a node.
 """
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE_PAUSE_S = 1.0
 LINGER_S = 30.0
-"""How long a consumer that has ended can still be asked why."""
+"""The time in which a consumer that has ended can still be asked why."""
 ADDRESSES_PATIENCE_S = 2.0
-"""How long brokers have to say where they listen."""
+"""The maximum time for brokers to say where they listen."""
 
 
 class PoolWork(msgspec.Struct, frozen=True):
-    """What a pool is to do, as it goes to other processes."""
+    """The work of a pool, as it is sent to other processes."""
 
     cluster: Cluster
     spec: PoolSpec
@@ -56,7 +56,7 @@ def pool_name(cluster_name: str, pool: str) -> str:
 
 
 def consumer_prefix(cluster_name: str, pool: str) -> str:
-    """What the names of a pool's consumers begin with; `NAME_CHARACTERS` follow."""
+    """The prefix of the names of a pool's consumers; `NAME_CHARACTERS` follow."""
     return f"rayq:{cluster_name}:consumer-{pool}:"
 
 
@@ -207,7 +207,7 @@ def consumers_of(cluster_name: str, pool: str) -> list[tuple[str, Any]]:
 
 
 def ray_options(resources: dict[str, float | int] | None) -> dict[str, Any]:
-    """As options of a Ray actor."""
+    """The resources as options of a Ray actor."""
     given = {"num_cpus": 1} if resources is None else resources
     options: dict[str, Any] = {"num_cpus": 0}
     options.update({name: amount for name, amount in given.items() if name in RAY_OPTIONS})
@@ -237,8 +237,8 @@ def _loaded(pickled: bytes) -> Handler:
 
 
 async def present_addresses(cluster_name: str) -> list[Address]:
-    """Where the brokers listen now, as far as they say so at once: each may have moved since the
-    cluster's `addresses` were told to a pool."""
+    """The addresses on which the brokers listen now, as far as they say so at once: each may have
+    moved since the cluster's `addresses` were told to a pool."""
     prefix = broker_name(cluster_name, 0).removesuffix("0")
     found: list[Address] = []
     try:

@@ -1,4 +1,4 @@
-"""What a process of rayq on Ray needs of its machine, and how it reports to Ray."""
+"""Set-up of a rayq process on Ray: what it needs of its machine, and its reports to Ray."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def server_environment(config: ClusterConfig) -> Environment:
 def start_reports(
     environment: Environment, config: ClusterConfig, name: str
 ) -> asyncio.Task[None]:
-    """From now on this process logs into a file, also when its loop stands still, and tells Ray
-    what it measures."""
+    """Makes this process log into a file, also when its loop stands still, and tell Ray what it
+    measures."""
     log_to_session(name)
     LoopWatch()
     return environment.tasks.spawn(export_for_ever(environment, config), "metrics")

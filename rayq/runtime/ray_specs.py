@@ -1,4 +1,5 @@
-"""What the actors of a cluster are started with. Ray keeps it, and starts them again with it."""
+"""The specifications that the actors of a cluster are started with. Ray keeps it, and starts them
+again with it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class BrokerSpec(msgspec.Struct, frozen=True, kw_only=True):
     brokers_on_node: int
     peers: tuple[Address, ...]
     settings: KeptSettings | None = None
-    """What the broker keeps in its directory; None in a spec of an older version."""
+    """The settings that the broker keeps in its directory; None in a spec of an older version."""
 
 
 class ClusterSpec(HasSecret, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class ClusterSpec(HasSecret, frozen=True, kw_only=True):
     cluster_id: str
     secret: bytes
     brokers: tuple[Address, ...]
-    """Where the brokers listen."""
+    """The addresses on which the brokers listen."""
     config: ClusterConfig
     root: str
     port: int
@@ -42,7 +43,8 @@ class ClusterSpec(HasSecret, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """The nodes there were at the start; nodes that join later get a broker."""
     settings: KeptSettings | None = None
-    """What the cluster was started with, for every broker to keep; `config` is made of it."""
+    """The settings that the cluster was started with, for every broker to keep; `config` is made of
+    it."""
 
     def broker_spec(self, broker: int, node_id: str, brokers_on_node: int) -> BrokerSpec:
         return BrokerSpec(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def token_path() -> Path:
-    """Where Ray looks for its token."""
+    """The path at which Ray looks for its token."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
 

@@ -60,7 +60,7 @@ class Survivor(NamedTuple):
 
 
 class RecoveredQuorum(NamedTuple):
-    """What was done: `directory` is the only voter now, under controller epoch `epoch`."""
+    """The result: `directory` is the only voter now, under controller epoch `epoch`."""
 
     directory: Directory
     epoch: int

@@ -74,7 +74,7 @@ REFUSALS = (
     ReplicaLimitError,
     TopicExistsError,
 )
-"""What the controller answers where it makes no topic."""
+"""The errors that the controller answers where it creates no topic."""
 DELETED_AT_ONCE = 1000
 MARK = b"A topic was restored from here by another cluster."
 OnProgress = Callable[[int], None]
@@ -96,7 +96,7 @@ class StoredTopic(NamedTuple):
 
 
 class RestoredPartition(NamedTuple):
-    """What a partition of the new topic has: records from `start_offset` up to `end_offset`
+    """The content of a partition of the new topic: records from `start_offset` up to `end_offset`
     (exclusive), of which the last was appended at `last_append_ms`."""
 
     partition: int
@@ -144,7 +144,7 @@ async def check_topic(store: ObjectStore, topic: StoredTopic) -> StoredTopic:
 
 
 def described(topic: StoredTopic) -> list[RestoredPartition]:
-    """What each partition has, as far as manifests tell."""
+    """The content of each partition, as far as manifests tell."""
     found = []
     for number in range(topic.partitions):
         manifest = topic.manifests.get(number)
@@ -247,7 +247,7 @@ async def _check_still_there(
 
 
 async def used_prefixes(client: Client) -> dict[str, str]:
-    """Which topic of the cluster has the objects below a prefix."""
+    """The topics of the cluster, by the prefix of their objects."""
     return _used_prefixes(await client.fetch_all(timeout_s=CREATE_TIMEOUT_S))
 
 

@@ -3,19 +3,19 @@
 A pass has two halves. First it reads the dirty part, which was appended since the last pass, and
 maps each key to its latest offset there. Then it copies the log from its start on, without the
 records that the map supersedes. The map has a limit: when it is full, the pass covers less, and the
-next pass goes on from there. This follows the cleaner of Kafka, which KIP-58 describes.
+next pass continues from there. This follows the cleaner of Kafka, which KIP-58 describes.
 
 The log is compacted up to the last stable offset at most, so each transaction has ended. Records of
 aborted transactions go, and supersede nothing. The batches of committed transactions lose the
 attribute that says so: from then on they need no marker, and markers go as tombstones go.
 
 Records without a key stay too. Of a batch that loses all its records the header stays in three
-cases: for the last batches of each live producer (so that the replicas that copy the
-log still recognise a retry), and for the last batch of a leader epoch and of a segment (so that
-their ends are known). Tombstones, which are records without a value, stay for `delete_retention_ms`
-after the pass that first left nothing else of their key. A batch whose CRC is right, and whose
-bytes are no batch of records all the same, stays as it is and is reported: the disk did not damage
-it, so the pass goes on.
+cases: for the last batches of each live producer (so that the replicas that copy the log still
+recognise a retry), and for the last batch of a leader epoch and of a segment (so that their ends
+are known). Tombstones, which are records without a value, stay for `delete_retention_ms` after the
+pass that first left nothing else of their key. A batch whose CRC is right, and whose bytes are no
+batch of records all the same, stays as it is and is reported: the disk did not damage it, so the
+pass continues.
 
 A pass reads segments that do not change any more and writes into `<partition>/cleaning/`. Only
 `swap` changes the log. So a pass can run in any process, and can be stopped and dropped at any

@@ -4,8 +4,8 @@ Both are files of ascending entries of a fixed size, behind eight bytes of file 
 version u16, entry size u16, little endian). Entries are made as batches are appended, one for about
 every `index_interval_bytes` of log. They wait in memory, and reach the file, synced, with the
 checkpoint that covers them. So a file may hold rubbish after a crash, but only beyond the recovery
-point of the checkpoint, where it is cut and made anew from the log. An index need not be right:
-a reader checks that the batch of an entry starts at its position, and scans the segment otherwise.
+point of the checkpoint, where it is cut and rebuilt from the log. An index need not be right: a
+reader checks that the batch of an entry starts at its position, and scans the segment otherwise.
 """
 
 from __future__ import annotations

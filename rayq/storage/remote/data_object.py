@@ -8,8 +8,8 @@ Little endian::
 
 The footer has a *place* (first offset, position, greatest timestamp) for each 256 KiB of batches:
 readers begin and end there. It has a CRC32C for each MiB, by which any range is checked without the
-rest. A reader of one range needs no manifest besides, and a lost manifest could be made anew from
-the footers.
+rest. A reader of one range needs no manifest besides, and a lost manifest could be rebuilt from the
+footers.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ endian::
     first_append_ms i64 | last_append_ms i64 | newest_timestamp_ms i64 | end_epoch u32
 
 Start, epoch and random number make the object's name (see `names`), behind the manifest's one
-prefix: a restored topic goes on below the prefix of the old one. What was taken off the list is in
-`removed` until it was deleted, with the same parts of its name.
+prefix: a restored topic continues below the prefix of the old one. What was taken off the list is
+in `removed` until it was deleted, with the same parts of its name.
 
 The manifest also has what the store needs to bring the topic back by itself: its name, config, the
 leader epochs, and the producer state at `end`.

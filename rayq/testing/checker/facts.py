@@ -65,7 +65,7 @@ class Send:
 
 @dataclass(slots=True)
 class Reading:
-    """What one consumer polled of one partition within one assignment."""
+    """The records that one consumer polled of one partition within one assignment."""
 
     consumer: str
     place: Place
@@ -88,9 +88,9 @@ class Facts:
     found: dict[Place, set[int]] = field(default_factory=dict)
     """Has only places that a reader of everything was assigned."""
     read_before: dict[Place, set[int]] = field(default_factory=dict)
-    """What had been read when the first reader of everything began."""
+    """The records that had been read when the first reader of everything began."""
     places_of: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
-    """Where each polled value stood: `(topic, partition, offset)`."""
+    """The place of each polled value: `(topic, partition, offset)`."""
     records_polled: int = 0
     group_events: list[Event] = field(default_factory=list)
     """All that concerns groups, in order, for `rayq.testing.checker.groups`."""

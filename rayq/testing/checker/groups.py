@@ -40,11 +40,11 @@ class _Ownership:
     where: Where
     epoch: int | None
     committed: int
-    """What had been committed when it began: nothing below it may come again."""
+    """The offset that had been committed when it began: nothing below it may come again."""
     beside: list[_Ownership] = field(default_factory=list)
     """Other ownerships that had not ended when this one began."""
     how: str | None = None
-    """How it ended."""
+    """The way in which it ended."""
 
     def __str__(self) -> str:
         end = "not ended" if self.how is None else self.how
@@ -55,7 +55,7 @@ class _Commit(NamedTuple):
     offset: int
     consumer: str
     at: int
-    """When it was acknowledged, as a count of events."""
+    """The time of its acknowledgement, as a count of events."""
 
 
 @dataclass

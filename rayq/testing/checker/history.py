@@ -50,11 +50,11 @@ class Sent(_Event, frozen=True, tag="sent"):
 
 
 class Assigned(_Event, frozen=True, tag="assigned"):
-    """A consumer begins to read a partition, or begins anew (another assignment, a seek): what it
-    polled of it before says nothing about what comes next. With a `group`: it owns the partition
-    in it from now on, as a member of this `epoch`. With `reads_all`: nothing is written any more,
-    and it reads the partition from its first record to its last, so whatever it does not find is
-    gone, whoever has read it before."""
+    """A consumer begins to read a partition, or begins again (another assignment, a seek): what it
+    polled of it before says nothing about what comes next. With a `group`: it owns the partition in
+    it from now on, as a member of this `epoch`. With `reads_all`: nothing is written any more, and
+    it reads the partition from its first record to its last, so whatever it does not find is gone,
+    whoever has read it before."""
 
     consumer: str
     topic: str
@@ -176,7 +176,7 @@ class Cut(_Event, frozen=True, tag="cut"):
 
 
 class KeeperInDoubt(_Event, frozen=True, tag="keeper-in-doubt"):
-    """From now on what queues have kept may be lost, and with it what any answer rests on: no lock
+    """The state of queues may be lost from now on, and with it what any answer rests on: no lock
     and nothing settled is sure. Each record is still acknowledged, or a dead letter."""
 
 
@@ -223,7 +223,7 @@ class Settling(_Event, frozen=True, tag="settling"):
     """`(offset, count)`"""
     state_epoch: int | None = None
     seconds: float | None = None
-    """How long an extension is, or the delay that a nack asks for."""
+    """The length of an extension, or the delay that a nack asks for."""
 
 
 class Settled(_Event, frozen=True, tag="settled"):

@@ -79,7 +79,7 @@ class _Lock(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """What happened to one record of one queue."""
+    """The history of one record of one queue."""
 
     value: str
     key: str | None
@@ -90,7 +90,8 @@ class _Record:
     ends_s: float = 0.0
     """The time until which the last lock holds at least."""
     asks: int = 0
-    """How often a consumer has asked to acknowledge it, and was not told that its lock had gone."""
+    """The number of times that a consumer has asked to acknowledge it, and was not told that its
+    lock had gone."""
     rejected: bool = False
     """True if any consumer has asked to reject it."""
     not_before_s: float = 0.0
@@ -100,7 +101,7 @@ class _Record:
     acked: tuple[int | None, int] | None = None
     """The state epoch and count of the lock under which it was acknowledged, for sure."""
     acked_s: float = 0.0
-    """When that was heard."""
+    """The time at which that was heard."""
     acked_in_time: bool = False
     """True if that was heard while the lock held for sure. Who acknowledges later is told so too
     where the record is done with by then, perhaps as a dead letter."""
@@ -164,7 +165,8 @@ def check_queues(facts: Facts) -> Iterator[Fault]:
 
 
 def _judge_unseen(facts: Facts) -> Iterator[Fault]:
-    """What consumers had locked, and none of them began, has no deliveries that count."""
+    """Checks that records which consumers had locked, and none of them began, have no deliveries
+    that count."""
     topics = {
         event.queue: event.dead_letters
         for event in facts.queue_events
@@ -222,7 +224,7 @@ class _Queue:
     def __init__(self, opened: QueueOpened) -> None:
         self.opened = opened
         self.dead: Counter[str] = Counter()
-        """How often each value stands among its dead letters in the end."""
+        """The number of times that each value stands among its dead letters in the end."""
         self._held: dict[str, set[_Spot]] = {}
         """By consumer: the records whose last lock it has, as far as it lasts for sure."""
         self._disturbed_s: dict[str | None, float] = {}

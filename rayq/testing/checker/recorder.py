@@ -39,7 +39,7 @@ from rayq.testing.checker.history import (
 )
 
 REASON_HEADER = "rayq.reason"
-"""Of a dead letter of a queue."""
+"""The header of a dead letter of a queue that has the reason."""
 
 
 class Recorder:
@@ -92,7 +92,7 @@ class Recorder:
         self._note(Assigned(consumer, topic, partition, reads_all=reads_all))
 
     def polled(self, consumer: str, records: Sequence[Record]) -> None:
-        """What one poll returned."""
+        """Notes the records that one poll returned."""
         by_place: dict[tuple[str, int], tuple[list[int], list[str]]] = {}
         for record in records:
             offsets, values = by_place.setdefault((record.topic, record.partition), ([], []))
@@ -141,11 +141,11 @@ class Recorder:
     def commits_seen(
         self, consumer: str, group: str, offsets: Mapping[TopicPartition, int | None]
     ) -> None:
-        """What `consumer.committed` answered in `on_assigned`."""
+        """Notes the answer of `consumer.committed` in `on_assigned`."""
         self._note(CommitsSeen(consumer, group, [(*p, o) for p, o in offsets.items()]))
 
     def commits_set(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """What `admin.set_group_offsets` answered."""
+        """Notes the answer of `admin.set_group_offsets`."""
         self._note(CommitsSet(group, [(*p, o) for p, o in offsets.items()]))
 
     # --- queues ---------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Recorder:
     def purged(
         self, queue: str, partition: int, offset: int, *, at_s: float, is_sure: bool = True
     ) -> None:
-        """What a purge has answered. See `Purged`."""
+        """Notes the answer of a purge. See `Purged`."""
         self._note(Purged(queue, partition, offset, at_s, is_sure))
 
     def cut(self, topic: str, partition: int, offset: int) -> None:
@@ -202,7 +202,7 @@ class Recorder:
         at_s: float,
         state_epoch: int | None = None,
     ) -> None:
-        """What a take brought: `(offset, count, value, key)` of each record."""
+        """Notes the records that a take brought: `(offset, count, value, key)` of each record."""
         found = [
             (offset, count, as_text(value), None if key is None else as_text(key))
             for offset, count, value, key in locks
@@ -254,7 +254,7 @@ class Recorder:
         self._note(ClockInDoubt(is_over))
 
     def found(self, records: Sequence[Record]) -> None:
-        """What the final read of a queue's own topic, or of its dead letters, returned."""
+        """Notes what the final read of a queue's own topic, or of its dead letters, returned."""
         by_place: dict[tuple[str, int], tuple[list[int], list[str], list[str]]] = {}
         for record in records:
             place = record.topic, record.partition

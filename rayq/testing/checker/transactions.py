@@ -74,7 +74,7 @@ class TransactionHistory:
         return sum(transaction.outcome == "committed" for transaction in self.transactions.values())
 
     def faults(self) -> list[str]:
-        """What is wrong, one line for each fault."""
+        """The faults, one line for each."""
         faults: list[str] = []
         final = set(self.final)
         twice = [value for value, count in Counter(self.final).items() if count > 1]

@@ -36,7 +36,7 @@ SHOWN_PER_KIND_MAX = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a history proves. `faults` is empty for a good one."""
+    """The verdict on a history. `faults` is empty for a good one."""
 
     faults: list[Fault]
     sent: int

@@ -35,7 +35,7 @@ def check_acknowledged(facts: Facts) -> Iterator[Fault]:
 
 
 def check_what_was_read(facts: Facts) -> Iterator[Fault]:
-    """What any consumer has read is committed, so it must be there in the end too."""
+    """Checks that what any consumer has read, which is committed, is there in the end too."""
     for place, found in facts.found.items():
         for offset in sorted(facts.read_before[place] - found):
             values = " and ".join(map(repr, facts.log[place][offset]))
