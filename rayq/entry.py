@@ -35,17 +35,16 @@ def start(
     """Starts a cluster on Ray: new in empty directories, or what the directories hold.
 
     `path` is a directory on each node; broker `i` keeps its data in `path/broker-<i>`. `brokers`:
-    how many, spread over the nodes; None means those found in `path`, else one for each live node.
-    A path that holds more than asked for starts all of them. `nodes`: waits until Ray has so many
-    nodes (that may have brokers: see `broker_resource`), at most 10 minutes. `name`: the cluster's,
-    "default" by default. Each broker listens on the first free port from `port`, 9392 by default.
-    `config` are fields of `rayq.config.ClusterConfig`.
+    their number, spread over the nodes; None means those found in `path`, else one for each live
+    node. A path that holds more than asked for starts all of them. `nodes`: waits until Ray has
+    this many nodes (that may have brokers: see `broker_resource`), at most 10 minutes. `name`: the
+    cluster's, "default" by default. Each broker listens on the first free port from `port`, 9392 by
+    default. `config` are fields of `rayq.config.ClusterConfig`.
 
-    `name`, `port` and `config` are kept with the data: a later start of the same `path` goes on
-    with those that it is not given, TLS for example, and logs a warning of each that it changes.
-    None takes one back: the default counts again. A Ray that this process has started itself plays
-    all hosts on one machine, and its brokers listen on 127.0.0.1 only, unless `bind_host` says
-    otherwise.
+    `name`, `port` and `config` are kept with the data: a later start of the same `path` uses those
+    that it is not given, TLS for example, and logs a warning for each that it changes. None resets
+    one to its default. A Ray that this process has started itself plays all hosts on one machine,
+    and its brokers listen on 127.0.0.1 only, unless `bind_host` says otherwise.
 
     `exist_ok`: where a cluster of that name runs in this Ray already, or `rayq start` has started
     it on that path of this machine, connects to it. One of

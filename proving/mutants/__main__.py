@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"mutants: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nEnded; the same command goes on from here.")
+        print("\nEnded; the same command resumes from here.")
     known = equivalents()
     verdicts = {
         key: verdict for key, verdict in state.verdicts().items() if key not in known

@@ -51,7 +51,7 @@ ROUND_RECORDS_MAX = 6
 TREATED_S = (0.5, 4.0)
 OPERATOR_TIMEOUT_S = 8.0
 UNCLEAN_WEIGHT = 12
-"""The share of unclean elections among the faults."""
+"""The weight of unclean elections among the faults."""
 
 Describe = Callable[[], Awaitable[DescribeQueueResponse | None]]
 

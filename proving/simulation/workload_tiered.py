@@ -71,7 +71,7 @@ PROBED_MAX = 20
 PIN_S = 6.0
 LIST_LOOK_S = 0.002
 UNCLEAN_SHARE = 8
-"""How often an unclean election is among the faults, where there is a topic for it."""
+"""The weight of unclean elections among the faults, where there is a topic for it."""
 BURY_S = 8.0
 BRIEF = "brief-"
 """The prefix of the names of the topics that are deleted."""

@@ -45,7 +45,7 @@ def collect(
 ) -> None:
     """Remove objects of this cluster that no record refers to.
 
-    It reads all logs, once to look, and again before it removes anything.
+    It reads all logs, first to find such objects, and again before it removes anything.
     """
     check_can_ask(yes or dry_run)
     older_than_s = duration_ms(older_than) / 1000

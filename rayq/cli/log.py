@@ -44,7 +44,7 @@ def verify(
 ) -> None:
     """Read every batch, index and small file below DIR; exit 3 when something is damaged.
 
-    Nothing is changed. What a running cluster writes meanwhile may look torn.
+    Nothing is changed. Files that a running cluster is writing may look torn.
     """
     place = _existing(directory)
     with output.waiting(f"Reading {directory}"):

@@ -150,10 +150,10 @@ def start(
 ) -> None:
     """Start a cluster: new in an empty DIR, or what DIR holds. Returns when it is ready.
 
-    Ray and the brokers run on in the background until `rayq stop`. From then on every verb means
-    this cluster. Name, port and configs are kept in DIR: the next start goes on with those that it
-    is not given, and says what it changes. Brokers listen on 127.0.0.1, in a Ray that runs already
-    (--ray-address) on the address of their node; -c bind_host=ADDRESS says otherwise, and
+    Ray and the brokers run on in the background until `rayq stop`. From then on all commands use
+    this cluster. Name, port and configs are kept in DIR: the next start uses those that it is not
+    given, and reports what it changes. Brokers listen on 127.0.0.1, or in a Ray that runs already
+    (--ray-address) on the address of their node; -c bind_host=ADDRESS sets another, and
     bind_host=none is the address of the node in any case.
     """
     if num_cpus is not None and ray_address is not None:

@@ -89,8 +89,8 @@ def list_topics(
 ) -> None:
     """List the topics.
 
-    Records are counted by their offsets: the chunks of a large value, the markers of transactions
-    and what compaction has removed count, too.
+    Records are counted by their offsets, so chunks of large values, transaction markers and records
+    that compaction has removed count, too.
     """
     with connected(cluster) as connection:
         infos = topics_of(connection, internal=internal)

@@ -196,7 +196,7 @@ class RayRuntime:
         if self._late:
             raise RayqError(
                 f"Ray could not start {name}: its head has not answered for {START_TIMEOUT_S:g} s. "
-                "Bring it back (`ray up`); what runs goes on without it."
+                "Bring it back (`ray up`); what runs continues without it."
             )
         creating = self._calls.run(self._create, kind, name)
         try:
@@ -442,7 +442,7 @@ class ControllerActor:
                 for node_id in sorted(set(nodes) - self._nodes):
                     if await self._serve_node(node_id, nodes):
                         self._nodes.add(node_id)
-                self._nodes &= set(nodes)  # A node that leaves and returns is served anew.
+                self._nodes &= set(nodes)  # A node that leaves and returns is served again.
             except (RayError, RayqError, OSError) as error:
                 logger.warning("looking after new nodes: %s", error)
 

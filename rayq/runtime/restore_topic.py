@@ -296,7 +296,7 @@ async def _prefixes(store: ObjectStore) -> list[str]:
         check_page(page, "", after, STORE)
         count += len(page)
         if count > LISTED_MAX:
-            raise RemoteListError(f"{STORE} has listed {count} names, and goes on.")
+            raise RemoteListError(f"{STORE} has listed {count} names, and continues.")
         after = page[-1].name
         for item in page:
             name = parse_name(item.name)

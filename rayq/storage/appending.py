@@ -55,7 +55,7 @@ class Room:
         if _is_out_of_descriptors(error):
             return OpenFilesLimitError(
                 f"{self._directory}: no file for the append: {error}. Raise the limit (ulimit -n) "
-                "or host fewer replicas in this process; appends go on by themselves then."
+                "or host fewer replicas in this process; appends then resume by themselves."
             )
         return self.refusal(str(error))
 
@@ -63,7 +63,7 @@ class Room:
         self.forget()
         return DiskFullError(
             f"{self._directory}: no room for the append ({why}). Free space on this disk or "
-            "shorten retention; appends go on by themselves then."
+            "shorten retention; appends then resume by themselves."
         )
 
 

@@ -51,7 +51,7 @@ async def pages(
         count += len(page)
         if count > LISTED_MAX:
             raise RemoteListError(
-                f"{store} has listed {count} names below {prefix!r}, and goes on: that cannot be."
+                f"{store} has listed {count} names below {prefix!r}, and continues: that cannot be."
             )
         yield page
         after = page[-1][0]
