@@ -1,4 +1,4 @@
-"""The cleaner in a process of its own: at low priority, paced, gone when its parent is.
+"""The cleaner in a process of its own: at low priority, throttled, and ended with its parent.
 
 A compaction in the replica's process would hold its interpreter lock. The helper is started for one
 pass: the job goes in by stdin, the result or an error comes back by stdout.

@@ -1,4 +1,5 @@
-"""Consumer pools in this process: on the client's event loop, their handlers in threads."""
+"""Consumer pools in this process: they run on the client's event loop, their handlers in threads.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LoopWatch:
         elif cpu_s > STALL_S:
             where = HELD_INTERPRETER
         if late_s > STALL_S and where is not None:
-            # No warning, which Ray would print: on a crowded machine nobody is to blame for it.
+            # Not a warning, which Ray would print: on a crowded machine no code is to blame.
             log_event(
                 logger, logging.INFO, "loop_stood_still",
                 still_s=round(late_s, 2), cpu_s=round(cpu_s, 2), where=where,

@@ -76,7 +76,7 @@ def open_store(
         "client_options": {
             "connect_timeout": timedelta(seconds=CONNECT_PATIENCE_S),
             "timeout": timedelta(seconds=REQUEST_S_MAX),
-            # An endpoint that somebody gave without TLS is meant so.
+            # An endpoint that was given without TLS is used without it on purpose.
             "allow_http": parts.scheme == "s3" and endpoint.startswith("http://"),
         },
         "retry_config": {"max_retries": 0},
@@ -84,7 +84,7 @@ def open_store(
     opened: Any
     try:
         if parts.scheme == "s3":
-            # To sign the payload takes its SHA-256: 5 s of a core for each GiB.
+            # Signing the payload needs its SHA-256: 5 s of a core for each GiB.
             config.update(aws_unsigned_payload=True, aws_checksum_algorithm="crc64nvme")
             opened = library.store.S3Store(parts.netloc, config=config, **shared)
         elif parts.scheme == "gs":
@@ -93,7 +93,7 @@ def open_store(
             opened = library.store.AzureStore(parts.netloc, config=config, **shared)
     except Exception as error:  # noqa: BLE001 - of whatever kind, it is about what was configured
         raise ConfigError(f"{url} cannot be used: {_said(error)}") from None
-    # S3 itself refuses an object whose checksum is wrong; others may not look at it.
+    # S3 itself refuses an object whose checksum is wrong; others may ignore it.
     checks_puts = parts.scheme == "s3" and not endpoint
     return _BucketStore(library, opened, url.rstrip("/"), reads_back=not checks_puts)
 

@@ -1,4 +1,4 @@
-"""The servers of a cluster as Ray actors: each is a process around a class that knows no Ray.
+"""The servers of a cluster as Ray actors: each is a process around a class that does not use Ray.
 
 | actor               | how many                             | hosts              |
 |---------------------|--------------------------------------|--------------------|

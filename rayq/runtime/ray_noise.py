@@ -1,4 +1,4 @@
-"""Leaves out lines that Ray prints in a program that uses rayq, and that tell its user nothing.
+"""Suppresses lines that Ray prints in a program that uses rayq, and that tell its user nothing.
 
 A replica has a process of its own, and Ray warns of many; its GCS client says at INFO how it
 connects, in every JVM of Spark's. Ray's drivers leave out what matches the environment variable

@@ -210,12 +210,12 @@ class Log:
 
     @property
     def persisted_high_watermark(self) -> int:
-        """As of the last checkpoint."""
+        """The high watermark of the last checkpoint."""
         return self._checkpoint.high_watermark
 
     @property
     def persisted_log_start(self) -> int:
-        """As of the last checkpoint."""
+        """The log start of the last checkpoint."""
         return self._checkpoint.log_start
 
     @property
