@@ -45,6 +45,10 @@ BOOTSTRAP_MAX = 100
 those learned. The newest are kept when brokers move again and again."""
 
 
+FAILED_MAX = 1000
+"""How many addresses a client remembers of those that did not answer: the latest."""
+
+
 class BrokerClient:
     """The part of a `Client` that needs no metadata except the brokers' addresses."""
 
@@ -68,6 +72,7 @@ class BrokerClient:
         is back at an old address may be the only one that answers."""
         self.metadata.add_listener(self._learn)
         self._failed_at: dict[Address, float] = {}
+        """When these addresses, also those of leaders, did not answer; the latest last."""
         self._closed = False
 
     @property
@@ -128,7 +133,10 @@ class BrokerClient:
         try:
             answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
         except (DisconnectedError, TimeoutError):
+            self._failed_at.pop(address, None)
             self._failed_at[address] = self.now
+            if len(self._failed_at) > FAILED_MAX:  # Processes that start again have other ports.
+                del self._failed_at[next(iter(self._failed_at))]
             raise
         except (AuthenticationError, WrongClusterError) as error:
             if not self._is_stale(address):

@@ -18,6 +18,7 @@ from rayq.client.broker_client import (
     HEDGE_S,
     BrokerClient,
 )
+from rayq.client.deadlines import time_left_s
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
@@ -51,6 +52,10 @@ METADATA_AGE_MAX_S = 60.0
 
 TOPIC_AGE_MAX_S = 1.0
 """Maximum age of a topic's metadata that nobody keeps fresh, before it is fetched again."""
+
+TOPICS_KNOWN_MAX = METADATA_TOPICS_MAX
+"""How many topics a client knows one by one: beyond that it forgets those that nobody keeps fresh,
+first those that were fetched longest ago."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """Time after which a topic unknown to the brokers counts as missing. Until then a broker may only
@@ -130,7 +135,20 @@ class Client(BrokerClient):
             timeout_s=timeout_s,
         )
         metadata.apply(response, asked)
-        self._topic_seen_at.update(dict.fromkeys(asked, self.now))
+        for name in asked:
+            self._topic_seen_at.pop(name, None)
+            if name in metadata.topics:
+                self._topic_seen_at[name] = self.now
+        self._forget_old_topics()
+
+    def _forget_old_topics(self) -> None:
+        """A topic that was deleted is not asked for again, so nobody would say that it is gone."""
+        unused = len(self._topic_seen_at) - TOPICS_KNOWN_MAX
+        if unused > 0:
+            old = [name for name in self._topic_seen_at if name not in self._interests]
+            for name in old[:unused]:
+                del self._topic_seen_at[name]
+                self.metadata.forget(name)
 
     async def fetch_all(
         self, *, timeout_s: float, version_min: int = 0, wait_ms: int = 0
@@ -155,7 +173,7 @@ class Client(BrokerClient):
         async def ask(page: Metadata) -> MetadataResponse:
             response: MetadataResponse = await self.ask_any(
                 page,
-                timeout_s=max(deadline - self.now, 0.001),
+                timeout_s=time_left_s(self.now, deadline),
                 accept=self._is_acceptable,
                 hedge_s=HEDGE_S + page.wait_ms / 1000,
             )

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.messages import CheckRange, Fetch, ListOffsets
+from rayq.errors import ProtocolError
+from rayq.messages import CheckRange, Fetch, ListOffsets, ListOffsetsResponse
 
 
 def fetch_now(
@@ -36,6 +37,16 @@ def list_offset(
         timestamp_ms=timestamp_ms,
         isolation=isolation,
     )
+
+
+def known_end(answer: ListOffsetsResponse, where: str) -> int:
+    """The answer to where a log begins or ends (EARLIEST, LATEST), which every log does. Raises
+    ProtocolError where the leader does not say."""
+    if answer.offset is None:
+        raise ProtocolError(
+            f"The leader of {where} was asked where its log begins or ends, and does not say."
+        )
+    return answer.offset
 
 
 def check_range(partition: int, offset: int) -> Callable[[str, LeaderAndEpoch], CheckRange]:

@@ -63,8 +63,8 @@ class MetadataCache:
         return response.version >= self.oldest_acceptable
 
     def apply(self, response: MetadataResponse, asked: Iterable[str] | None) -> bool:
-        """Applies the answer to a request for `asked` topics (None: all topics). Returns False if
-        the answer is too old, and changes nothing."""
+        """Applies the answer to a request for `asked` topics (None: all topics), and nothing about
+        other topics. Returns False if the answer is too old, and changes nothing."""
         if not self.is_acceptable(response):
             return False
         self.version = response.version
@@ -74,14 +74,19 @@ class MetadataCache:
         self.voters = list(response.voters)
         self.brokers = {broker.broker: broker for broker in response.brokers}
         found = {topic.name: topic for topic in response.topics}
-        for name in list(self.topics) if asked is None else asked:
-            if name not in found:
+        names = {*self.topics, *found} if asked is None else asked
+        for name in names:
+            if name in found:
+                self.topics[name] = _newest(self.topics.get(name), found[name])
+            else:
                 self.topics.pop(name, None)
-        for name, topic in found.items():
-            self.topics[name] = _newest(self.topics.get(name), topic)
         for listener in list(self._listeners):
             listener()
         return True
+
+    def forget(self, topic: str) -> None:
+        """Until it is asked for again."""
+        self.topics.pop(topic, None)
 
     def partition(self, topic: str, topic_id: str, partition: int) -> PartitionMetadata | None:
         """The metadata of a partition; None if it is unknown, or the topic of that id is gone."""

@@ -37,7 +37,11 @@ PATIENT_BYTES_PER_S = MIB
 """The deadline of a call is `PATIENCE_S`, and as long as its bytes take at this pace."""
 WHOLE_BYTES_MAX = 32 * MIB
 """The maximum size of an object that is read whole, such as a manifest."""
+REFUSED_WHOLE_BYTES = 256 * MIB
+"""A larger object is not read whole, whatever a store says its size is."""
 LIST_OBJECTS_MAX = 1000
+DURABLE_MAX = 10_000
+"""How many directories are remembered. Those that are not are synced once more."""
 _TEMPORARY_SUFFIX = ".part"
 _TEMPORARY_KEPT_MS = DAY_MS
 
@@ -143,12 +147,18 @@ def _put(
         synced.append(directory)
         directory = os.path.dirname(directory)
         disk.sync_dir(directory)
+    if len(durable) > DURABLE_MAX:
+        durable.clear()
     durable.update(synced)
 
 
 def _get(disk: Disk, path: str, position: int, length: int | None) -> bytes:
     with closing(disk.open(path, writable=False)) as file:
-        return file.pread(max(0, file.size() - position) if length is None else length, position)
+        if length is None:
+            length = max(0, file.size() - position)
+            if length > REFUSED_WHOLE_BYTES:
+                raise OSError(errno.EFBIG, f"it has {length} bytes, which are not read at once")
+        return file.pread(length, position)
 
 
 def _head(path: str) -> tuple[int, int]:

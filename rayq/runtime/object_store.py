@@ -25,7 +25,7 @@ from rayq.errors import (
     RemoteMissingError,
     RemoteStorageError,
 )
-from rayq.runtime.file_store import FileStore
+from rayq.runtime.file_store import REFUSED_WHOLE_BYTES, FileStore
 from rayq.urls import check_url, without_credentials
 
 T = TypeVar("T")
@@ -173,15 +173,29 @@ class _BucketStore:
 
     async def _get_whole(self, name: str) -> bytes:
         answer = await self._obstore.get_async(self._store, name)
-        return bytes(await answer.bytes_async())
+        return await self._read(name, answer, REFUSED_WHOLE_BYTES)
+
+    async def _read(self, name: str, answer: Any, bytes_max: int) -> bytes:
+        """The body of an answer, as far as the store keeps to what was asked for."""
+        pieces: list[bytes] = []
+        left_bytes = bytes_max
+        async for chunk in answer.stream(min_chunk_size=_COMPARED_BYTES):
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                raise RemoteStorageError(
+                    f"{self._url}/{name} is sent with more than the {bytes_max} bytes that were "
+                    "asked for, and is read no further."
+                )
+            pieces.append(bytes(chunk))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _get_range(self, name: str, position: int, length: int) -> bytes:
+        asked = {"range": (position, position + length)}
         try:
-            return bytes(
-                await self._obstore.get_range_async(
-                    self._store, name, start=position, length=length
-                )
-            )
+            answer = await self._obstore.get_async(self._store, name, options=asked)
+            return await self._read(name, answer, length)
+        except RemoteStorageError:
+            raise
         except Exception as error:
             if " 416 " in str(error):
                 return b""  # It begins behind the object's end.

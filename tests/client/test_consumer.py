@@ -963,3 +963,17 @@ def test_a_leader_that_gives_nothing_of_a_log_that_goes_on_is_asked_seldom(
         began_s = time.monotonic()
         assert consumer.poll(30)[0].value == b"x"
         assert time.monotonic() - began_s > 0.15
+
+
+def test_a_leader_that_refuses_the_offset_that_it_names_itself_is_asked_now_and_then(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    fake.write("t", [b"v"])
+    fake.fault(Fetch, times=10**6, error=OffsetOutOfRangeError("not in the log"))
+    options = {"retry_backoff_ms": 100, "auto_offset_reset": "earliest"}
+    with cluster.consumer("t", **options) as consumer:
+        assert consumer.poll(timeout_s=1.0) == []
+        assert 1 <= len(fake.asked(Fetch)) < 20
+        fake.clear_faults()
+        assert [record.value for record in read(consumer, 1)] == [b"v"]

@@ -12,11 +12,22 @@ import pytest
 from rayq import messages
 from rayq.actors.queues.journal import Journal
 from rayq.batch.job_partition import JobPartition
+from rayq.client.admin.dead_letters import DeadLetters, _Place
 from rayq.client.admin.queues import QueueAdmin
 from rayq.client.admin.remote import RemoteAdmin
 from rayq.client.admin.transactions import TransactionAdmin
+from rayq.client.client import Client
 from rayq.client.environment import system_environment
-from rayq.errors import ProtocolError
+from rayq.client.large.collect import _References
+from rayq.client.leader_requests import known_end
+from rayq.errors import (
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    QueueExistsError,
+    TimeoutError,
+    UnknownQueueError,
+)
 from rayq.records import TopicPartition
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.paging import check_goes_on
@@ -121,6 +132,108 @@ def test_a_list_that_goes_on_is_walked_to_its_end(walk: Callable[[Told], Awaitab
     told = Told(["a", "b", None])
     asyncio.run(cast(Any, walk(told)))
     assert told.asked == 3
+
+
+class Growing(Told):
+    """Its servers answer at once, and always go on further behind. Each answer takes a while."""
+
+    def __init__(self, grow: Callable[[int], Any]) -> None:
+        super().__init__([])
+        self.grow = grow
+
+    def place(self) -> Any:
+        self.asked += 1
+        self.now += 1.0
+        assert self.asked <= 60, "it is asked after its time is over"
+        return self.grow(self.asked)
+
+
+@pytest.mark.parametrize(
+    ("walk", "grow"),
+    [
+        *((walk, lambda number: "a" * number) for walk in (queues, transactions)),
+        *((walk, lambda number: number) for walk in (queue_records, objects)),
+    ],
+)
+def test_a_list_without_an_end_ends_with_the_time_of_the_call(
+    walk: Callable[[Told], Awaitable[Any]], grow: Callable[[int], Any]
+) -> None:
+    with pytest.raises(TimeoutError, match="not all of it was answered"):
+        asyncio.run(cast(Any, walk(Growing(grow))))
+
+
+def test_the_pages_of_metadata_end_with_the_time_of_the_call() -> None:
+    client = Client.__new__(Client)
+    told = Growing(lambda number: "a" * number)
+    client.environment = cast(Any, SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: told.now)))
+
+    async def ask_any(request: messages.Metadata, **options: Any) -> Any:
+        return messages.MetadataResponse("c", 1, 1, None, [], [], [], told.place())
+
+    client.ask_any = ask_any  # type: ignore[method-assign]
+    client._cluster_id = None
+    with pytest.raises(TimeoutError, match="not all of it was answered"):
+        asyncio.run(client._ask_for_metadata(messages.Metadata(None), timeout_s=60))
+
+
+def test_a_queue_that_is_there_and_is_not_is_not_made_forever() -> None:
+    told = Growing(lambda number: None)
+    admin = QueueAdmin(cast(Any, told), 60)
+
+    async def change(request: Any, **options: Any) -> None:
+        raise QueueExistsError("it is there")
+
+    async def find(name: str) -> messages.QueueMetadata:
+        told.place()
+        raise UnknownQueueError("it is not")
+
+    told.change = change  # type: ignore[attr-defined]
+    admin.find = find  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="not all of it was answered"):
+        asyncio.run(admin.create(messages.CreateQueue(name="q", topic="t", config={}), exist_ok=True))
+
+
+def test_where_a_log_begins_or_ends_has_to_be_said() -> None:
+    assert known_end(messages.ListOffsetsResponse(7, None), "t-0") == 7
+    with pytest.raises(ProtocolError, match="The leader of t-0 was asked where its log begins"):
+        known_end(messages.ListOffsetsResponse(None, None), "t-0")
+
+
+class Refusing:
+    """The leader of a log that begins at 5, and has nothing there."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    async def exchange_with_leader(self, topic: str, number: int, build: Any, **options: Any) -> Any:
+        self.asked += 1
+        assert self.asked < ASKED_MAX, "it is asked forever"
+        if isinstance(build("tid", SimpleNamespace(epoch=1)), messages.ListOffsets):
+            return messages.ListOffsetsResponse(5, None), memoryview(b"")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer, memoryview(b"")
+
+    async def ask_leader(self, *where: Any, **options: Any) -> Any:
+        return (await self.exchange_with_leader(*where, **options))[0]
+
+
+@pytest.mark.parametrize(
+    "answer", [OffsetOutOfRangeError("out of range"), messages.FetchResponse(9, 5, 0, 5)]
+)
+def test_a_leader_that_has_nothing_where_its_log_begins_is_not_asked_forever(answer: Any) -> None:
+    references = _References(cast(Any, Refusing(answer)), lambda *progress: None)
+    with pytest.raises(OffsetNotAvailableError):
+        asyncio.run(references._read(PLACE, "tid"))
+
+    async def read_letters() -> None:
+        letters = DeadLetters(cast(Any, Refusing(answer)), "t", timeout_s=1.0)
+        async for _ in letters._letters(_Place("t", None), 0, 10_000):
+            pass
+
+    with pytest.raises(OffsetNotAvailableError):
+        asyncio.run(read_letters())
 
 
 def test_the_next_page_is_behind_this_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 import time
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rayq.client.environment import system_environment
+from rayq.config import MIB
 from rayq.environment import ObjectStore
 from rayq.errors import (
     ConfigError,
@@ -190,6 +192,30 @@ def test_a_store_that_says_nothing_is_given_up(
     for error in asyncio.run(errors_of(faulty)):
         assert type(error) is RemoteStorageError
         assert "not answered" in str(error)
+
+
+def test_a_store_that_sends_more_than_was_asked_for_is_read_no_further(
+    faulty: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_forever(handler: Any) -> None:
+        is_part = "Range" in handler.headers
+        handler.send_response(206 if is_part else 200)
+        if is_part:
+            handler.send_header("Content-Range", "bytes 5-9/100")
+        handler.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        handler.send_header("ETag", '"e"')
+        handler.send_header("Content-Length", str(10**11))  # To allocate it aborts the process.
+        handler.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                handler.wfile.write(b"x" * MIB)
+
+    monkeypatch.setattr(_Faulty, "do_GET", send_forever)
+    monkeypatch.setattr(object_store, "REFUSED_WHOLE_BYTES", 4 * MIB)
+    with pytest.raises(RemoteStorageError, match="more than the 4194304 bytes"):
+        asyncio.run(faulty.get("a/1"))
+    with pytest.raises(RemoteStorageError, match="more than the 5 bytes"):
+        asyncio.run(faulty.get("a/1", 5, 5))
 
 
 def test_a_store_that_keeps_other_bytes_than_it_was_sent_is_noticed(s3: S3) -> None:

@@ -258,6 +258,21 @@ def test_it_asks_again_at_longer_and_longer_intervals_until_it_is_answered() -> 
     following(work)
 
 
+@pytest.mark.parametrize("says", [diverging(None, END), answer(0)])
+def test_a_leader_that_answers_at_once_and_sends_nothing_is_asked_less_and_less_often(
+    says: Any,
+) -> None:
+    async def work(followed: Followed) -> None:
+        leader = await followed.follow([says] * 1000)
+        assert leader.pauses_s[-1] == follower.RETRY_MAX_S
+        leader.answers[:] = [answer(0, batch(END)), answer(0)]  # It works again.
+        await asyncio.sleep(1.0)
+        assert followed.log.log.end_offset == END + 1
+        assert leader.pauses_s[-1] == 0.0
+
+    following(work)
+
+
 def test_an_error_of_the_leaders_disk_is_told_until_the_leader_answers_again() -> None:
     async def work(followed: Followed) -> None:
         leader = await followed.follow([StorageError("a bad sector")], wait_s=0.4)

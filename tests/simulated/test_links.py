@@ -12,6 +12,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.transactions import links
 from rayq.actors.transactions.links import (
     ATTEMPT_TIMEOUT_S,
     PATIENCE_S,
@@ -470,5 +471,21 @@ def test_own_topics_are_looked_up_until_they_are_there_and_then_never_again() ->
         assert await of.links.find_own("__transaction_state") == "S"
         assert of.looks == looks + 2
         assert not of.links.is_gone("S") and not of.links.is_gone("nobody asked")
+
+    played(work)
+
+
+def test_topics_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "TOPICS_MAX", 10)
+
+    async def work(servers: Servers) -> None:
+        for number in range(50):
+            servers.topics.append(topic(f"t{number}", f"T{number}", 1))
+            await servers.mark(f"T{number}")
+            with pytest.raises(NotLeaderError):
+                await servers.mark(f"gone{number}")
+        known = servers.links._leaders, servers.links._missing_since_s
+        assert [len(one) for one in known] == [10, 10]
+        await servers.mark("T0")  # It is looked up again.
 
     played(work)

@@ -32,7 +32,13 @@ from rayq.core.metadata_records import (
     decode_entry,
     encode_record,
 )
-from rayq.errors import ControllerUnavailableError, NotControllerError, TimeoutError
+from rayq.errors import (
+    ControllerUnavailableError,
+    NotControllerError,
+    ProtocolError,
+    StalePartitionError,
+    TimeoutError,
+)
 from rayq.storage.metadata_log import MetadataLog
 
 WAIT_S = 5.0
@@ -270,6 +276,50 @@ def test_who_waits_for_a_commit_hears_that_the_epoch_ended() -> None:
             quorum.append([BrokerFenced(7, "gone")])
 
     with_quorum(brokers, [1, 2, 3], work)
+
+
+@pytest.mark.parametrize("sent", [[], [(1, 1, RECORD)], [(7, 1, RECORD)]])
+def test_a_voter_that_never_comes_to_the_end_of_its_log_is_not_taken_over(sent: list[Any]) -> None:
+    class Endless(PlayedVoter):
+        reads = 0
+
+        def answer(self, request: Any, payload: bytes, voters: list[tuple[int, str]]) -> Any:
+            if not isinstance(request, messages.ReadMetadataLog):
+                return super().answer(request, payload, voters)
+            self.reads += 1
+            assert self.reads < 5, "it is asked forever"
+            return messages.ReadMetadataLogResponse(None, None, False), encode_entries(sent)
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        with pytest.raises(ProtocolError, match=r"The voter at \('h', 1\)"):
+            await quorum.take_over(at, silent_s_min=0)
+
+    with_quorum([Endless(1, 1, 1)], [1], work)
+
+
+@pytest.mark.parametrize("says", [0, 99, None])
+def test_a_broker_that_never_gets_on_with_the_log_is_asked_now_and_then(says: int | None) -> None:
+    class Stuck(PlayedVoter):
+        appends = 0
+
+        def answer(self, request: Any, payload: bytes, voters: list[tuple[int, str]]) -> Any:
+            if not isinstance(request, messages.AppendMetadata):
+                return super().answer(request, payload, voters)
+            self.appends += 1
+            if says is None:
+                raise StalePartitionError("that is not what comes next")
+            return messages.AppendMetadataResponse(self.directory, says), b""
+
+    stuck = Stuck(2, 1)
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        before = stuck.appends
+        await asyncio.sleep(WAIT_S)
+        assert 10 < stuck.appends - before < 60
+        assert await is_committed(quorum, quorum.append([BrokerFenced(7, "gone")]))
+
+    with_quorum([PlayedVoter(1, 1), stuck, PlayedVoter(3, 1)], [1, 2, 3], work)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

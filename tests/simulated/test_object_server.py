@@ -102,7 +102,7 @@ class Node:
         process = self.host.process(f"objects {self.started}")
         spec = ObjectServerSpec("test", 1, f"incarnation-{self.started}", DATA_PATH)
         self.process = process
-        server = process.call(
+        server = self.server = process.call(
             lambda: ObjectServer(
                 process.environment,
                 self.config,
@@ -414,6 +414,22 @@ def test_what_a_reader_found_wrong_is_read_anew(node: Node) -> None:
         assert await node.read(name, content, 0, 9) == bytes(9)
         await node.ask(messages.DropCached(name))
         assert await node.read(name, content, 0, 9) == content[:9]
+
+    node.run(script())
+
+
+def test_objects_that_cannot_be_read_are_not_remembered(node: Node) -> None:
+    async def script() -> None:
+        name, content, _ = await node.stored([900] * 3)
+        assert await node.read(name, content, 0, 100) == content[:100]
+        del node.store.objects[name]
+        for number in range(3):
+            random = node.client.environment.random
+            missing = new_name(random, PREFIX, ObjectKind.DATA, number, 2)
+            with pytest.raises(RemoteMissingError):
+                await node.read(missing, content, 0, 100)
+        assert len(node.cache_files()) == 1
+        assert list(node.server._cache._objects) == [name]
 
     node.run(script())
 

@@ -111,6 +111,24 @@ def test_only_a_directory_of_its_own_is_taken(path: str) -> None:
         FileStore(system_environment(), path)
 
 
+def test_what_is_far_too_large_is_not_read_whole(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "REFUSED_WHOLE_BYTES", 5)
+    monkeypatch.setattr(file_store, "DURABLE_MAX", 3)
+
+    async def script() -> None:
+        for number in range(9):
+            await store.put(f"{number}/large", b"123456")
+            assert len(store._durable) <= file_store.DURABLE_MAX + 1
+        with pytest.raises(RemoteStorageError, match="has 6 bytes, which are not read at once"):
+            await store.get("1/large")
+        assert await store.get("1/large", 1) == b"23456"
+        assert await store.get("1/large", 0, 6) == b"123456"
+
+    run(script())
+
+
 def test_a_full_disk_leaves_no_part_of_an_object() -> None:
     with World(1) as world:
         host = world.host()

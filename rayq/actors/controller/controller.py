@@ -352,6 +352,7 @@ class Controller:
             elif isinstance(record, BrokerRemoved):
                 self._quorum.remove_peer(record.broker)
                 self._heard_s.pop(record.broker, None)
+                self._store.troubles.pop(record.broker, None)
         return index
 
     def _value_before(self, record: MetadataRecord) -> PartitionValue | None:

@@ -35,6 +35,7 @@ from rayq.errors import (
     ControllerUnavailableError,
     FencedEpochError,
     NotControllerError,
+    ProtocolError,
     RayqError,
     StalePartitionError,
 )
@@ -257,12 +258,23 @@ class Quorum:
             request = messages.ReadMetadataLog(self.epoch, first_index, APPEND_BYTES_MAX)
             answer, payload = await self._pool.request(*at, request, timeout_s=self._timeout_s)
             entries = decode_entries(payload)
-            if answer.snapshot_index is not None:
+            if entries and answer.snapshot_index is not None:
                 self._snapshot = entries.pop(0)
                 self._entries.clear()
-            self._entries.extend(entries)
+            for entry in entries:
+                if entry[0] != self.last_index + 1:
+                    raise ProtocolError(
+                        f"The voter at {at} was asked for its log from record {first_index} on: "
+                        f"after record {self.last_index} it sent record {entry[0]}."
+                    )
+                self._entries.append(entry)
             if answer.is_last:
                 return
+            if self.last_index < first_index:
+                raise ProtocolError(
+                    f"The voter at {at} sent nothing of its log from record {first_index} on, and "
+                    "says that there is more."
+                )
             first_index = self.last_index + 1
 
     def _all_records(self) -> list[MetadataRecord]:
@@ -400,7 +412,11 @@ class Quorum:
             except FencedEpochError as error:
                 self.end(f"broker {peer.broker} follows a newer one: {error}")
                 return
-            except StalePartitionError:
+            except StalePartitionError as error:
+                if peer.next_index == 1:  # Nothing comes before the first record.
+                    logger.warning("metadata to broker %d: %s", peer.broker, error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 # Its log does not hold the preceding record: start further back.
                 peer.next_index = max(1, peer.next_index - peer.step_back)
                 peer.step_back *= 2
@@ -429,7 +445,7 @@ class Quorum:
                 data,
                 timeout_s=self._timeout_s,
             )
-            sent_commit_index = -1
+            sent_commit_index, sent_index = -1, index
         else:
             previous_index = peer.next_index - 1
             entries = self._entries_from(peer.next_index)
@@ -447,7 +463,12 @@ class Quorum:
                 encode_entries(entries),
                 timeout_s=self._timeout_s,
             )
-            sent_commit_index = commit_index
+            sent_commit_index, sent_index = commit_index, previous_index + len(entries)
+        if not sent_index <= answer.last_index <= self.last_index:
+            raise ProtocolError(
+                f"Broker {peer.broker} was sent the metadata log up to record {sent_index}, and "
+                f"says that it holds {answer.last_index} of {self.last_index}."
+            )
         peer.acknowledged_s = self._environment.clock.monotonic()
         if answer.directory_id != peer.directory_id:
             peer.directory_id, peer.has_vote = answer.directory_id, True

@@ -244,8 +244,10 @@ class ObjectCache:
         async def take(data: bytes) -> None:
             await self._take(cached, run, data, footer_run)
 
+        is_read = False
         try:
             await self._client.get_checked(cached.name, take, start, end - start)
+            is_read = True
         except RayqError as error:
             return error
         except OSError as error:
@@ -259,6 +261,10 @@ class ObjectCache:
         finally:
             for part in run:
                 cached.loading.pop(part, None)
+            is_known = self._objects.get(cached.name) is cached
+            if is_known and not (is_read or cached.present or cached.loading):
+                # What never can be read would be remembered forever.
+                self.drop(cached.name)
         if cached.is_dropped:
             await self._remove(cached.path)
         else:

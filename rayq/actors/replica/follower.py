@@ -19,6 +19,7 @@ from rayq.errors import (
     CorruptBatchError,
     DisconnectedError,
     DivergedLogError,
+    ProtocolError,
     RayqError,
     StorageError,
     TimeoutError,
@@ -46,6 +47,9 @@ BATCHES_AT_ONCE = 500
 fetch may bring 30,000."""
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
+EMPTY_ANSWERS_MAX = 10
+"""A leader that has nothing holds a fetch. So many answers in a row that bring nothing and come at
+once are followed by pauses."""
 THROTTLE_PERIOD_S = 0.5
 """A throttled follower fetches as much as it may copy in about this time, then waits."""
 THROTTLED_FETCH_BYTES_MIN = 16 * KIB
@@ -146,10 +150,19 @@ class Follower:
         )
 
     async def _follow_for_ever(self) -> None:
-        retry_s = RETRY_S
+        retry_s, empty_answers = RETRY_S, 0
+        clock = self._replica_log.environment.clock
         while True:
             try:
+                asked_s = clock.monotonic()
                 copied = await self._fetch()
+                is_empty = not copied and clock.monotonic() - asked_s < RETRY_S
+                empty_answers = empty_answers + 1 if is_empty else 0
+                if empty_answers > EMPTY_ANSWERS_MAX:
+                    raise ProtocolError(
+                        f"The leader of {self._replica_log.where} has answered {empty_answers} "
+                        "times in a row at once, and has sent no records."
+                    )
                 self._replica_log.trouble = None
                 retry_s = RETRY_S
                 await self._pause_after(copied)

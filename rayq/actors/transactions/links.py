@@ -36,6 +36,9 @@ PATIENCE_S = 30.0
 and load."""
 TOPIC_GONE_S = 10.0
 """Time after which a topic whose id is missing in the metadata counts as deleted."""
+TOPICS_MAX = 10_000
+"""Maximum number of topics whose leaders a process remembers, and of those that were missing: the
+ones that it asked for last."""
 
 
 Build = Callable[[str, int, int], messages.ToLeader[messages.ResponseT]]
@@ -223,10 +226,15 @@ class Links:
                 self._missing_since_s.pop(topic_id, None)
             else:
                 self._missing_since_s.setdefault(topic_id, now_s)
+                self._leaders.pop(topic_id, None)
         for topic in answer.topics:
             if topic.name in names:
                 self._own_topic_ids[topic.name] = topic.topic_id
             self._leaders[topic.topic_id] = [_leader(partition) for partition in topic.partitions]
+        # They are looked up again where they are asked for.
+        for known in (self._leaders, self._missing_since_s):
+            while len(known) > TOPICS_MAX:
+                del known[next(iter(known))]
 
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns the answer to a question. Only one request for it is in flight at a time: others

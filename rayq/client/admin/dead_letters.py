@@ -18,7 +18,7 @@ from rayq.client.admin.queues import MOVED_AT_ONCE, QueueAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.subscription import transaction_of
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import fetch_now, list_offset
+from rayq.client.leader_requests import fetch_now, known_end, list_offset
 from rayq.config import MIB, ConsumerConfig
 from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
 from rayq.core.queue_changes import DEAD, DEAD_QUEUE
@@ -27,6 +27,7 @@ from rayq.errors import (
     InvalidRequestError,
     LargeValueError,
     LargeValueRefusedError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     UnknownQueueError,
     UnknownTopicError,
@@ -266,7 +267,13 @@ class DeadLetters:
         if place.queue is None:
             at = max(start, await self._offset(where, EARLIEST))
             while at < end:
-                letters, at = await self._fetch(where, at)
+                letters, next_offset = await self._fetch(where, at)
+                if next_offset <= at:
+                    raise OffsetNotAvailableError(
+                        f"{where}: its leader gives nothing from offset {at} on, and the dead "
+                        f"letters continue to {end}: try again."
+                    )
+                at = next_offset
                 yield [letter for letter in letters if start <= letter.record.offset < end]
             return
         offset: int | None = start
@@ -302,7 +309,7 @@ class DeadLetters:
                 attempt_timeout_s=ATTEMPT_TIMEOUT_S,
             )
         except OffsetOutOfRangeError:
-            return [], max(await self._offset(where, EARLIEST), offset + 1)
+            return [], await self._offset(where, EARLIEST)
         aborted = frozenset(answer.aborted)
         letters: list[DeadLetter] = []
         for position, header in split_batches(payload):
@@ -336,7 +343,7 @@ class DeadLetters:
                     )
                     manifest = (columns.values[at] or b"") if header.is_large else None
                     letters.append(DeadLetter(record, "ready", manifest))
-        return letters, max(answer.next_offset, offset + 1)
+        return letters, answer.next_offset
 
     async def _offset(self, where: TopicPartition, which: int) -> int:
         answer = await self._client.ask_leader(
@@ -345,8 +352,7 @@ class DeadLetters:
             timeout_s=self._timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
-        assert answer.offset is not None, "only times can be missed"
-        return answer.offset
+        return known_end(answer, str(where))
 
 
 class _Pace:

@@ -10,6 +10,7 @@ from typing import Any
 from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import Client, check_partition
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
+from rayq.client.deadlines import time_left_s
 from rayq.client.group_positions import check_group
 from rayq.client.leader_requests import list_offset
 from rayq.config import ConsumerConfig
@@ -63,7 +64,7 @@ class GroupAdmin:
 
     @property
     def _left_s(self) -> float:
-        return max(self._deadline - self._client.now, 0.001)
+        return time_left_s(self._client.now, self._deadline)
 
     def _coordinator(self, group: str) -> GroupCoordinator:
         return GroupCoordinator(self._client, check_group(group), ConsumerConfig())

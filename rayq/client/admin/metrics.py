@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
+from rayq.client.deadlines import time_left_s
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
@@ -213,7 +214,7 @@ class GroupLag:
 
     @property
     def _left_s(self) -> float:
-        return max(self._deadline - self._client.now, 0.001)
+        return time_left_s(self._client.now, self._deadline)
 
     async def _topics(self) -> Sequence[Any]:
         return (await self._client.fetch_all(timeout_s=self._left_s)).topics

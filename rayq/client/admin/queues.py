@@ -12,6 +12,7 @@ from typing import Any
 from rayq.client.admin.topics import until_ready
 from rayq.client.arguments import shown
 from rayq.client.client import Client
+from rayq.client.deadlines import time_left_s
 from rayq.config import QueueConfig
 from rayq.errors import (
     InvalidRequestError,
@@ -90,7 +91,7 @@ class QueueAdmin:
 
     @property
     def _left_s(self) -> float:
-        return max(self._deadline - self._client.now, 0.001)
+        return time_left_s(self._client.now, self._deadline)
 
     # --- metadata -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterable
 
 from rayq.client.client import Client, check_partition
+from rayq.client.deadlines import time_left_s
 from rayq.environment import Address
 from rayq.errors import InvalidRequestError, RayqError, UnknownTopicError
 from rayq.messages import (
@@ -48,7 +49,7 @@ class RemoteAdmin:
 
     @property
     def _left_s(self) -> float:
-        return max(self._deadline - self._client.now, 0.001)
+        return time_left_s(self._client.now, self._deadline)
 
     async def describe_object_store(self) -> ObjectStoreInfo:
         """Describes the object store. All live brokers are asked at once; the trouble of one that

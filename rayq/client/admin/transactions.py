@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rayq.client.arguments import shown
 from rayq.client.client import Client
 from rayq.client.coordinator import TransactionsCoordinator, coordinator_partitions
+from rayq.client.deadlines import time_left_s
 from rayq.config import ProducerConfig, is_unicode
 from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import InvalidRequestError
@@ -44,7 +45,7 @@ class TransactionAdmin:
 
     @property
     def _left_s(self) -> float:
-        return max(self._deadline - self._client.now, 0.001)
+        return time_left_s(self._client.now, self._deadline)
 
     async def _coordinators(self) -> int:
         """The number of partitions of `__transaction_state`; 0 before the first transaction."""

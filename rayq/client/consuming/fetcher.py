@@ -18,7 +18,7 @@ from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import check_range, list_offset
+from rayq.client.leader_requests import check_range, known_end, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.unreadable import is_skipped
 from rayq.config import ConsumerConfig
@@ -235,6 +235,7 @@ class Fetcher:
                 backoff.reset()
             except OffsetOutOfRangeError as error:
                 await self._reset(stream, error)
+                await asyncio.sleep(backoff.next_s())  # The leader may refuse that offset, too.
             except RayqError as error:
                 await self._recover(stream, topic, leader, error, backoff.next_s())
 
@@ -330,6 +331,8 @@ class Fetcher:
             attempt_timeout_s=self._config.request_timeout_ms / 1000,
             retry_backoff_s=self._config.retry_backoff_ms / 1000,
         )
+        if timestamp_ms < 0:
+            return known_end(response, str(partition))
         return response.offset
 
     async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> None:

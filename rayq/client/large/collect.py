@@ -21,7 +21,7 @@ from rayq.client.large.objects import (
     list_objects,
     prefix_of,
 )
-from rayq.client.leader_requests import fetch_now, list_offset
+from rayq.client.leader_requests import fetch_now, known_end, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, check_values_url
 from rayq.core.large_values import read_manifest
@@ -163,9 +163,15 @@ class _References:
             try:
                 self._read_to[key] = await self._read_from(place, topic_id, offset)
                 return
-            except OffsetOutOfRangeError:
+            except OffsetOutOfRangeError as error:
                 # Retention was faster.
-                self._read_to[key] = await self._log_start(place, topic_id)
+                self._read_to[key] = start = await self._log_start(place, topic_id)
+                if start <= offset:
+                    raise OffsetNotAvailableError(
+                        f"{place.topic}-{place.partition}: its leader says that its log begins at "
+                        f"{start}, and has nothing at offset {offset}: {error} Nothing was "
+                        "removed: try again."
+                    ) from error
 
     async def _read_from(self, place: TopicPartition, topic_id: str, offset: int) -> int:
         """Reads up to the end, and returns it."""
@@ -207,8 +213,7 @@ class _References:
         answer, _ = await self._ask(
             place, topic_id, list_offset(place.partition, EARLIEST, READ_UNCOMMITTED)
         )
-        assert answer.offset is not None, "a log has a beginning"
-        return answer.offset
+        return known_end(answer, f"{place.topic}-{place.partition}")
 
     async def _ask(
         self,
