@@ -122,7 +122,10 @@ class _Pins:
                 pin_id = self._pin_ids.setdefault(topic_id, self._client.environment.new_id())
                 pin = PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts=starts, ttl_ms=TTL_MS)
                 try:
-                    await self._change(pin)
+                    if not await self._change(pin):
+                        # It may come late, and take a later one of that id back: that one ends by
+                        # its time, and the next has an id of its own.
+                        del self._pin_ids[topic_id]
                 except UnknownTopicError:  # It was deleted, and its pins with it.
                     self._forget(topic_id)
             for topic_id in [pinned for pinned in self._pin_ids if pinned not in wanted]:
@@ -133,7 +136,8 @@ class _Pins:
         for hold in self.holds:
             hold.ranges = [split for split in hold.ranges if split.topic_id != topic_id]
 
-    async def _change(self, change: PinSnapshot | UnpinSnapshot) -> None:
+    async def _change(self, change: PinSnapshot | UnpinSnapshot) -> bool:
+        """Whether it was confirmed."""
         try:
             await self._client.change(change, timeout_s=ASK_TIMEOUT_S)
         except ClosedError:
@@ -142,3 +146,6 @@ class _Pins:
             raise
         except RayqError as error:
             logger.warning("what a batch job reads is not pinned for now: %s", error)
+        else:
+            return True
+        return False

@@ -44,8 +44,11 @@ from rayq.messages import (
     RestoreTopic,
 )
 from rayq.remote_names import (
+    TAKEOVER_EPOCH,
     ObjectKind,
     new_name,
+    owner_mark,
+    owners_prefix,
     parse_name,
     partition_prefix,
     takeover_mark,
@@ -205,6 +208,7 @@ async def restore_topic(
             if not await _exists(store, mark):  # Else another topic was restored from there.
                 stored.append(mark)
             await store.put(mark, MARK)
+            await _check_alone(store, topic.cluster_id, mark)
         for number, manifest in manifests.items():
             request.pointers[number] = await _store_without_producers(
                 target, client.environment, manifest, name, stored
@@ -228,6 +232,20 @@ async def _exists(store: ObjectStore, name: str) -> bool:
     except RemoteMissingError:
         return False
     return True
+
+
+async def _check_alone(store: ObjectStore, cluster_id: str, mark: str) -> None:
+    """Of the clusters that take a folder over at the same time none may change anything there.
+    Raises InvalidRequestError where another one has left its mark."""
+    first = owner_mark(cluster_id, TAKEOVER_EPOCH, "")
+    listed = [one.name for one in await _list_all(store, owners_prefix(cluster_id))]
+    others = [name for name in listed if name >= first and name != mark]
+    if others:
+        raise InvalidRequestError(
+            f"Another cluster has taken over the objects in the folder {cluster_id}, or is about "
+            f"to, by the mark {others[0]}: two would delete each other's objects. Restore with "
+            "--copy; or, where that cluster is gone for good, delete its mark first."
+        )
 
 
 async def _check_still_there(

@@ -11,14 +11,18 @@ from rayq.config import MIB
 from rayq.core.queue_moves import Move
 from rayq.errors import (
     LogTruncatedError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     ProducerFencedError,
+    ProtocolError,
     RayqError,
 )
 from rayq.storage.batch import BatchHeader, split_batches
 
 SCAN_BYTES = 4 * MIB
 PRODUCE_TIMEOUT_MS = 5_000
+RESTARTS_MAX = 3
+"""So often a look begins again at the log start; after that it is for the caller to wait."""
 
 
 class Target(NamedTuple):
@@ -84,10 +88,17 @@ class MoveTargets:
         """Looks for the batch in the committed log, from the end of an earlier scan."""
         _, offset, epoch, has_gaps = before
         looks_from = offset
+        restarts = 0
         while True:
             try:
                 answer, headers = await self._fetch(move, offset, epoch)
-            except (OffsetOutOfRangeError, LogTruncatedError):
+            except (OffsetOutOfRangeError, LogTruncatedError) as error:
+                restarts += 1
+                if restarts > RESTARTS_MAX:
+                    raise OffsetNotAvailableError(
+                        f"The leader of partition {move.partition} of topic {move.topic_id} had "
+                        f"nothing where its log begins, {restarts} times: {error}"
+                    ) from error
                 # Retention removed the range to read; or an unclean election truncated the log
                 # below it, so the batch may be anywhere in the records written since.
                 start = await self._offset(Target(move.topic_id, move.partition))
@@ -145,14 +156,11 @@ class MoveTargets:
 
     async def end_of(self, target: Target) -> End:
         answer = await self._ask_offset(target, messages.LATEST)
-        assert answer.offset is not None, "only times can be missed"
-        return End(answer.offset, answer.last_epoch)
+        return End(_known(answer, target), answer.last_epoch)
 
     async def _offset(self, target: Target) -> int:
         """Returns the log start."""
-        answer = await self._ask_offset(target, messages.EARLIEST)
-        assert answer.offset is not None, "only times can be missed"
-        return answer.offset
+        return _known(await self._ask_offset(target, messages.EARLIEST), target)
 
     async def _ask_offset(self, target: Target, which: int) -> messages.ListOffsetsResponse:
         return await self._links.ask_leader(
@@ -161,6 +169,15 @@ class MoveTargets:
                 topic_id, partition, epoch, which
             ),
         )
+
+
+def _known(answer: messages.ListOffsetsResponse, target: Target) -> int:
+    if answer.offset is None:
+        raise ProtocolError(
+            f"The leader of partition {target.partition} of topic {target.topic_id} does not say "
+            "where its log begins or ends."
+        )
+    return answer.offset
 
 
 def _is_of(header: BatchHeader, move: Move) -> bool:
