@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
-from rayq.actors.queues.move_targets import BEGUN_ANEW_MAX, MoveTargets, Target, unlooked
+from rayq.actors.queues.move_targets import RESTARTS_MAX, MoveTargets, Target, unlooked
 from rayq.core.queue_moves import Move
 from rayq.errors import (
     LogTruncatedError,
@@ -45,7 +45,7 @@ def test_a_leader_that_refuses_where_its_log_begins_is_asked_again_later(
     leader = Leader(kind("no"), 3)
     with pytest.raises(OffsetNotAvailableError):
         asyncio.run(MoveTargets(cast(Any, leader)).look(MOVE, unlooked(MOVE)))
-    assert leader.fetches == BEGUN_ANEW_MAX + 1
+    assert leader.fetches == RESTARTS_MAX + 1
 
 
 def test_a_leader_has_to_say_where_its_log_ends() -> None:
