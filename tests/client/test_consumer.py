@@ -33,7 +33,7 @@ from rayq.errors import (
     RayqError,
     UnknownTopicError,
 )
-from rayq.messages import LATEST, CheckRange, Fetch, ListOffsets
+from rayq.messages import LATEST, CheckRange, Fetch, FetchResponse, ListOffsets
 from rayq.records import Record, TopicPartition
 from tests.client.fake_broker import FakeCluster
 
@@ -977,3 +977,24 @@ def test_a_leader_that_refuses_the_offset_that_it_names_itself_is_asked_now_and_
         assert 1 <= len(fake.asked(Fetch)) < 20
         fake.clear_faults()
         assert [record.value for record in read(consumer, 1)] == [b"v"]
+
+
+@pytest.mark.parametrize("step", [0, 1, -1])
+def test_a_leader_that_has_nothing_and_does_not_hold_fetches_is_asked_now_and_then(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    fake.create_topic("t")
+    fake.write("t", [b"v"])
+    plain = fake.fetch
+
+    def hurried(broker: int, request: Fetch) -> Any:
+        if request.offset == 0:
+            return plain(broker, request)
+        return FetchResponse(request.offset, 0, 0, request.offset + step), b""
+
+    monkeypatch.setattr(fake, "fetch", hurried)
+    options = {"retry_backoff_ms": 100, "auto_offset_reset": "earliest"}
+    with cluster.consumer("t", **options) as consumer:
+        assert [record.value for record in read(consumer, 1)] == [b"v"]
+        assert consumer.poll(timeout_s=1.0) == []
+        assert 10 < len(fake.asked(Fetch)) < 40

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq import messages as m
@@ -29,6 +30,7 @@ from rayq.errors import (
     InvalidRequestError,
     LockLostError,
     NotLeaderError,
+    ProtocolError,
     RemoteStorageError,
     UnknownQueueError,
 )
@@ -667,3 +669,19 @@ def test_no_manifest_is_handed_out_while_a_leader_is_asked_about_damage(
     reading.set()
     fake.release(held)
     assert {task.value for task in take_all(queue, 2)} == {b"1", b"large 2"}
+
+
+@pytest.mark.parametrize("field", ["locks", "excused", "unbegun"])
+def test_an_answer_about_more_records_than_there_can_be_is_refused_at_once(
+    fake: FakeCluster, open_queue: OpenQueue, field: str
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"v"])
+    endless = (0, 1 << 60) if field == "unbegun" else (0, 1 << 60, 1)
+
+    def lie(answer: Any, payload: bytes) -> Any:
+        return msgspec.structs.replace(answer, **{field: [endless]}), payload
+
+    fake.fault(m.Take, times=100, change=lie)
+    with pytest.raises(ProtocolError, match="more than 10000 records"):
+        take_all(open_queue("q"), 1)

@@ -22,7 +22,7 @@ from rayq.storage.batch import BatchHeader, split_batches
 SCAN_BYTES = 4 * MIB
 PRODUCE_TIMEOUT_MS = 5_000
 RESTARTS_MAX = 3
-"""Maximum number of times that one look starts over at the log start. After that the caller waits."""
+"""Maximum number of times that one look starts over at the log start; then its caller waits."""
 
 
 class Target(NamedTuple):

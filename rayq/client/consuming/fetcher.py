@@ -51,6 +51,10 @@ FETCH_BYTES_MIN = 1024
 FIRST_FETCH_BYTES = 128 * 1024
 """Size of the first fetch of a stream with an end: the stream may be short, and the fetch tells how
 long records are."""
+EMPTY_ANSWERS_MAX = 10
+QUICK_S = 0.02
+"""A leader that has nothing holds a fetch. After `EMPTY_ANSWERS_MAX` answers in a row without
+records, each of which came within this time, the fetcher pauses before each further fetch."""
 BACKOFF_MAX_S = 1.0
 TOPIC_WAIT_S = 0.2
 """Interval between two checks for a partition that a group's coordinator granted and the metadata
@@ -223,6 +227,7 @@ class Fetcher:
         if stream.fetch_offset is None:
             await self._begin(stream, topic)
             self.tell()
+        empty_answers, quick_s = 0, min(QUICK_S, self._config.fetch_max_wait_ms / 2000)
         while not stream.is_fetched:
             await self._wait_for_room(stream)
             leader = self._client.metadata.leader(*self._place(stream, topic))
@@ -231,8 +236,14 @@ class Fetcher:
                     continue
                 if leader is None:
                     raise self._client.no_leader_error(*self._place(stream, topic))
-                await self._fetch(stream, topic, leader)
-                backoff.reset()
+                asked_s = self._client.now
+                has_batches = await self._fetch(stream, topic, leader)
+                is_empty = not has_batches and self._client.now - asked_s < quick_s
+                empty_answers = empty_answers + 1 if is_empty else 0
+                if empty_answers > EMPTY_ANSWERS_MAX:
+                    await asyncio.sleep(backoff.next_s())
+                else:
+                    backoff.reset()
             except OffsetOutOfRangeError as error:
                 await self._reset(stream, error)
                 await asyncio.sleep(backoff.next_s())  # The leader may refuse that offset, too.
@@ -335,7 +346,8 @@ class Fetcher:
             return known_end(response, str(partition))
         return response.offset
 
-    async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> None:
+    async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> bool:
+        """Returns whether batches came."""
         config = self._config
         assert stream.fetch_offset is not None
         isolation = self.isolation if stream.without is None else READ_UNCOMMITTED
@@ -390,6 +402,7 @@ class Fetcher:
             stream.trouble = None
             if is_first:  # The position is in the log.
                 self.tell()
+        return bool(batches)
 
     async def _deliver(
         self, stream: Stream, topic_id: str, fetched: Fetched, log_end: int

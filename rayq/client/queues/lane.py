@@ -32,6 +32,7 @@ from rayq.core.lock_times import LONG_TIMEOUTS
 from rayq.errors import (
     CorruptBatchError,
     LockLostError,
+    ProtocolError,
     RayqError,
     UnknownQueueError,
     UnknownServerError,
@@ -263,6 +264,7 @@ class Lane:
             timeout_s=wait_ms / 1000 + REQUEST_TIMEOUT_S,
             patience_s=wait_ms / 1000 + LEADER_PATIENCE_S,
         )
+        _check_ranges(response)
         self._settler.named_over = self._client.pool.current(leader.host, leader.port)
         # If a waiting take was given nothing, `ready` records cannot be had just by asking. A take
         # that does not wait is answered before its leader has read the ready records.
@@ -631,6 +633,17 @@ class Lane:
             )
             taken.lost[offset] = lost
             self._owner.was_lost(lost)
+
+
+def _check_ranges(response: TakeResponse) -> None:
+    """Raises ProtocolError where an answer is about more records than can be asked for: each of
+    them is looked at one by one."""
+    for ranges in (response.locks, response.excused, response.unbegun):
+        if sum(max(one[1] - one[0] + 1, 0) for one in ranges) > TAKE_RECORDS_MAX:
+            raise ProtocolError(
+                f"The answer to a take is about more than {TAKE_RECORDS_MAX} records, which is the "
+                "most that can be asked for. It is not used."
+            )
 
 
 def rows_of(
