@@ -39,6 +39,7 @@ from tests.client.fake_broker import FakeCluster
 Eventually = Callable[[Callable[[], bool]], None]
 OpenQueue = Callable[..., Queue]
 PATIENCE_S = 30.0
+EMPTY = m.TakeResponse(1, [], 5, sweep_ms=0)
 
 
 @pytest.fixture
@@ -685,3 +686,13 @@ def test_an_answer_about_more_records_than_there_can_be_is_refused_at_once(
     fake.fault(m.Take, times=100, change=lie)
     with pytest.raises(ProtocolError, match="more than 10000 records"):
         take_all(open_queue("q"), 1)
+
+
+def test_a_leader_that_has_records_and_gives_none_is_asked_now_and_then(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    fake.queues.create("q")
+    fake.write("q", [b"v"])
+    fake.fault(m.Take, times=10**6, error=None, change=lambda answer, payload: (EMPTY, b""))
+    assert open_queue("q").take(1, timeout_s=1.0) == []
+    assert len(fake.asked(m.Take)) < 60

@@ -48,6 +48,10 @@ from rayq.storage.batch import decode_columns, is_as_written, split_batches
 logger = logging.getLogger(__name__)
 
 TAKE_RECORDS_MAX = 10_000
+EMPTY_ANSWERS_MAX = 10
+QUICK_S = 0.02
+"""A leader that has nothing holds a take that waits, and one that has something gives it. So many
+answers in a row that came that soon and are otherwise are followed by pauses."""
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """Maximum size of one take; at least one batch is always returned."""
 HOLDER_NAME_MAX = 31
@@ -129,6 +133,7 @@ class Lane:
         """The number of arrivals with a wrong CRC, by offset."""
         self._backoff = Backoff(client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._pause_until_s = 0.0
+        self._empty_answers = 0
         self._settler = Settler(client, self)
         self._taking: asyncio.Task[None] | None = None
 
@@ -204,7 +209,10 @@ class Lane:
         try:
             leader = self.leader()
             await self._ask(leader, records_max, wait_ms, is_ahead)
-            self._backoff.reset()
+            if self._empty_answers > EMPTY_ANSWERS_MAX:
+                self._pause_until_s = self._owner.now_s + self._backoff.next_s()
+            else:
+                self._backoff.reset()
         except RayqError as error:
             self._holder = self._new_holder()
             self._pause_until_s = self._owner.now_s + self._backoff.next_s()
@@ -272,6 +280,9 @@ class Lane:
         self.known_at_s = sent_at_s
         self.next_sweep_s = self._owner.now_s + response.sweep_ms / 1000
         self._unavailable = 0
+        is_quick = self._owner.now_s - sent_at_s < QUICK_S
+        is_empty = is_quick and not response.locks and (wait_ms > 0 or response.ready > 0)
+        self._empty_answers = self._empty_answers + 1 if is_empty else 0
         if not response.locks:
             return
         self.found_at_s = self._owner.now_s
