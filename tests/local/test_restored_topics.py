@@ -141,7 +141,7 @@ def test_a_list_without_an_end_is_given_up(
     monkeypatch.setattr(restoring, "LISTED_MAX", 50)
     watched = Watched(store)
     watched.on_list = lambda prefix, after, page: [ObjectMeta(f"{prefix}~{watched.lists:09d}", 1, 1)]
-    with pytest.raises(RemoteListError, match="goes on"):
+    with pytest.raises(RemoteListError, match="continues"):
         restore(cluster, watched)
 
 

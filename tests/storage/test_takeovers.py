@@ -85,8 +85,10 @@ def test_of_two_clusters_that_take_over_at_the_same_time_one_at_most_makes_a_top
         outcomes = await asyncio.gather(
             *(restore(client, Slow()) for client in clients), return_exceptions=True
         )
-        assert all(isinstance(one, InvalidRequestError) for one in outcomes)
-        assert [client.made for client in clients] == [[], []]
-        assert await store.list(owners_prefix(OLD)) == []
+        # The one that looks once the other has taken its mark back may go on.
+        makers = [client for client in clients if client.made]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, InvalidRequestError)]
+        assert len(makers) <= 1 and len(makers) + len(refused) == 2
+        assert len(await store.list(owners_prefix(OLD))) == len(makers)
 
     asyncio.run(script())
