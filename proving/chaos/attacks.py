@@ -172,7 +172,7 @@ ATTACKS: tuple[Callable[[Attacker], None], ...] = (
 
 def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
     """Attacks until `stop` is set. Returns the number of rounds of each attack."""
-    rounds = {one.__name__: 0 for one in ATTACKS}
+    rounds = {attack.__name__: 0 for attack in ATTACKS}
 
     def go_on(repeated: Callable[[Attacker], None]) -> None:
         attacker = Attacker(targets, random.Random(f"{targets.seed}/{repeated.__name__}"), stop)
@@ -181,7 +181,7 @@ def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
                 repeated(attacker)  # A refusal or a disconnection is right.
             rounds[repeated.__name__] += 1
 
-    threads = [threading.Thread(target=go_on, args=(one,), daemon=True) for one in ATTACKS]
+    threads = [threading.Thread(target=go_on, args=(attack,), daemon=True) for attack in ATTACKS]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -56,7 +56,7 @@ class Worker:
             try:
                 self._work(recorder)
             except RayqError:
-                time.sleep(TAKE_TIMEOUT_S)  # Nobody answered for long: it begins anew.
+                time.sleep(TAKE_TIMEOUT_S)  # Nobody answered for long: start over.
 
     def _work(self, recorder: Recorder) -> None:
         with self._spec.connect() as cluster, cluster.queue(self._queue) as queue:

@@ -32,7 +32,7 @@ PAUSE_S = (2.0, 7.0)
 KILL_SHARE, HANG_SHARE = 0.4, 0.35
 """The shares of the disturbed workers that are killed, and that hang. The others are cut off."""
 WAKE_SHARE = 0.4
-"""How likely, each time, workers that hang go on."""
+"""Probability, each time, that workers that hang resume."""
 SETTLED_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 60.0
 

@@ -47,7 +47,7 @@ RECORDS_BESIDE_PER_S = 300
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run. Faults are drawn without replacement until all `kinds` had their turn,
-    then anew, for `minutes` from the first record on. All kinds have their turn, however long that
+    then again, for `minutes` from the first record on. All kinds have their turn, however long that
     takes."""
 
     minutes: float
@@ -59,8 +59,8 @@ class Plan:
     has_transactions: bool = False
     has_queues: bool = False
     partitions_beside: int = 0
-    """Of one more topic, which faults hit as well and whose records are judged. How long its
-    partitions pause is not: they are written to too seldom."""
+    """Number of partitions of one more topic, which faults hit as well and whose records are
+    judged. How long its partitions pause is not: they are written to too seldom."""
 
 
 @dataclass

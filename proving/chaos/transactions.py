@@ -46,7 +46,7 @@ PAUSE_S = (1.0, 6.0)
 KILL_SHARE = 0.6
 """The share of the disturbed processes that are killed. The others hang."""
 WAKE_SHARE = 0.3
-"""How likely, each time, processes that hang go on."""
+"""Probability, each time, that processes that hang resume."""
 CATCH_UP_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 

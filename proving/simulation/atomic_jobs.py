@@ -157,8 +157,8 @@ class AtomicJobs:
     async def _task(
         self, job: WriteJob, whole: str, task: int, rng: random.Random
     ) -> dict[int, int]:
-        """How many records there are in each partition, as the first attempt says that has written
-        them; another one may go on."""
+        """Returns the number of records in each partition, as the first attempt says that has
+        written them; another one may go on."""
         loop = asyncio.get_running_loop()
         report: asyncio.Future[tuple[Rows, dict[int, int]]] = loop.create_future()
         tries = [self._rows(f"{whole}/{task}", rng)]

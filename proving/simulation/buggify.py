@@ -52,7 +52,7 @@ POINTS: dict[str, str] = {
 
 POINTS_MAX = 4
 ONE_BYTE = 1
-"""As a limit: the first batch or record always goes, and no second one."""
+"""Limit by which the first batch or record always goes, and no second one."""
 CONSTANTS: dict[str, tuple[tuple[object, str, int], ...]] = {
     "one-batch-reads": (
         (follower, "BATCHES_AT_ONCE", 1),
@@ -89,7 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 LATE_SHARES = (0.003, 0.03)
 LATE_S = (0.05, 0.5, 3.0)
-"""What a seed may choose as the most that a timer or a thread is late."""
+"""Choices of a seed for the maximum lateness of a timer or a thread."""
 STUTTERS_PER_S = (2.0, 20.0)
 STUTTER_S = 0.2
 LATE_BYTES_SHARE = 0.05

@@ -14,7 +14,7 @@ from proving.simulation.world import START_WALL_MS, Host
 CATCH_UP = 24.0
 """By so many seconds for each second."""
 NOTICED_S = 0.5
-"""So late a server may notice a leap, and what passed since then counts for catching up, too."""
+"""Maximum time until a server notices a leap. It counts for catching up, too."""
 
 LEAP_S_MAX = 10.0
 """No leap of a run lasts for longer."""
@@ -30,7 +30,7 @@ def most_aged_s(hosts: Iterable[Host], judging: Host, since_s: float, now_s: flo
 
 
 def dated_s(host: Host, wall_ms: int, now_s: float) -> float:
-    """When the wall clock of a host said `wall_ms`, no later than `now_s`: the first time, where it
+    """Returns when the wall clock of a host said `wall_ms`, at most `now_s`: the first time, if it
     said so twice."""
     since_start_s = (wall_ms - START_WALL_MS) / 1000
     found = [now_s]
@@ -42,7 +42,7 @@ def dated_s(host: Host, wall_ms: int, now_s: float) -> float:
 
 
 def _offset_s(host: Host, at_s: float) -> float:
-    """How far off the wall clock was then."""
+    """Difference between the wall clock and the true time, then."""
     found = [offset_ms for time_s, offset_ms in host.clock_changes if time_s <= at_s]
     return found[-1] / 1000 if found else 0.0
 

@@ -234,8 +234,8 @@ class Faults:
         await self._crash_at_an_operation(only_names=False)
 
     async def crash_at_a_change_of_names(self) -> None:
-        """As that, but where names and lengths of files change: snapshots, checkpoints, new and
-        removed segments, swaps, truncations."""
+        """The same at operations where names and lengths of files change: snapshots, checkpoints,
+        new and removed segments, swaps, truncations."""
         await self._crash_at_an_operation(only_names=True)
 
     async def _crash_at_an_operation(self, *, only_names: bool) -> None:
@@ -427,7 +427,9 @@ class Faults:
         number = self._any_broker()
         host = self._cluster.hosts[number]
         others: list[NetworkHost] = [
-            one for one in [*self._cluster.hosts, self._cluster.controller_host] if one is not host
+            other
+            for other in [*self._cluster.hosts, self._cluster.controller_host]
+            if other is not host
         ]
         if self._rng.random() < 0.5:
             others += self._clients

@@ -42,7 +42,8 @@ async def found_soon(
     patience_s: float = PATIENCE_S,
     look_s: float = LOOK_S,
 ) -> list[T]:
-    """What `find` finds, as soon as it finds anything. Empty: it found nothing for so long."""
+    """Waits until `find` finds something, and returns that; [] if it finds nothing for
+    `patience_s`."""
     until_s = faults._world.now_s + patience_s
     while faults._world.now_s < until_s:
         found = find()
@@ -110,12 +111,13 @@ def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
 
 
 def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
-    """Where a consumer has just lost its connection, and its locks have a second."""
+    """Hosts of queues where a consumer has just lost its connection, and its locks have a
+    second."""
     return _queues(cluster, lambda leader: bool(leader.holders._timers))
 
 
 def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
-    """Where dead letters or redriven records are on their way."""
+    """Hosts of queues where dead letters or redriven records are being moved."""
     return _queues(cluster, lambda leader: bool(leader.open.state._moves))
 
 
@@ -134,7 +136,7 @@ def _queues(cluster: SimulatedCluster, holds: Callable[..., bool]) -> list[Proce
 def lists_being_loaded(
     cluster: SimulatedCluster, topic_id: str | None = None
 ) -> list[Process]:
-    """Who loads the list of a partition's objects, of any topic or of this one."""
+    """Leaders that are loading the object list of a partition, of any topic or of this one."""
     return _remote(
         cluster,
         lambda remote: (

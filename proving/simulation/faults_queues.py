@@ -99,7 +99,7 @@ class MoveFaults:
         return next((process for process, _ in self._targets(move)), None)
 
     def _targets(self, move: Move) -> list[tuple[Process, Replica]]:
-        """Who leads the target. During an election an old leader may think so, too."""
+        """The leaders of the target. During an election an old leader may think so, too."""
         return [
             (process, replica)
             for process, replica in self._replicas()

@@ -21,7 +21,7 @@ from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.wire.server import Peer
 
 PROMISED_S = 1.0
-"""As docs/promises.md and rule 56 say; not the constant of the code that is judged."""
+"""Time by docs/promises.md and rule 56; not the constant of the code that is judged."""
 EARLY_S = 0.01
 """Timers fire as exactly as that."""
 LOOK_S = 0.02
@@ -41,7 +41,7 @@ class GoneHolders:
         self._ended_s: dict[asyncio.Future[None], float] = {}
         """The time at which a leader heard that a connection had ended."""
         self._waits_s: dict[tuple[OpenQueue, str], float] = {}
-        """Since when an opening that could act has had locks of a holder that is gone."""
+        """Time since which an opening that could act has had locks of a holder that is gone."""
         self._looked_s = 0.0
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class GoneHolders:
     def _gone_since_s(
         self, connections: list[asyncio.Future[None]], now_s: float
     ) -> float | None:
-        """Since when all of these are closed. None: one of them is open."""
+        """Returns the time since which all of these are closed. None: one of them is open."""
         if not all(connection.done() for connection in connections):
             return None
         return max(self._ended_s.get(connection, now_s) for connection in connections)

@@ -85,7 +85,7 @@ class _Batch(NamedTuple):
 
 @dataclass(slots=True)
 class _Batches:
-    """Where the batches of a log are, in one generation of it."""
+    """Positions of the batches of a log, in one generation of it."""
 
     generation: int
     found: list[_Batch] = field(default_factory=list)

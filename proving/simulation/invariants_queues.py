@@ -113,7 +113,7 @@ class QueueInvariants:
             )
 
     def kept(self, queue_id: str, partition: int) -> Kept:
-        """What is kept of a queue in one partition."""
+        """The kept state of a queue in one partition."""
         return self._known[StateKey(queue_id, partition)]
 
     # --- moves ------------------------------------------------------------------------------------
@@ -264,7 +264,8 @@ def _told(block: Block, offset: int) -> str:
 
 
 def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
-    """What has to outlive the leader. A record that is ready for the first time may not be kept."""
+    """Returns the records that have to outlive the leader. A record that is ready for the first
+    time may not be kept."""
     found: set[tuple[object, ...]] = {("start", state.start_offset, state.state_epoch)}
     records, _ = state.unsettled(0, (), RECORDS_MAX, now_ms=0, now_s=0.0)
     for record in records:

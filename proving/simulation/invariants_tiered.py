@@ -64,7 +64,8 @@ PIN_SLACK_S = 1.0
 
 @dataclass(slots=True)
 class _History:
-    """What the leaders of one partition have committed, and what was in the store."""
+    """The manifests that the leaders of one partition have committed, and the objects in the
+    store."""
 
     batches: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By base offset: next offset, CRC and leader epoch. Of a topic that may lose what is
@@ -74,11 +75,11 @@ class _History:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     """`(leader epoch, start offset)`."""
     headers: list[BatchHeader] = field(default_factory=list)
-    """Of the committed batches, in order."""
+    """Headers of the committed batches, in order."""
     derived: Derived = field(default_factory=Derived)
-    """What those say that are below the end of the last manifest."""
+    """Producers and epochs by the headers below the end of the last manifest."""
     derived_from: int = 0
-    """How many of the headers that are."""
+    """Number of these headers."""
     size_bytes: list[tuple[int, int]] = field(default_factory=list)
     """`(next offset, all bytes up to there)`."""
     end: int = 0
@@ -87,7 +88,8 @@ class _History:
     manifest: Manifest | None = None
     pointer: RemotePointer | None = None
     left_s: dict[str, float] = field(default_factory=dict)
-    """When the manifest was written that an object is not on: it may be deleted later than that."""
+    """Time at which the manifest was written that an object is not on: it may be deleted later than
+    that."""
 
 
 @dataclass(slots=True)
@@ -334,7 +336,7 @@ class TieredInvariants:
         return self._histories[self.state.topic_ids[topic], 0].values
 
     def _note_stored(self, where: str, history: _History, data: memoryview) -> None:
-        """What is stored stays, and nothing else is stored in its place."""
+        """Checks that an object stays, and that nothing else is stored in its place."""
         for position, header in split_batches(data):
             batch = data[position : position + header.length]
             said = header.next_offset, zlib.crc32(batch), header.leader_epoch
@@ -568,12 +570,12 @@ class TieredInvariants:
 
 
 def _named(pointer: RemotePointer, manifest: Manifest) -> set[str]:
-    """What a committed pointer refers to."""
+    """Returns the names that a committed pointer refers to."""
     return {pointer.manifest} | _live_names(manifest)
 
 
 def _live_names(manifest: Manifest) -> set[str]:
-    """What a manifest needs: not what it lists as removed."""
+    """Returns the objects that a manifest needs: not those that it lists as removed."""
     return {item.name for item in manifest.objects} | {page.name for page in manifest.pages}
 
 

@@ -32,7 +32,7 @@ class TransactionInvariants:
 
     def __init__(self) -> None:
         self._known: dict[TransactionKey, TransactionValue] = {}
-        """What is committed of each transaction that is not forgotten."""
+        """The committed state of each transaction that is not forgotten."""
         self._decided: dict[TransactionKey, bool] = {}
         self._ended: dict[tuple[TopicIdPartition, int], int] = {}
         """The highest epoch of a family with a marker in a partition."""

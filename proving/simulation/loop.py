@@ -423,7 +423,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose(), name="close an abandoned generator")
 
     def describe(self) -> str:
-        """Which task waits for what, and the last events."""
+        """Returns the tasks with what each waits for, and the last events."""
         lines = [f"At {self._now:.6f} s, after {self.events} events:"]
         tasks = [(owner, task) for owner in self._owners for task in owner.tasks()]
         for owner, task in tasks[:_REPORTED_TASKS_MAX]:

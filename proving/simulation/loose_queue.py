@@ -1,10 +1,10 @@
 """A queue from which something is taken away: records of its topic, or what it knows of them.
 
 A seed draws what: unclean elections of the topic's partition, records that an operator deletes,
-purges, or the queue itself, which is deleted and made anew while its consumers work. Or the topic
-keeps next to nothing but what the queue holds back, or deletes what it has settled. In the end each
-record that is still there was handled in some state epoch, or is a dead letter; within a state
-epoch all promises hold (`rayq.testing.checker.queues`).
+purges, or the queue itself, which is deleted and created again while its consumers work. Or the
+topic keeps next to nothing but what the queue holds back, or deletes what it has settled. In the
+end each record that is still there was handled in some state epoch, or is a dead letter; within a
+state epoch all promises hold (`rayq.testing.checker.queues`).
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class LooseQueue:
         )
 
     def note_cuts(self) -> None:
-        """Where unclean elections have cut the log at most: there their epochs begin."""
+        """Notes where unclean elections have cut the log at most: there their epochs begin."""
         if self._unclean_epochs:
             first = min(self._unclean_epochs)
             for _, log in self._logs():

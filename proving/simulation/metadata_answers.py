@@ -345,7 +345,7 @@ class MetadataJudge:
                 )
 
     def _judge_disk(self, keeper: MetadataKeeper) -> None:
-        """What was promised or confirmed would survive a power loss now."""
+        """Checks that whatever was promised or confirmed would survive a power loss now."""
         disk = keeper._environment.disk.disk  # type: ignore[attr-defined]
         for name in (ENTRIES, SNAPSHOT, PROMISE):
             path = f"{keeper._directory.path}/metadata/{name}"

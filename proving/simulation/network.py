@@ -72,7 +72,7 @@ class SimulatedNetwork:
         self._hosts: dict[str, NetworkHost] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._knobs: dict[str, float] = {}
-        """What `disturb` changed, for links to come."""
+        """Changes of `disturb`, for links to come."""
         self._listeners: dict[tuple[str, int], SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, NetworkHost] = {}
         self._ports: dict[str, int] = {}

@@ -26,7 +26,7 @@ from rayq.errors import (
 T = TypeVar("T")
 
 LATENCY_S = (0.002, 0.03)
-"""How long a request takes, at least and usually at most; one in a hundred takes 20 times as
+"""Time of a request in seconds, at least and usually at most; one in a hundred takes 20 times as
 long."""
 
 DEADLINE_S = 4.0
@@ -68,7 +68,7 @@ class StoreFaults:
     """No answer comes until its deadline."""
     short_bodies: float = 0.0
     flipped_bodies: float = 0.0
-    """Of a GET."""
+    """Bytes per second of a GET."""
     stale_lists_s: float = 0.0
     """A LIST shows what was there up to so long ago."""
     away: set[str] = field(default_factory=set)
@@ -134,7 +134,7 @@ class SimulatedObjectStore:
                 self._changed(StoreChange(name, True, by, host))
 
     def list(self, prefix: str, after: str, age_s: float) -> list[ObjectMeta]:
-        """What was there `age_s` ago."""
+        """Returns the objects that were there `age_s` ago."""
         then_s = self.world.now_s - age_s
         was_there = [
             (name, item)

@@ -17,7 +17,7 @@ from rayq.environment import Environment
 T = TypeVar("T")
 
 THREAD_S = (0.00002, 0.0005)
-"""How long a thread of an idle host takes to start a job, and the loop to hear of the job's end;
+"""Time that a thread of an idle host takes to start a job, and the loop to hear of the job's end;
 one time in 100 it takes up to 50 times as long."""
 
 

@@ -22,7 +22,8 @@ BOUNDS = {
     "WRITE_BYTES_MAX": (500, 2_000),
     "PASSED_AT_ONCE": (1, 3),
 }
-"""What a seed may lower each to. A block has four offsets at least, and the start is in one."""
+"""Values to which a seed may lower each bound. A block has four offsets at least, and the start is
+in one."""
 BOUND_SHARE = 0.3
 READERS = ("rayq.core.queue_", "rayq.core.kept_queues", "proving.simulation.")
 """The modules that know these constants by their names."""
@@ -30,7 +31,7 @@ READERS = ("rayq.core.queue_", "rayq.core.kept_queues", "proving.simulation.")
 
 @contextlib.contextmanager
 def lowered(seed: int) -> Iterator[None]:
-    """What holds while a seed runs."""
+    """Returns a context with the bounds of a seed, while it runs."""
     rng = random.Random(f"{seed}/queue bounds")
     bits = rng.choice(BLOCK_BITS)
     values = {
@@ -51,8 +52,8 @@ def lowered(seed: int) -> Iterator[None]:
 
 
 def fault_of(state: queue_state.QueueState) -> str | None:
-    """Which bound a queue's leader has passed (rule 55). A batch that is learned may hold more
-    delayed records than fit, and what consumers give back is delayed beyond the bound."""
+    """Returns the bound that a queue's leader has passed (rule 55). A batch that is learned may
+    hold more delayed records than fit, and what consumers give back is delayed beyond the bound."""
     locked = sum(block.locked.bit_count() for block in state._blocks.values())
     blocked = sum(block.blocked.bit_count() for block in state._blocks.values())
     if locked > queue_taker.LOCKS_MAX:

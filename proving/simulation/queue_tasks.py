@@ -23,7 +23,7 @@ from rayq.testing.checker import Recorder
 FLUSH_TIMEOUT_S = 8.0
 LOOK_S = 0.25
 WAITS_MAX_S = 1.0
-"""So long a record may wait in a worker whose user does not ask for it."""
+"""Maximum time that a record may wait in a worker whose user does not ask for it."""
 
 
 class _NotingCore(QueueCore):

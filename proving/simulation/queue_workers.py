@@ -25,10 +25,10 @@ SETTLE_TIMEOUT_S = 6.0
 ATTEMPT_S = 3.0
 NEW_PARTITION_LOOK_S = 0.5
 HOLD_SHARE, HOLD_MAX = 0.3, 0.7
-"""How often a worker holds records for a while before it settles any, and how long at most, as a
-part of the queue's timeout."""
+"""Probability that a worker holds records for a while before it settles any, and how long at most,
+as a part of the queue's timeout."""
 LOST_SHARE = 0.1
-"""How often a worker forgets at once what a take brought."""
+"""Probability that a worker forgets at once what a take brought."""
 What = Literal["ack", "nack", "reject", "extend"]
 
 
@@ -42,7 +42,7 @@ class QueuePlan(NamedTuple):
     is_loose: bool = False
 
     def noted_as(self, queue_id: str) -> str:
-        """Its name in the history. A loose one may be deleted and made anew."""
+        """Its name in the history. A loose one may be deleted and created again."""
         return f"{self.name} {queue_id}" if self.is_loose else self.name
 
 
@@ -285,8 +285,8 @@ class RawWorker:
             [record],
             seconds=rng.choice((None, 0.0, 0.3, 1.5)) if what == "nack" else None,
         )
-        later = [one for one in taken.records if one.offset > record.offset]
-        mine = [one for one in later if one.key is not None and one.key == record.key]
+        later = [other for other in taken.records if other.offset > record.offset]
+        mine = [other for other in later if other.key is not None and other.key == record.key]
         if what == "nack" and is_heard and mine and self._plan.ordered:
             await self._settle(partition, taken, "ack", mine[:1])
 

@@ -76,7 +76,7 @@ class Redrives:
     # --- the end ----------------------------------------------------------------------------------
 
     def kept(self) -> dict[str, Kept]:
-        """What is kept now of the queue of each topic."""
+        """The state that is kept now of the queue of each topic."""
         return {topic: self._invariants.kept(self.queue_ids[topic], 0) for topic in self.topics}
 
     def problems(

@@ -26,7 +26,7 @@ _assign = object.__setattr__
 
 class _Count:
     assignments = 0
-    """How many attributes of `WATCHED` were assigned in this process."""
+    """Number of assignments to attributes of `WATCHED` in this process."""
 
 
 def _assign_and_count(self: object, name: str, value: object) -> None:

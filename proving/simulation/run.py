@@ -47,7 +47,8 @@ class Outcome:
     seed: int
     scenario: str = "ordinary"
     features: frozenset[str] | None = None
-    """What the run was told to have instead of what the seed draws, None: nothing."""
+    """Features that the run was told to have instead of those that the seed draws. None: the
+    latter."""
     problems: list[str] = field(default_factory=list)
     acknowledged: int = 0
     unknown: int = 0

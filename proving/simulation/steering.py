@@ -26,7 +26,7 @@ Runs = Callable[[Callable[[Task], Outcome], Iterable[Task]], Iterable[Outcome]]
 
 
 class Steering:
-    """What seeds with which features have met."""
+    """Counts of the situations that seeds with each feature have met."""
 
     def __init__(self) -> None:
         self._met: Counter[str] = Counter()
@@ -42,8 +42,8 @@ class Steering:
             self._together.update((feature, situation) for situation in met)
 
     def weight(self, feature: str) -> float:
-        """How much a seed with the feature may show: over all situations, how rare the situation is
-        times how often it was met with the feature."""
+        """Score of a feature: the sum over all situations of how rare the situation is, times how
+        often it was met with the feature."""
         tried = self._tried[feature] + 1
         return EVEN_WEIGHT + sum(
             (self._together[feature, situation] + 0.5) / tried / (1 + self._met[situation]) ** 2

@@ -1,4 +1,4 @@
-"""Checks that a transaction has its time, and no more than that.
+"""Checks that no transaction is aborted before its timeout, or lives much longer.
 
 Its coordinator looks several times a second at what has had its time. The judge stands beside that
 look: one that began under this coordinator has its whole time-out, one that an earlier coordinator
@@ -17,7 +17,7 @@ from rayq.core.transaction_records import TransactionKey
 from rayq.core.transaction_state import TransactionState
 
 LEAST_S = 5.0
-"""As rule 31 says; not the constant of the code that is judged."""
+"""Time by rule 31; not the constant of the code that is judged."""
 LOOK_S = 1.0
 """The longest time between two looks that counts; what passes beyond that, nobody could be heard
 in."""

@@ -25,7 +25,7 @@ from rayq.testing.checker import Recorder
 LOOK_S = 0.3
 ASK_TIMEOUT_S = 3.0
 UNCLEAN_WEIGHT = 6
-"""How often it is among the faults."""
+"""Weight among the faults."""
 
 
 class UncleanKeeper:

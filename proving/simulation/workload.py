@@ -110,11 +110,13 @@ class Workload:
 
     @classmethod
     def conditions(cls, seed: int) -> AbstractContextManager[None]:
-        """What holds while a seed runs, for constants of the code that a run is too small for."""
+        """Returns a context for the run of a seed, with constants that a run is too small for
+        lowered."""
         return contextlib.nullcontext()
 
     def judging(self) -> AbstractContextManager[None]:
-        """What the workload wraps around methods of servers to judge them, while the seed runs."""
+        """Returns a context in which the workload judges methods of servers, while the seed
+        runs."""
         return contextlib.nullcontext()
 
     def calm_down(self) -> None:
@@ -251,7 +253,7 @@ class Workload:
         client.close()
 
     def _padding(self, rng: random.Random) -> bytes:
-        """What makes values longer."""
+        """Padding of values."""
         return b"." * rng.randint(0, 200)
 
     def _note_delivery(

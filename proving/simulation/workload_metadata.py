@@ -58,7 +58,7 @@ POINTS = (
 """The points of `buggify` that matter to metadata."""
 POINTS_MAX = 3
 PUSHES_BYTES_MAX = (500, 2_000, quorum.APPEND_BYTES_MAX)
-"""What a seed may choose as the most that a voter is sent at once: a tail takes several pushes."""
+"""Choices of a seed for the maximum size of a push to a voter: a tail takes several pushes."""
 LOOK_TIMEOUT_S = 5.0
 
 

@@ -37,7 +37,7 @@ REST_S = 2.5
 QUESTION_TIMEOUT_S = 6.0
 THROTTLES = (None, None, 3_000, 30_000)
 THROTTLED_END_S = 60.0
-"""So long throttled moves may take in the end. Then the operators give them again, without one: a
+"""Time for throttled moves in the end. Then the operators give them again without a throttle: a
 log that grew faster than its throttle, of megabytes, would take as many minutes."""
 END_LIMIT_S = 120.0
 
@@ -94,7 +94,7 @@ class Operators(Workload):
         return await super().read_all(limit_s)
 
     async def _lift_throttles(self, process: Process) -> None:
-        """Of the moves that do not end by themselves for so long."""
+        """Lifts the throttle of moves that do not end within `THROTTLED_END_S`."""
         for _ in range(round(THROTTLED_END_S / REST_S)):
             if not self.moves.state.moving:
                 return

@@ -69,14 +69,14 @@ REDRIVERS = 2
 END_LIMIT_S = 90.0
 LOOK_S = 0.7
 IDLE_MAX_S = 5.0
-"""So long a record may be ready beside a take that waits, once the cluster is whole."""
+"""Maximum time that a record may be ready beside a take that waits, once the cluster is whole."""
 FULL_MAX_S = 15.0
 """The same where as many are locked as may be: whoever has them may have died just then, and locks
 last for some seconds."""
 CALM_S = 15.0
 """After the last fault, so long records may be ready and not be given out."""
 ALTERS_SHARE, WEIGHTS_SHARE, LARGE_SHARE, LOOSE_SHARE = 0.25, 0.25, 0.25, 0.5
-"""How many seeds have each of these."""
+"""Share of the seeds that have each of these."""
 UNCLEAN_KEEPER_SHARE = 0.2
 LARGE_BYTES = 600
 """`max_message_bytes` of a topic with large values."""
@@ -273,7 +273,8 @@ class QueueWorkload(Workload):
         process, world = self._process("settled-watcher"), self._cluster.world
 
         async def wait_for(client: Client, plan: QueuePlan, number: int) -> None:
-            """Where few records may be locked at once, all of it may take long."""
+            """Returns whether few records may be locked at once, so that all of it may take
+            long."""
             until_s = world.now_s + END_LIMIT_S
             seen: tuple[int, int] | None = None
             while True:
@@ -299,7 +300,7 @@ class QueueWorkload(Workload):
         await process.run(wait())
 
     async def _read_own_topics(self, limit_s: float) -> None:
-        """What stands in the topics that only queues read, and in those of dead letters."""
+        """Returns the records of the topics that only queues read, and of those of dead letters."""
         dead = [f"{name}.dead" for name in self.plans]
         places = [
             *(TopicPartition(LATER, number) for number in range(self.partition_count(LATER))),
@@ -510,7 +511,7 @@ class QueueWorkload(Workload):
         return any(host.clock_offset_ms > 0 for host in self._cluster.hosts if host is process.host)
 
     def _leaders(self) -> Iterator[tuple[Process, QueueLeader]]:
-        """Of all queues, as the processes that live know it."""
+        """The leaders of all queues in live processes, each with its process."""
         for process, host in self._cluster.replica_hosts.items():
             for replica in host._replicas.values() if process.alive else ():
                 if replica._queues is not None:

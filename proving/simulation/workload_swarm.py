@@ -38,7 +38,8 @@ LARGE_SEEDS_SHARE, LARGE_VALUES_SHARE = 0.2, 0.02
 LARGE_VALUE_BYTES = (100_000, 900_000)
 """Larger than segments and than many a fetch. They do not become smaller by compression."""
 FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES])
-"""What a seed draws, by name: clients, kinds of faults, points of `buggify`, large values."""
+"""Everything that a seed draws, by name: clients, kinds of faults, points of `buggify`, large
+values."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""
@@ -52,7 +53,7 @@ class SwarmWorkload(GroupMovesWorkload):
     points: frozenset[str] = frozenset()
     """The seed's points of `buggify`."""
     features: frozenset[str] | None = None
-    """Which clients, faults and points there are, None: as the seed draws them."""
+    """The clients, faults and points of the run. None: as the seed draws them."""
     has_large_values = False
 
     def __init__(self, cluster: SimulatedCluster) -> None:

@@ -87,7 +87,8 @@ class TransactionWorkload(Workload):
         self._slots: list[asyncio.Task[None]] = []
         self._names = 0
         self._keys: list[list[bytes]] = [[] for _ in range(PAIRS_PARTITIONS)]
-        """Of records that writers have sent, by partition; no two of them are the same."""
+        """Keys of the records that writers have sent, by partition; no two of them are the
+        same."""
         self._pairs_options = dict(self.topic_options)
         if self._rng.random() < 0.7:
             self._pairs_options |= {

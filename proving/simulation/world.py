@@ -120,7 +120,7 @@ class Host:
         """The times at which the wall clock jumped, in virtual seconds, and how far off it was from
         then on."""
         self.began_ahead_s: list[float] = []
-        """When processes began while it was ahead, which they cannot know."""
+        """Times at which processes began while it was ahead, which they cannot know."""
         self.thread_s = THREAD_S
         self._boots = 0
 

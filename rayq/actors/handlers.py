@@ -28,6 +28,12 @@ class _Handler(NamedTuple):
     """Function that finds the part of the server that has the method. None: the server itself."""
     method: str
     takes_all: bool
+    """True if the method also takes the peer and the payload."""
+
+    def bound_to(self, server: Any) -> Callable[..., Any]:
+        owner = server if self.owner is None else self.owner(server)
+        method: Callable[..., Any] = getattr(owner, self.method)
+        return method
 
 
 def answers(
@@ -99,16 +105,14 @@ class HandlerTable:
     ) -> Result | Awaitable[Result]:
         """Calls the request's handler. Raises KeyError if the table has none, and the handler's
         errors."""
-        method = self.method_of(server, request)
-        takes_all = self._handlers[type(request)].takes_all
+        handler = self._handlers[type(request)]
+        method = handler.bound_to(server)
         answer: Result | Awaitable[Result] = (
-            method(peer, request, payload) if takes_all else method(request)
+            method(peer, request, payload) if handler.takes_all else method(request)
         )
         return answer
 
-    def method_of(self, server: Any, request: AnyRequest) -> Callable[..., Any]:
-        """The bound method that answers the request."""
-        handler = self._handlers[type(request)]
-        owner = server if handler.owner is None else handler.owner(server)
-        method: Callable[..., Any] = getattr(owner, handler.method)
-        return method
+    def decide(self, server: Any, request: AnyRequest) -> Any:
+        """Calls the handler of a request whose answer `server` gives later. Raises KeyError if the
+        table has none, and the handler's errors."""
+        return self._handlers[type(request)].bound_to(server)(request)

@@ -137,7 +137,7 @@ class _Pins:
             hold.ranges = [split for split in hold.ranges if split.topic_id != topic_id]
 
     async def _change(self, change: PinSnapshot | UnpinSnapshot) -> bool:
-        """Whether it was confirmed."""
+        """Asks for a change. Returns whether it was confirmed."""
         try:
             await self._client.change(change, timeout_s=ASK_TIMEOUT_S)
         except ClosedError:

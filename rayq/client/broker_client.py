@@ -46,7 +46,7 @@ those learned. The newest are kept when brokers move again and again."""
 
 
 FAILED_MAX = 1000
-"""How many addresses a client remembers of those that did not answer: the latest."""
+"""Maximum number of addresses that did not answer which a client remembers: the latest ones."""
 
 
 class BrokerClient:
@@ -72,7 +72,7 @@ class BrokerClient:
         is back at an old address may be the only one that answers."""
         self.metadata.add_listener(self._learn)
         self._failed_at: dict[Address, float] = {}
-        """When these addresses, also those of leaders, did not answer; the latest last."""
+        """Times at which addresses, also those of leaders, did not answer; the latest last."""
         self._closed = False
 
     @property

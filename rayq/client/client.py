@@ -54,8 +54,8 @@ TOPIC_AGE_MAX_S = 1.0
 """Maximum age of a topic's metadata that nobody keeps fresh, before it is fetched again."""
 
 TOPICS_KNOWN_MAX = METADATA_TOPICS_MAX
-"""How many topics a client knows one by one: beyond that it forgets those that nobody keeps fresh,
-first those that were fetched longest ago."""
+"""Maximum number of topics that a client knows one by one. Beyond it those go that nobody keeps
+fresh, first those that were fetched longest ago."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """Time after which a topic unknown to the brokers counts as missing. Until then a broker may only

@@ -85,7 +85,7 @@ class MetadataCache:
         return True
 
     def forget(self, topic: str) -> None:
-        """Until it is asked for again."""
+        """Forgets a topic until it is asked for again."""
         self.topics.pop(topic, None)
 
     def partition(self, topic: str, topic_id: str, partition: int) -> PartitionMetadata | None:

@@ -1,6 +1,6 @@
 """The controller's decisions on requests, from its state and a few facts besides.
 
-Each decision is a function `(state, request, facts) -> Decision`. The controller replays the
+Each decision is a function `(state, request, facts) -> ClusterDecision`. The controller replays the
 records, appends them, and answers once they are committed. A request whose decision needs the
 controller itself (sessions, the quorum, a second append) is decided by one of its methods.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rayq import messages
 from rayq.config import ClusterConfig
@@ -21,18 +21,20 @@ from rayq.core import (
     topic_changes,
 )
 from rayq.core.cluster_state import ClusterState
+from rayq.core.decision import Decision
 from rayq.core.metadata_records import MetadataRecord
 from rayq.core.remote_changes import ObjectStoreFacts
 
 RequestT = TypeVar("RequestT", bound=messages.AnyRequest)
 
 
-class Decision(NamedTuple):
-    """The records of a decision, and its answer."""
+ClusterDecision = Decision[MetadataRecord, messages.Response | None]
+"""The answer None: the version of the metadata that has the records."""
 
-    records: Sequence[MetadataRecord] = ()
-    answer: messages.Response | None = None
-    """The answer. None: the version of the metadata that has the records."""
+
+def changed(records: Sequence[MetadataRecord]) -> ClusterDecision:
+    """A decision that is answered with the version of the metadata that has its records."""
+    return Decision(records, lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Facts:
     store: ObjectStoreFacts
 
 
-Decide = Callable[[ClusterState, Any, Facts], Decision]
+Decide = Callable[[ClusterState, Any, Facts], ClusterDecision]
 DECISIONS: dict[type[messages.AnyRequest], Decide] = {}
 """The decision function of each request that needs only the state and the facts."""
 
@@ -56,14 +58,14 @@ DECISIONS: dict[type[messages.AnyRequest], Decide] = {}
 def decides(
     kind: type[RequestT],
 ) -> Callable[
-    [Callable[[ClusterState, RequestT, Facts], Decision]],
-    Callable[[ClusterState, RequestT, Facts], Decision],
+    [Callable[[ClusterState, RequestT, Facts], ClusterDecision]],
+    Callable[[ClusterState, RequestT, Facts], ClusterDecision],
 ]:
     """Adds a function to `DECISIONS`."""
 
     def add(
-        decide: Callable[[ClusterState, RequestT, Facts], Decision],
-    ) -> Callable[[ClusterState, RequestT, Facts], Decision]:
+        decide: Callable[[ClusterState, RequestT, Facts], ClusterDecision],
+    ) -> Callable[[ClusterState, RequestT, Facts], ClusterDecision]:
         assert kind not in DECISIONS, kind.__name__
         DECISIONS[kind] = decide
         return decide
@@ -76,8 +78,8 @@ def decides(
 
 def _create_topic(
     state: ClusterState, request: messages.CreateTopic | messages.RestoreTopic, facts: Facts
-) -> Decision:
-    return Decision(
+) -> ClusterDecision:
+    return changed(
         topic_changes.create_topic(
             state,
             topic_id=facts.new_id(),
@@ -96,22 +98,26 @@ decides(messages.RestoreTopic)(_create_topic)
 
 
 @decides(messages.DeleteTopic)
-def _delete_topic(state: ClusterState, request: messages.DeleteTopic, facts: Facts) -> Decision:
+def _delete_topic(
+    state: ClusterState, request: messages.DeleteTopic, facts: Facts
+) -> ClusterDecision:
     queue_changes.check_deleted_topic(state, request.name)
-    return Decision(topic_changes.delete_topic(state, request.name, now_ms=facts.now_ms()))
+    return changed(topic_changes.delete_topic(state, request.name, now_ms=facts.now_ms()))
 
 
 @decides(messages.CreatePartitions)
 def _create_partitions(
     state: ClusterState, request: messages.CreatePartitions, facts: Facts
-) -> Decision:
+) -> ClusterDecision:
     queue_changes.check_new_partitions(state, request.name, force=request.force)
-    return Decision(topic_changes.create_partitions(state, request.name, request.total))
+    return changed(topic_changes.create_partitions(state, request.name, request.total))
 
 
 @decides(messages.ElectLeaders)
-def _elect_leaders(state: ClusterState, request: messages.ElectLeaders, facts: Facts) -> Decision:
-    return Decision(
+def _elect_leaders(
+    state: ClusterState, request: messages.ElectLeaders, facts: Facts
+) -> ClusterDecision:
+    return changed(
         topic_changes.elect_leaders(
             state, request.name, request.partitions, unclean=request.unclean
         )
@@ -121,15 +127,15 @@ def _elect_leaders(state: ClusterState, request: messages.ElectLeaders, facts: F
 @decides(messages.EndRemoteStorage)
 def _end_remote_storage(
     state: ClusterState, request: messages.EndRemoteStorage, facts: Facts
-) -> Decision:
-    return Decision(topic_changes.end_remote_storage(state, request.name, now_ms=facts.now_ms()))
+) -> ClusterDecision:
+    return changed(topic_changes.end_remote_storage(state, request.name, now_ms=facts.now_ms()))
 
 
 @decides(messages.EnsureOffsetsTopic)
 def _ensure_offsets_topic(
     state: ClusterState, request: messages.EnsureOffsetsTopic, facts: Facts
-) -> Decision:
-    return Decision(
+) -> ClusterDecision:
+    return changed(
         topic_changes.ensure_own_topic(
             state,
             topic_changes.OFFSETS_TOPIC,
@@ -142,8 +148,8 @@ def _ensure_offsets_topic(
 @decides(messages.EnsureTransactionsTopic)
 def _ensure_transactions_topic(
     state: ClusterState, request: messages.EnsureTransactionsTopic, facts: Facts
-) -> Decision:
-    return Decision(
+) -> ClusterDecision:
+    return changed(
         topic_changes.ensure_own_topic(
             state,
             topic_changes.TRANSACTIONS_TOPIC,
@@ -157,8 +163,10 @@ def _ensure_transactions_topic(
 
 
 @decides(messages.CreateQueue)
-def _create_queue(state: ClusterState, request: messages.CreateQueue, facts: Facts) -> Decision:
-    return Decision(
+def _create_queue(
+    state: ClusterState, request: messages.CreateQueue, facts: Facts
+) -> ClusterDecision:
+    return changed(
         queue_changes.create_queue(
             state,
             new_id=facts.new_id,
@@ -175,23 +183,29 @@ def _create_queue(state: ClusterState, request: messages.CreateQueue, facts: Fac
 
 
 @decides(messages.AlterQueue)
-def _alter_queue(state: ClusterState, request: messages.AlterQueue, facts: Facts) -> Decision:
-    return Decision(
+def _alter_queue(
+    state: ClusterState, request: messages.AlterQueue, facts: Facts
+) -> ClusterDecision:
+    return changed(
         queue_changes.alter_queue(state, request.name, request.config, new_id=facts.new_id)
     )
 
 
 @decides(messages.DeleteQueue)
-def _delete_queue(state: ClusterState, request: messages.DeleteQueue, facts: Facts) -> Decision:
-    return Decision(queue_changes.delete_queue(state, request.name))
+def _delete_queue(
+    state: ClusterState, request: messages.DeleteQueue, facts: Facts
+) -> ClusterDecision:
+    return changed(queue_changes.delete_queue(state, request.name))
 
 
 # --- the object store -----------------------------------------------------------------------------
 
 
 @decides(messages.MoveRemote)
-def _move_remote(state: ClusterState, request: messages.MoveRemote, facts: Facts) -> Decision:
-    return Decision(
+def _move_remote(
+    state: ClusterState, request: messages.MoveRemote, facts: Facts
+) -> ClusterDecision:
+    return changed(
         remote_changes.move_remote(
             state,
             topic_id=request.topic_id,
@@ -206,8 +220,10 @@ def _move_remote(state: ClusterState, request: messages.MoveRemote, facts: Facts
 
 
 @decides(messages.PinSnapshot)
-def _pin_snapshot(state: ClusterState, request: messages.PinSnapshot, facts: Facts) -> Decision:
-    return Decision(
+def _pin_snapshot(
+    state: ClusterState, request: messages.PinSnapshot, facts: Facts
+) -> ClusterDecision:
+    return changed(
         remote_changes.pin_snapshot(
             state,
             pin_id=request.pin_id,
@@ -219,20 +235,26 @@ def _pin_snapshot(state: ClusterState, request: messages.PinSnapshot, facts: Fac
 
 
 @decides(messages.UnpinSnapshot)
-def _unpin_snapshot(state: ClusterState, request: messages.UnpinSnapshot, facts: Facts) -> Decision:
-    return Decision(remote_changes.unpin_snapshots(state, {request.pin_id}))
+def _unpin_snapshot(
+    state: ClusterState, request: messages.UnpinSnapshot, facts: Facts
+) -> ClusterDecision:
+    return changed(remote_changes.unpin_snapshots(state, {request.pin_id}))
 
 
 @decides(messages.BeginRemoval)
-def _begin_removal(state: ClusterState, request: messages.BeginRemoval, facts: Facts) -> Decision:
-    return Decision(
+def _begin_removal(
+    state: ClusterState, request: messages.BeginRemoval, facts: Facts
+) -> ClusterDecision:
+    return changed(
         remote_changes.begin_removal(state, request.topic_id, request.deleted_ms)
     )
 
 
 @decides(messages.RemoveGarbage)
-def _remove_garbage(state: ClusterState, request: messages.RemoveGarbage, facts: Facts) -> Decision:
-    return Decision(
+def _remove_garbage(
+    state: ClusterState, request: messages.RemoveGarbage, facts: Facts
+) -> ClusterDecision:
+    return changed(
         remote_changes.remove_garbage(state, request.topic_id, request.deleted_ms)
     )
 
@@ -243,26 +265,26 @@ def _remove_garbage(state: ClusterState, request: messages.RemoveGarbage, facts:
 @decides(messages.ConfirmMetadata)
 def _confirm_metadata(
     state: ClusterState, request: messages.ConfirmMetadata, facts: Facts
-) -> Decision:
-    return Decision(broker_changes.change_nothing(state))
+) -> ClusterDecision:
+    return changed(broker_changes.change_nothing(state))
 
 
 @decides(messages.AllocateProducerIds)
 def _allocate_producer_ids(
     state: ClusterState, request: messages.AllocateProducerIds, facts: Facts
-) -> Decision:
+) -> ClusterDecision:
     broker_changes.check_broker(state, request.broker, request.incarnation)
     answer = messages.AllocateProducerIdsResponse(
         state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
     )
-    return Decision(broker_changes.allocate_producer_ids(state), answer)
+    return Decision(broker_changes.allocate_producer_ids(state), lambda: answer)
 
 
 @decides(messages.AlterReassignments)
 def _alter_reassignments(
     state: ClusterState, request: messages.AlterReassignments, facts: Facts
-) -> Decision:
-    return Decision(
+) -> ClusterDecision:
+    return changed(
         reassignment.alter_reassignments(
             state, request.moves, request.throttle_bytes_per_s, facts.heard()
         )
@@ -272,8 +294,8 @@ def _alter_reassignments(
 @decides(messages.SetReplicationFactor)
 def _set_replication_factor(
     state: ClusterState, request: messages.SetReplicationFactor, facts: Facts
-) -> Decision:
-    return Decision(
+) -> ClusterDecision:
+    return changed(
         reassignment.set_replication_factor(
             state, request.name, request.replication_factor, request.throttle_bytes_per_s
         )
@@ -281,5 +303,7 @@ def _set_replication_factor(
 
 
 @decides(messages.CordonBroker)
-def _cordon_broker(state: ClusterState, request: messages.CordonBroker, facts: Facts) -> Decision:
-    return Decision(reassignment.cordon_broker(state, request.broker, request.cordoned))
+def _cordon_broker(
+    state: ClusterState, request: messages.CordonBroker, facts: Facts
+) -> ClusterDecision:
+    return changed(reassignment.cordon_broker(state, request.broker, request.cordoned))

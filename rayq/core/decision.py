@@ -1,4 +1,4 @@
-"""The shape of every durable decision of a coordinator."""
+"""The shape of every durable decision."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ REFUSED_WHOLE_BYTES = 256 * MIB
 """A larger object is not read whole, whatever a store says its size is."""
 LIST_OBJECTS_MAX = 1000
 DURABLE_MAX = 10_000
-"""How many directories are remembered. Those that are not are synced once more."""
+"""Maximum number of directories that are remembered. The others are synced once more."""
 _TEMPORARY_SUFFIX = ".part"
 _TEMPORARY_KEPT_MS = DAY_MS
 

@@ -258,7 +258,7 @@ class BrokerActor:
         self._starting = loop.create_task(self._start_again())
 
     async def _start_again(self) -> None:
-        """Until it has started."""
+        """Waits until it has started."""
         retry_s = BROKER_RETRY_S
         while True:
             await asyncio.wait((self._started,))
@@ -381,7 +381,7 @@ class ControllerActor:
         self._nodes = set(spec.nodes)
         self._endpoints: dict[int, Address] = {}
         self._stops_until_s = 0.0
-        """Until then nodes that join get no broker: the cluster is being stopped."""
+        """Time until which nodes that join get no broker, as the cluster is being stopped."""
         environment = server_environment(spec.config)
         environment.metrics.label(cluster=spec.cluster_name)
         self._server = ControllerServer(

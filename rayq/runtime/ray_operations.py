@@ -151,7 +151,7 @@ def _broker_actor(cluster_name: str, broker: int) -> Any:
 
 
 def _wait_back(actor: Any, broker: int, cluster_name: str, *, before: int | None) -> None:
-    """Until another process than `before` has a session. Raises RayqError."""
+    """Waits until another process than `before` has a session. Raises RayqError."""
     deadline_s = time.monotonic() + RESTART_TIMEOUT_S
     while not _is_back(actor, before):
         if time.monotonic() > deadline_s:

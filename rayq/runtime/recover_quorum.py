@@ -36,9 +36,9 @@ EPOCH_LEAP = 1000
 for lost, may come back with promises of their own: this log is then the better one wherever the two
 meet, and theirs is cut (docs/protocol.md, rules 3 and 4)."""
 PRODUCER_ID_LEAP = 1 << 26
-"""What the lost voters had granted since this copy was written must never be granted again: leader
-epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of an
-epoch that is not known here; batches under an id that is used twice would pass for retries.
+"""Numbers that the lost voters had granted since this copy was written must not be granted again:
+leader epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of
+an epoch that is not known here; batches under an id that is used twice would pass for retries.
 Families of transactions are numbered by producer ids, up to 2^32: so there is room for sixty
 recoveries."""
 READ_BYTES_MAX = 1 << 30
@@ -132,7 +132,7 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
 
 
 def _leaps(state: ClusterState) -> list[MetadataRecord]:
-    """What leaves room for all that this copy does not know to have been granted."""
+    """Returns records that leave room for everything granted that this copy does not know of."""
     records: list[MetadataRecord] = [
         ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_LEAP)
     ]

@@ -235,10 +235,10 @@ async def _exists(store: ObjectStore, name: str) -> bool:
 
 
 async def _check_alone(store: ObjectStore, cluster_id: str, mark: str) -> None:
-    """Of the clusters that take a folder over at the same time none may change anything there.
-    Raises InvalidRequestError where another one has left its mark."""
+    """Checks that no other cluster takes over the folder: of several at once at most one may change
+    it. Raises InvalidRequestError where another one has left its mark."""
     first = owner_mark(cluster_id, TAKEOVER_EPOCH, "")
-    listed = [one.name for one in await _list_all(store, owners_prefix(cluster_id))]
+    listed = [meta.name for meta in await _list_all(store, owners_prefix(cluster_id))]
     others = [name for name in listed if name >= first and name != mark]
     if others:
         raise InvalidRequestError(

@@ -14,12 +14,12 @@ CLEANED = "cleaned"
 _KIND = "cleaned"
 _VERSION = 1
 MARKS_MAX = 64
-"""Of two marks that are less than `delete_retention_ms` / MARKS_MAX apart only the later is kept.
-Tombstones then stay a little longer than they must."""
+"""Maximum number of marks: of two less than `delete_retention_ms` / MARKS_MAX apart, the later
+stays. Tombstones then stay a little longer than they must."""
 
 
 class Mark(NamedTuple):
-    """Since `time_ms` (wall clock) each key has at most one record below `offset`."""
+    """A mark: since `time_ms` (wall clock) each key has at most one record below `offset`."""
 
     offset: int
     time_ms: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayq.core.cluster_decisions import Decision, Facts, decides
+from rayq.core.cluster_decisions import ClusterDecision, Facts, decides
 from rayq.core.cluster_state import ClusterState
+from rayq.core.decision import Decision
 from rayq.messages import REQUESTS, Response, ToController
 from rayq.testing import LocalCluster
 
@@ -22,8 +23,8 @@ class Shout(ToController[Echo], frozen=True):
 
 
 @decides(Shout)
-def _shout(state: ClusterState, request: Shout, facts: Facts) -> Decision:
-    return Decision(answer=Echo(request.what.upper()))
+def _shout(state: ClusterState, request: Shout, facts: Facts) -> ClusterDecision:
+    return Decision((), lambda: Echo(request.what.upper()))
 
 
 def test_a_request_to_the_controller_is_declared_and_decided_and_nothing_else(

@@ -1,4 +1,4 @@
-"""What users read is in plain English: pages, help, messages and errors."""
+"""Pages, help, messages and errors are in plain English, and docstrings begin with their subject."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from tests.local.test_pages import PAGES, ROOT
 
 OLD = re.compile(r"\b(anew|for\s+ever)\b")
 """Say "again", "forever"."""
-DESIGN = ("architecture", "batch-jobs", "groups", "history", "protocol", "reliability", "storage", "wire")
+QUESTION = re.compile(
+    r"(What|Which|How|Where|Whether|Who|Whom|Of|So|From|As|When|Since|Until)\b"
+)
+"""No noun phrase and no verb."""
 
 
 def lines_with_old_words(text: str) -> list[int]:
     return [text.count("\n", 0, found.start()) + 1 for found in OLD.finditer(text)]
 
 
-def test_pages_for_users_say_again_and_forever() -> None:
-    design = {ROOT / "docs" / f"{name}.md" for name in DESIGN}
-    pages = [*(page for page in PAGES if page not in design), *(ROOT / "deploy").iterdir()]
+def test_pages_say_again_and_forever() -> None:
+    pages = [*PAGES, *(ROOT / "deploy").iterdir()]
     found = {
         page.relative_to(ROOT).as_posix(): lines
         for page in pages
@@ -42,4 +44,18 @@ def test_messages_and_help_say_again_and_forever() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if node not in comments and OLD.search(node.value)
         ]
+    assert found == []
+
+
+def test_docstrings_begin_with_a_noun_phrase_or_a_verb() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("rayq", "proving")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and QUESTION.match(node.value.value)
+    ]
     assert found == []

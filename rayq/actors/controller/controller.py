@@ -26,8 +26,9 @@ from rayq.core import (
     topic_changes,
 )
 from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_decisions import DECISIONS, Decision, Facts
+from rayq.core.cluster_decisions import DECISIONS, ClusterDecision, Facts, changed
 from rayq.core.cluster_state import ClusterState
+from rayq.core.decision import Decision
 from rayq.core.metadata_records import (
     BrokerRegistered,
     BrokerRemoved,
@@ -152,11 +153,12 @@ class Controller:
             if request_id is not None and request_id in self.state.requests_done:
                 await self._quorum.committed(index)
                 return messages.ChangeResponse(index)
-            records, answer = self._decide(request)
+            records, make_answer = self._decide(request)
             if request_id is not None and (records or self._quorum.last_index > before_index):
                 records = [*records, RequestDone(request_id)]
             # After a controller's death, a retry finds all of it or nothing.
             index = self._append(records, reason_of(request), together=True)
+            answer = make_answer()
         except RayqError:
             # The state that the refusal is based on may not be committed yet.
             await self._quorum.committed(self._quorum.last_index)
@@ -173,17 +175,17 @@ class Controller:
 
     # --- deciding ---------------------------------------------------------------------------
 
-    def _decide(self, request: messages.AnyRequest) -> Decision:
+    def _decide(self, request: messages.AnyRequest) -> ClusterDecision:
         kind = type(request)
         if kind in DECISIONS:
             return DECISIONS[kind](self.state, request, self._facts)
         if kind in self.handlers:
-            decision: Decision = self.handlers.method_of(self, request)(request)
+            decision: ClusterDecision = self.handlers.decide(self, request)
             return decision
         raise ProtocolError(f"{kind.__name__} is not a request to the controller.")
 
     @answers(messages.BrokerHeartbeat)
-    def _hear_broker(self, request: messages.BrokerHeartbeat) -> Decision:
+    def _hear_broker(self, request: messages.BrokerHeartbeat) -> ClusterDecision:
         state = self.state
         broker_changes.check_broker(state, request.broker, request.incarnation)
         self._end_cluster_stop_that_died()
@@ -192,34 +194,34 @@ class Controller:
         self._store.troubles[request.broker] = request.remote_trouble
         return Decision(
             broker_changes.hear_broker(state, request.broker, self._heard()) if is_news else (),
-            messages.BrokerHeartbeatResponse(self.epoch),
+            lambda: messages.BrokerHeartbeatResponse(self.epoch),
         )
 
     @answers(messages.RegisterReplicas)
-    def _register_replicas(self, request: messages.RegisterReplicas) -> Decision:
+    def _register_replicas(self, request: messages.RegisterReplicas) -> ClusterDecision:
         self._check_heard(request.broker, request.incarnation)
-        return Decision(
+        return changed(
             broker_changes.register_replicas(
                 self.state, request.broker, self._reports(request), self._heard()
             )
         )
 
     @answers(messages.ReplicasFailed)
-    def _fail_replicas(self, request: messages.ReplicasFailed) -> Decision:
+    def _fail_replicas(self, request: messages.ReplicasFailed) -> ClusterDecision:
         self._check_heard(request.broker, request.incarnation)
         log_event(
             logger, logging.WARNING, "replicas_gone",
             broker=request.broker, replicas=len(request.replicas), reason=request.reason,
         )
-        return Decision(
+        return changed(
             broker_changes.fail_replicas(
                 self.state, request.broker, request.replicas, self._heard()
             )
         )
 
     @answers(messages.AlterPartition)
-    def _alter_partition(self, request: messages.AlterPartition) -> Decision:
-        changed = broker_changes.alter_partition(
+    def _alter_partition(self, request: messages.AlterPartition) -> ClusterDecision:
+        records = broker_changes.alter_partition(
             self.state,
             topic_id=request.topic_id,
             partition=request.partition,
@@ -230,23 +232,23 @@ class Controller:
             isr=request.isr,
         )
         if (request.topic_id, request.partition) not in self.state.moving:
-            return Decision(changed)
-        self._append(changed, reason_of(request))
+            return changed(records)
+        self._append(records, reason_of(request))
         self._complete_moves()
-        return Decision()
+        return changed(())
 
     @answers(messages.PrepareStop)
-    def _prepare_stop(self, _: messages.PrepareStop) -> Decision:
+    def _prepare_stop(self, _: messages.PrepareStop) -> ClusterDecision:
         self._expect_stops()
-        return Decision(answer=messages.Done())
+        return Decision((), messages.Done)
 
     @answers(messages.BrokerStopped)
-    def _stop_broker(self, request: messages.BrokerStopped) -> Decision:
+    def _stop_broker(self, request: messages.BrokerStopped) -> ClusterDecision:
         broker_changes.check_broker(self.state, request.broker, request.incarnation)
         ends = self._reports(request)
         if self._cluster_stops:
             self._expect_stops()
-        return Decision(
+        return changed(
             broker_changes.stop_broker(
                 self.state,
                 request.broker,
@@ -257,18 +259,18 @@ class Controller:
         )
 
     @answers(messages.AlterTopicConfig)
-    def _alter_topic_config(self, request: messages.AlterTopicConfig) -> Decision:
+    def _alter_topic_config(self, request: messages.AlterTopicConfig) -> ClusterDecision:
         queue_changes.check_topic_config(self.state, request.name, request.changes)
-        changed = topic_changes.alter_topic_config(
+        records = topic_changes.alter_topic_config(
             self.state, request.name, request.changes, store=self._store
         )
-        self._append(changed, reason_of(request))
-        return Decision(
+        self._append(records, reason_of(request))
+        return changed(
             topic_changes.settle_after_config_change(self.state, request.name, self._heard())
         )
 
     @answers(messages.RemoveBroker)
-    def _remove_broker(self, request: messages.RemoveBroker) -> Decision:
+    def _remove_broker(self, request: messages.RemoveBroker) -> ClusterDecision:
         broker = request.broker
         records = reassignment.remove_broker(self.state, broker)
         changes_voters = any(isinstance(record, VotersChanged) for record in records)
@@ -277,7 +279,7 @@ class Controller:
                 f"Broker {broker} has a vote, and the voters change one at a time: other changes "
                 "are being committed. Try again."
             )
-        return Decision(records)
+        return changed(records)
 
     def _reports(
         self, request: messages.RegisterReplicas | messages.BrokerStopped
@@ -297,7 +299,7 @@ class Controller:
         return reports
 
     @answers(messages.RegisterBroker)
-    def _register_broker(self, request: messages.RegisterBroker) -> Decision:
+    def _register_broker(self, request: messages.RegisterBroker) -> ClusterDecision:
         if request.cluster_id != self._cluster_id:
             raise WrongClusterError(
                 f"Broker {request.broker} belongs to cluster {request.cluster_id}, this is "
@@ -320,7 +322,7 @@ class Controller:
         )
         self._heard_s[request.broker] = self._environment.clock.monotonic()
         self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
-        return Decision(records, messages.RegisterBrokerResponse(self.epoch))
+        return Decision(records, lambda: messages.RegisterBrokerResponse(self.epoch))
 
     def _check_heard(self, broker: int, incarnation: str) -> None:
         broker_changes.check_broker(self.state, broker, incarnation)

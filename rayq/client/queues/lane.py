@@ -650,7 +650,7 @@ def _check_ranges(response: TakeResponse) -> None:
     """Raises ProtocolError where an answer is about more records than can be asked for: each of
     them is looked at one by one."""
     for ranges in (response.locks, response.excused, response.unbegun):
-        if sum(max(one[1] - one[0] + 1, 0) for one in ranges) > TAKE_RECORDS_MAX:
+        if sum(max(last - first + 1, 0) for first, last, *_ in ranges) > TAKE_RECORDS_MAX:
             raise ProtocolError(
                 f"The answer to a take is about more than {TAKE_RECORDS_MAX} records, which is the "
                 "most that can be asked for. It is not used."

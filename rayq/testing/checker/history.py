@@ -38,7 +38,7 @@ class Sending(_Event, frozen=True, tag="sending"):
 
 
 class Sent(_Event, frozen=True, tag="sent"):
-    """What became of it: "ok" (where it is), "failed" (it was not written and never will be), or
+    """The outcome: "ok" (where it is), "failed" (it was not written and never will be), or
     "unknown" (either)."""
 
     producer: str
@@ -109,7 +109,7 @@ class Committing(_Event, frozen=True, tag="committing"):
 
 
 class Committed(_Event, frozen=True, tag="committed"):
-    """What became of it: "ok", or "unknown" (all, some or nothing of it is committed)."""
+    """The outcome: "ok", or "unknown" (all, some or nothing of it is committed)."""
 
     consumer: str
     number: int
@@ -227,7 +227,7 @@ class Settling(_Event, frozen=True, tag="settling"):
 
 
 class Settled(_Event, frozen=True, tag="settled"):
-    """What became of it: "ok" (except for the locks at the offsets in `lost`, which had gone) or
+    """The outcome: "ok" (except for the locks at the offsets in `lost`, which had gone) or
     "unknown" (any of it may be settled)."""
 
     consumer: str
@@ -247,8 +247,8 @@ class Disturbed(_Event, frozen=True, tag="disturbed"):
 
 
 class ClockInDoubt(_Event, frozen=True, tag="clock-in-doubt"):
-    """From now on (until one that `is_over`) the wall clock of a server is ahead, which began with
-    it: no delay from before or meanwhile is sure."""
+    """Tells that, from now on (until one that `is_over`) the wall clock of a server is ahead, which
+    began with it: no delay from before or meanwhile is sure."""
 
     is_over: bool = False
 

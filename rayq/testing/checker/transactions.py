@@ -26,7 +26,7 @@ Outcome = Literal["committed", "aborted", "unknown"]
 class _Transaction:
     values: list[bytes] = field(default_factory=list)
     outcome: Outcome = "aborted"
-    """Until its commit is asked for, it can only be aborted."""
+    """The transaction can only be aborted until its commit is requested."""
 
 
 @dataclass
