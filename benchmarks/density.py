@@ -31,7 +31,8 @@ import rayq
 from benchmarks import machine
 from benchmarks.usage import Usage, watch
 from proving.chaos.processes import with_descendants
-from rayq.runtime import ray_cluster, ray_lookup
+from rayq.runtime.ray import cluster as ray_cluster
+from rayq.runtime.ray import lookup as ray_lookup
 
 BROKERS = 3
 REPLICATION_FACTOR = 3

@@ -36,8 +36,8 @@ from proving.chaos.processes import with_descendants
 from rayq.batch import range_reader
 from rayq.batch.offset_ranges import snapshot
 from rayq.environment import ObjectStore
+from rayq.messages.remote_names import ObjectKind, parse_name
 from rayq.records import RemotePartitionInfo
-from rayq.remote_names import ObjectKind, parse_name
 from rayq.runtime.object_store import open_store
 
 NAME = "tiered"

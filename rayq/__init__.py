@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from rayq.client.queues.functions import TaskFunction
     from rayq.client.queues.queue import AsyncQueue, Queue
     from rayq.client.queues.task import QueueTask
+    from rayq.client.serialization import (
+        json_deserializer,
+        json_serializer,
+        typed_json_deserializer,
+    )
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
@@ -95,7 +100,6 @@ if TYPE_CHECKING:
         TransactionListing,
         TransactionParticipant,
     )
-    from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 
     __version__: str
 del TYPE_CHECKING
@@ -114,7 +118,7 @@ _HOMES = {
     "rayq.client.queues.functions": ("TaskFunction",),
     "rayq.client.queues.queue": ("AsyncQueue", "Queue"),
     "rayq.client.queues.task": ("QueueTask",),
-    "rayq.config_reference": (
+    "rayq.config.reference": (
         "ClusterConfig",
         "ConsumerConfig",
         "PoolConfig",
@@ -124,7 +128,11 @@ _HOMES = {
     ),
     "rayq.entry": ("connect", "start"),
     "rayq.metrics": ("Sample",),
-    "rayq.serialization": ("json_deserializer", "json_serializer", "typed_json_deserializer"),
+    "rayq.client.serialization": (
+        "json_deserializer",
+        "json_serializer",
+        "typed_json_deserializer",
+    ),
 }
 """The modules that define the exported names. The names that are missing here are those of errors,
 and of `rayq.records`."""

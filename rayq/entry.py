@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from rayq.client.cluster import Cluster
-from rayq.config_keywords import ClusterKeywords
+from rayq.config.keywords import ClusterKeywords
 from rayq.errors import DirectoryInUseError, RayqError
 from rayq.runtime import current_cluster
 from rayq.runtime.kept_settings import DEFAULT_NAME, LOOPBACK, given_config, settings_for
 from rayq.runtime.layout import kept_here
-from rayq.runtime.ray_connecting import cluster_of_spec, connect, has_ray, join_ray
-from rayq.runtime.ray_specs import ClusterSpec
+from rayq.runtime.ray.connecting import cluster_of_spec, connect, has_ray, join_ray
+from rayq.runtime.ray.specs import ClusterSpec
 from rayq.runtime.start_checks import check_start
 
 __all__ = ["connect", "start"]
@@ -100,7 +100,9 @@ def start_or_find(
                 raise
             join_ray(there.ray_address)  # That of `rayq start`.
     join_ray(may_start=True)
-    from rayq.runtime import ray_cluster, ray_lookup, ray_nodes
+    from rayq.runtime.ray import cluster as ray_cluster
+    from rayq.runtime.ray import lookup as ray_lookup
+    from rayq.runtime.ray import nodes as ray_nodes
 
     kept = None
     if name is None:

@@ -764,3 +764,19 @@ def from_wire(code: str, message: str) -> RayqError:
     this one cannot tell whether the request was carried out."""
     known = _BY_CODE.get(code)
     return UnknownServerError(f"{code}: {message}") if known is None else known(message)
+
+
+# --- texts that are put together from parts -------------------------------------------------------
+
+
+def sentence(text: object) -> str:
+    """The text of an error within another message: it ends with one full stop, or with its own
+    question mark."""
+    told = str(text).rstrip(". ")
+    return told if told.endswith("?") else f"{told}."
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun, such as "1 record" or "1,234 records". `plural`: where it is not the
+    noun and an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

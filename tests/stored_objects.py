@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayq.environment import Environment
-from rayq.remote_names import ObjectKind, new_name, partition_prefix
+from rayq.messages.remote_names import ObjectKind, new_name, partition_prefix
 from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.remote.data_object import DataObject, describe_batches
 from rayq.storage.remote.manifest import RemoteObject

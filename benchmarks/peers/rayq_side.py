@@ -17,7 +17,7 @@ from benchmarks.density import local_ray, server_pids
 from benchmarks.peers.side import BROKERS, REPLICATION_FACTOR
 from rayq import RayqError, RecordMetadata
 from rayq.records import PartitionInfo
-from rayq.runtime import ray_lookup
+from rayq.runtime.ray import lookup as ray_lookup
 
 WAIT_TIMEOUT_S = 300.0
 POLL_S = 0.1

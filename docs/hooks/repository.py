@@ -1,6 +1,6 @@
 """For mkdocs: what stands outside of docs/ and belongs to the site.
 
-README.md is its home. Links lead where they lead on GitHub, also to files of the repository, of
+README.md is its home. Peers lead where they lead on GitHub, also to files of the repository, of
 which the site has copies below files/.
 """
 

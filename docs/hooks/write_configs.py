@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 import rayq
-from rayq.config_reference import Key, keys
+from rayq.config.reference import Key, keys
 
 PAGE = Path(__file__).resolve().parents[1] / "reference/configs.md"
 _END = "<!-- end of keys -->"

@@ -25,7 +25,8 @@ from proving.chaos.stalls import Stall, stalls_of
 from rayq.client.cluster import Cluster
 from rayq.errors import RayqError
 from rayq.records import PartitionInfo
-from rayq.runtime import ray_cluster, ray_lookup
+from rayq.runtime.ray import cluster as ray_cluster
+from rayq.runtime.ray import lookup as ray_lookup
 from rayq.wire.authentication import client_key
 
 NAME = "chaos"

@@ -39,7 +39,7 @@ from proving.chaos.members import Member, MemberReport
 from proving.chaos.processes import MARK
 from rayq.client.cluster import Cluster
 from rayq.errors import RayqError, UnknownGroupError
-from rayq.runtime import ray_cluster
+from rayq.runtime.ray import cluster as ray_cluster
 from rayq.testing.checker import Recorder, Verdict, check, read_history
 from rayq.wire.authentication import client_key
 

@@ -19,7 +19,7 @@ from proving.chaos.cluster import wait_until
 from proving.chaos.load import LoadSpec, read_to_end
 from proving.chaos.processes import hold
 from rayq.client.cluster import Cluster
-from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.records import QueueInfo, TopicPartition
 
 QUEUES = {"plain": False, "by-key": True}

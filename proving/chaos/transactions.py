@@ -29,7 +29,7 @@ from proving.chaos.transaction_clients import (
     place,
 )
 from rayq.client.cluster import Cluster
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.testing.checker.transactions import TransactionHistory
 
 TRANSACTION_TOPICS = [PAIRS, COPIES, TRANSACTIONS_TOPIC, OFFSETS_TOPIC]

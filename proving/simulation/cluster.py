@@ -23,7 +23,7 @@ from rayq.actors.hosting import (
 from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
-from rayq.core.metadata_records import Voter
+from rayq.core.cluster.records import Voter
 from rayq.environment import Address
 from rayq.errors import RayqError
 from rayq.runtime.layout import directory_path, voter_count, write_first_record

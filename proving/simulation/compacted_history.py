@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rayq.messages.transaction_ids import family_of
 from rayq.storage.batch import decode_columns, read_header
-from rayq.transaction_ids import family_of
 
 _DECODED_MAX = 4096
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from rayq.messages.transaction_ids import family_of
 from rayq.storage.batch import BatchHeader
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest
-from rayq.transaction_ids import family_of
 
 REMEMBERED = 5
 """The number of the last batches that are remembered of each producer."""

@@ -14,8 +14,8 @@ from proving.simulation.process import Process
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
-from rayq.core.kept_queues import StateKey
-from rayq.core.queue_moves import Move
+from rayq.core.queues.kept_queues import StateKey
+from rayq.core.queues.moves import Move
 
 STRUCK_SHARE = 0.3
 APPEND_LIMIT_S = 1.0

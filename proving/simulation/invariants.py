@@ -41,14 +41,14 @@ from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     RequestDone,
     decode_entry,
 )
-from rayq.core.partition_state import PartitionState
+from rayq.core.cluster.state import ClusterState
+from rayq.core.partition.state import PartitionState
 from rayq.records import TopicIdPartition
 from rayq.storage.batch import read_header
 from rayq.storage.clean_state import CleanState

@@ -25,7 +25,8 @@ from proving.simulation.replica_changes import ReplicaChanges
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica import Replica
 from rayq.client.consuming.async_consumer import AsyncConsumer
-from rayq.core.group_records import (
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
+from rayq.core.groups.records import (
     EndedRecord,
     GroupRecord,
     GroupValue,
@@ -37,7 +38,6 @@ from rayq.core.group_records import (
     PendingRecord,
     decode,
 )
-from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.records import TopicIdPartition, TopicPartition
 from rayq.storage.batch import decode_columns, read_header
 

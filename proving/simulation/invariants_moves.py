@@ -15,8 +15,8 @@ import msgspec
 from proving.simulation.cluster import ROOT, SimulatedCluster
 from proving.simulation.files import Directory
 from proving.simulation.invariants import InvariantError, Invariants
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, PartitionChanged, PartitionValue
+from rayq.core.cluster.records import MetadataRecord, PartitionChanged, PartitionValue
+from rayq.core.cluster.state import ClusterState
 from rayq.storage.cleaner import CLEANING
 from rayq.storage.data_directory import (
     META,

@@ -20,14 +20,15 @@ from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.replica import Replica
-from rayq.core import kept_queues, queue_records
-from rayq.core.kept_queues import KeptQueues, StateKey
-from rayq.core.queue_block import BLOCK_OFFSETS, Block, bits_of
-from rayq.core.queue_mover import DELAYED, READY
-from rayq.core.queue_moves import Move
-from rayq.core.queue_records import Head, Kept
-from rayq.core.queue_state import QueueState
-from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
+from rayq.core.queues import kept_queues
+from rayq.core.queues import records as queue_records
+from rayq.core.queues.block import BLOCK_OFFSETS, Block, bits_of
+from rayq.core.queues.kept_queues import KeptQueues, StateKey
+from rayq.core.queues.mover import DELAYED, READY
+from rayq.core.queues.moves import Move
+from rayq.core.queues.records import Head, Kept
+from rayq.core.queues.state import QueueState
 from rayq.storage.batch import decode_columns, read_header
 
 RECORDS_MAX = 100_000

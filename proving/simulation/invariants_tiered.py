@@ -36,8 +36,7 @@ from proving.simulation.owner import Owner
 from proving.simulation.replica_changes import ReplicaChanges
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     RemoteMoved,
     SnapshotPinned,
@@ -45,9 +44,10 @@ from rayq.core.metadata_records import (
     TopicDeleted,
     decode_entry,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import RayqError
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.records import TopicIdPartition
-from rayq.remote_pointer import RemotePointer
 from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote.data_object import read_footer

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from proving.simulation.invariants import InvariantError
 from rayq.actors.replica.replica import Replica
-from rayq.core import group_records, transaction_records
-from rayq.core.group_records import EndedRecord, OffsetRecord, PendingRecord
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from rayq.core.transaction_records import (
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.groups import records as group_records
+from rayq.core.groups.records import EndedRecord, OffsetRecord, PendingRecord
+from rayq.core.transactions import records as transaction_records
+from rayq.core.transactions.records import (
     IdRecord,
     TransactionKey,
     TransactionRecord,
     TransactionValue,
 )
+from rayq.messages.transaction_ids import family_of, is_transactional
 from rayq.records import TopicIdPartition
 from rayq.storage.batch import decode_columns, read_header
-from rayq.transaction_ids import family_of, is_transactional
 
 
 class TransactionInvariants:

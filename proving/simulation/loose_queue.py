@@ -23,13 +23,13 @@ from proving.simulation.queue_workers import QueuePlan
 from proving.simulation.unclean_topic import elect_uncleanly
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     QueueChanged,
     QueueDeleted,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import DeliveryError, RayqError
 from rayq.messages import (
     AlterQueue,

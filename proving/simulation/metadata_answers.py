@@ -33,14 +33,14 @@ from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum, decode_entries
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     RequestDone,
     VotersChanged,
     decode_entry,
     decode_records,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
 from rayq.wire.codec import ENCODER

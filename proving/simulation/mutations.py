@@ -37,8 +37,8 @@ from rayq.client import metadata as client_metadata
 from rayq.client.metadata import MetadataCache
 from rayq.client.producing import flight
 from rayq.client.producing.flight import Flight
-from rayq.core import broker_changes, election
-from rayq.core.partition_state import PartitionState
+from rayq.core.cluster import broker_changes, election
+from rayq.core.partition.state import PartitionState
 from rayq.storage import data_directory, recovery, segment
 from rayq.storage.appending import is_full
 from rayq.storage.batch import read_header

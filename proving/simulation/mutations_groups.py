@@ -14,10 +14,11 @@ from rayq.actors.replica import compactor
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.consuming.group_member import GroupMember
-from rayq.core import group_changes, group_offsets
-from rayq.core.group_draft import GroupDraft
-from rayq.core.group_records import NOTHING
-from rayq.core.group_state import GroupState
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups.draft import GroupDraft
+from rayq.core.groups.records import NOTHING
+from rayq.core.groups.state import GroupState
 from rayq.storage import checked_file, cleaner, log, swap
 from rayq.storage.clean_state import CleanState
 

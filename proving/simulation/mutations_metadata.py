@@ -11,9 +11,9 @@ from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core import cluster_state
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import BrokerCordoned, BrokerFenced, RequestDone, TopicConfigChanged
+from rayq.core.cluster import state as cluster_state
+from rayq.core.cluster.records import BrokerCordoned, BrokerFenced, RequestDone, TopicConfigChanged
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import RayqError
 
 

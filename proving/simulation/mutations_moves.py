@@ -8,8 +8,8 @@ import msgspec
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.broker.placed_replicas import PlacedReplicas
-from rayq.core import election, reassignment
-from rayq.core.partition_state import PartitionState
+from rayq.core.cluster import election, reassignment
+from rayq.core.partition.state import PartitionState
 
 MOVES = "moves"
 GROUP_MOVES = "group-moves"

@@ -16,14 +16,16 @@ from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.queues.queue_core import QueueCore
-from rayq.core import queue_block, queue_ledger, queue_taker
-from rayq.core.kept_queues import KeptQueues, Record
-from rayq.core.key_order import KeyOrder
-from rayq.core.queue_block import Block
-from rayq.core.queue_ledger import QueueLedger
-from rayq.core.queue_records import HEAD, block_record, head_record
-from rayq.core.queue_state import QueueState
-from rayq.core.queue_taker import QueueTaker
+from rayq.core.queues import block as queue_block
+from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import taker as queue_taker
+from rayq.core.queues.block import Block
+from rayq.core.queues.kept_queues import KeptQueues, Record
+from rayq.core.queues.key_order import KeyOrder
+from rayq.core.queues.ledger import QueueLedger
+from rayq.core.queues.records import HEAD, block_record, head_record
+from rayq.core.queues.state import QueueState
+from rayq.core.queues.taker import QueueTaker
 from rayq.errors import RayqError
 
 QUEUES = "queues"

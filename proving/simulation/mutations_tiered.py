@@ -20,9 +20,9 @@ from rayq.actors.remote.uploads import Uploads
 from rayq.actors.replica import replica
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
-from rayq.core import remote_changes
-from rayq.core.metadata_records import RemoteMoved
-from rayq.core.remote_retention import sweepable, upload_limit
+from rayq.core.cluster import remote_changes
+from rayq.core.cluster.records import RemoteMoved
+from rayq.core.remote.retention import sweepable, upload_limit
 from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
 from rayq.storage.log import Log

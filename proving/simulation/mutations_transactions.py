@@ -17,13 +17,14 @@ from rayq.actors.transactions.transaction_coordinator import TransactionCoordina
 from rayq.batch import taking_cuts
 from rayq.batch.transaction_cut import Cut
 from rayq.client.producing.transaction_state import TransactionState
-from rayq.core import group_transactions, transaction_changes
-from rayq.core.transaction_admission import Step, TransactionAdmission
-from rayq.core.transaction_records import IdRecord, TransactionRecord
+from rayq.core.groups import transactions as group_transactions
+from rayq.core.transactions import changes as transaction_changes
+from rayq.core.transactions.admission import Step, TransactionAdmission
+from rayq.core.transactions.records import IdRecord, TransactionRecord
+from rayq.messages.transaction_ids import family_of
 from rayq.storage import cleaner, recovery
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
-from rayq.transaction_ids import family_of
 
 TRANSACTIONS = "transactions"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.partition_state import PartitionState
+from rayq.core.partition.state import PartitionState
 from rayq.storage.log import Log
 
 SWARM = "swarm"

@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from rayq.core import queue_block, queue_ledger, queue_state, queue_taker
+from rayq.core.queues import block as queue_block
+from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import state as queue_state
+from rayq.core.queues import taker as queue_taker
 
 BLOCK_BITS = (2, 4, 8)
 BOUNDS = {
@@ -25,7 +28,7 @@ BOUNDS = {
 """Values to which a seed may lower each bound. A block has four offsets at least, and the start is
 in one."""
 BOUND_SHARE = 0.3
-READERS = ("rayq.core.queue_", "rayq.core.kept_queues", "proving.simulation.")
+READERS = ("rayq.core.queue_", "rayq.core.queues.kept_queues", "proving.simulation.")
 """The modules that know these constants by their names."""
 
 

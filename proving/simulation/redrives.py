@@ -10,7 +10,7 @@ from typing import Any
 from proving.simulation.invariants_queues import QueueInvariants, is_done
 from rayq.client.client import Client
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.core.queue_records import Kept
+from rayq.core.queues.records import Kept
 from rayq.messages import ListQueueRecords, MoveQueueRecords, Request
 from rayq.records import Record
 from rayq.testing.checker.recorder import as_text

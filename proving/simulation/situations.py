@@ -24,7 +24,7 @@ from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.partition_state import PartitionState
+from rayq.core.partition.state import PartitionState
 from rayq.errors import RayqError
 from rayq.storage import log as log_module
 from rayq.storage import recovery

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
 
-from rayq.core import transaction_changes
-from rayq.core.transaction_records import TransactionKey
-from rayq.core.transaction_state import TransactionState
+from rayq.core.transactions import changes as transaction_changes
+from rayq.core.transactions.records import TransactionKey
+from rayq.core.transactions.state import TransactionState
 
 LEAST_S = 5.0
 """Time by rule 31; not the constant of the code that is judged."""

@@ -17,7 +17,7 @@ from proving.simulation.faults import Faults, Injection
 from proving.simulation.unclean_topic import elect_uncleanly, value_of
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.errors import RayqError
 from rayq.records import TopicPartition
 from rayq.testing.checker import Recorder

@@ -21,7 +21,7 @@ from proving.simulation.faults import Faults
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
-from rayq.core.metadata_records import PartitionValue
+from rayq.core.cluster.records import PartitionValue
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
 

@@ -35,8 +35,8 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.group_consumer import Callbacks
 from rayq.client.coordinator import offsets_partitions
 from rayq.config import ConsumerConfig
-from rayq.config_keywords import TopicKeywords
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.config.keywords import TopicKeywords
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     ClosedError,
     CommitRefusedError,

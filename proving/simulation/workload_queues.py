@@ -47,7 +47,7 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.core.topic_changes import QUEUES_TOPIC
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.errors import DeliveryError, RayqError
 from rayq.messages import (
     AlterQueue,

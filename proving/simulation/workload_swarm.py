@@ -26,7 +26,7 @@ from proving.simulation.trimmed_topic import TrimmedTopic
 from proving.simulation.workload import CONSUMERS, Workload
 from proving.simulation.workload_groups import KEEPERS
 from proving.simulation.workload_moves import OPERATORS, GroupMovesWorkload
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 
 FAULT_KINDS_MAX = 5
 CLIENTS = ("group", "table", "moves", "trimmed")

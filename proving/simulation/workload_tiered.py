@@ -57,8 +57,8 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, OffsetOutOfRangeError, RayqError, RemoteMissingError
+from rayq.messages.remote_names import parse_name
 from rayq.records import Record, TopicPartition
-from rayq.remote_names import parse_name
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote import data_object, manifest

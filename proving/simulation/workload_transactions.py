@@ -41,7 +41,7 @@ from rayq.client.coordinator import offsets_partitions
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.producing.transaction import AsyncTransaction
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import (
     MaxPollIntervalError,
     ProducerFencedError,

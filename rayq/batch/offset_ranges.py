@@ -25,7 +25,7 @@ from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
 from rayq.client.timeouts import seconds
-from rayq.core import topic_pattern
+from rayq.core.groups import topic_pattern
 from rayq.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,

@@ -26,7 +26,7 @@ from rayq.client.timeouts import takes_timeout
 from rayq.client.unreadable import is_final, is_skipped
 from rayq.client.waiting import Wakeup
 from rayq.config import MIB, ConsumerConfig, OnCorrupt
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
@@ -39,7 +39,7 @@ from rayq.errors import (
     UnreadableRecordError,
 )
 from rayq.messages import ListTransactions
-from rayq.transaction_ids import coordinator_of
+from rayq.messages.transaction_ids import coordinator_of
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,13 @@ from rayq.cli.values import WrongUseError, is_number, time_ms
 from rayq.cli.verbs import Verbs
 from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
 from rayq.client.cluster import Cluster
-from rayq.core.moved_records import (
+from rayq.core.cluster.queue_changes import DEAD
+from rayq.core.queues.moved_records import (
     COUNT_HEADER,
     REASON_HEADER,
     SOURCE_HEADER,
     header_of,
 )
-from rayq.core.queue_changes import DEAD
 from rayq.errors import RayqError
 
 app = typer.Typer(

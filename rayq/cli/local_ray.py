@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rayq.errors import NoClusterError, RayqError
-from rayq.runtime.ray_token import ensure_ray_token, use_ray_token
+from rayq.runtime.ray.token import ensure_ray_token, use_ray_token
 
 START_TIMEOUT_S = 120.0
 ATTEMPTS_MAX = 3

@@ -16,7 +16,7 @@ from rayq.cli.formats import JSON, formatter
 from rayq.cli.options import Json
 from rayq.cli.values import topic_partition
 from rayq.cli.verbs import Verbs
-from rayq.core.metadata_records import decode_entry
+from rayq.core.cluster.records import decode_entry
 from rayq.errors import InvalidRequestError
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns

@@ -175,7 +175,7 @@ def _usage(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     if context is None or not message:
         return message
-    from rayq.wording import sentence
+    from rayq.errors import sentence
 
     return f"{sentence(message)} See: {context.command_path} --help"
 

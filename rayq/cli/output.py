@@ -19,7 +19,7 @@ import msgspec
 
 from rayq.cli.layout import fold, lay_out
 from rayq.cli.visible import visible, visible_json
-from rayq.wording import counted as counted
+from rayq.errors import counted as counted
 
 # Rich is imported only where a terminal shows its output: it takes as long to load as the rest of a
 # verb does.

@@ -41,10 +41,10 @@ from rayq.errors import (
     NullKeyError,
     RayqError,
     RecordTooLargeError,
+    sentence,
 )
 from rayq.records import Headers, OffsetRange, RecordMetadata
 from rayq.storage.batch import BATCH_BYTES_MAX
-from rayq.wording import sentence
 
 ANSWER_TIMEOUT_S = 30.0
 END_PATIENCE_S = 2.0

@@ -15,7 +15,7 @@ from rayq.cli.options import ClusterAddress, Json, Limit, QueueName, QueueNames,
 from rayq.cli.values import config_values
 from rayq.cli.verbs import Verbs
 from rayq.config import QueueConfig, as_dict
-from rayq.core.queue_changes import DEAD
+from rayq.core.cluster.queue_changes import DEAD
 from rayq.errors import QueueExistsError
 from rayq.records import QueueInfo, QueueRecordInfo
 

@@ -45,7 +45,7 @@ from rayq.runtime.current_cluster import (
 )
 from rayq.runtime.kept_settings import LOOPBACK, KeptSettings, given_config, said, settings_for
 from rayq.runtime.layout import kept_here
-from rayq.runtime.ray_connecting import cluster_of_spec
+from rayq.runtime.ray.connecting import cluster_of_spec
 from rayq.runtime.start_checks import check_start
 
 RayAddress = Annotated[
@@ -393,7 +393,7 @@ def _stop_current(current: Current, force: bool) -> None:
 
 def _stop_cluster(address: str, name: str) -> None:
     with connected_to_ray(address):
-        from rayq.runtime import ray_cluster
+        from rayq.runtime.ray import cluster as ray_cluster
 
         ray_cluster.stop_cluster(name)
 

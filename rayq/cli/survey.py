@@ -9,7 +9,7 @@ from rayq.client.admin.admin import INTERNAL_PREFIX, AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     DisconnectedError,
     RayqError,

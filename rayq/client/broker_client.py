@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.metadata import MetadataCache
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
@@ -20,12 +20,12 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     WrongClusterError,
+    sentence,
 )
 from rayq.messages import AnyRequest, Change, ChangeResponse, Request, ResponseT
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
-from rayq.wording import sentence
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2

@@ -9,8 +9,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from rayq.backoff import Backoff
 from rayq.client.arguments import topic_name
-from rayq.client.backoff import Backoff
 from rayq.client.broker_client import (
     ASK_TIMEOUT_S,
     BACKOFF_FIRST_S,

@@ -51,7 +51,7 @@ from rayq.config import (
     parse,
     parse_stored,
 )
-from rayq.config_keywords import (
+from rayq.config.keywords import (
     ConsumerKeywords,
     PoolKeywords,
     ProducerKeywords,

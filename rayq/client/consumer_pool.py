@@ -14,10 +14,9 @@ from rayq.client.closing import closing_after
 from rayq.client.queues.arguments import PREFETCH
 from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
-from rayq.errors import HandlerError, TimeoutError
+from rayq.errors import HandlerError, TimeoutError, counted
 from rayq.records import PoolStatus
 from rayq.user_functions import check_function, check_kind
-from rayq.wording import counted
 
 Handler = Callable[..., Any]
 """`handler(batch)`, a plain function or a coroutine function; or a class: each consumer makes an

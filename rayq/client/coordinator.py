@@ -13,10 +13,10 @@ from typing import Any
 
 from rayq.client.client import LEADER_PATIENCE_S, Client
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.core.group_records import partition_of_group
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.groups.records import partition_of_group
 from rayq.messages import AnyRequest, EnsureOffsetsTopic, EnsureTransactionsTopic
-from rayq.transaction_ids import coordinator_partition
+from rayq.messages.transaction_ids import coordinator_partition
 
 Build = Callable[[str, int, int], AnyRequest]
 """Makes a request from the topic id, partition and leader epoch of the coordinator."""

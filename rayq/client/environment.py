@@ -7,9 +7,9 @@ import random
 import socket
 
 from rayq.config import ClusterConfig
-from rayq.descriptors import has_room_for_replica
 from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
 from rayq.storage.disk import LocalDisk
+from rayq.wire.descriptors import has_room_for_replica
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.object_urls import open_object_url
 

@@ -19,8 +19,7 @@ from typing import Protocol
 from rayq.client.loop_thread import leave_all_for_good
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.queues.queue_core import QueueCore
-from rayq.errors import RayqError
-from rayq.wording import counted
+from rayq.errors import RayqError, counted
 
 logger = logging.getLogger(__name__)
 

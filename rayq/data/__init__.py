@@ -20,7 +20,7 @@ from rayq.batch.write_job import WriteJob
 from rayq.data.json_columns import Parsed, from_json
 from rayq.data.sink import TopicDatasink, Written, write_topic
 from rayq.data.source import Snapshot, TopicDatasource, read_topic, snapshot
-from rayq.runtime import ray_connecting as _connecting  # noqa: F401  # It finds the current cluster.
+from rayq.runtime.ray import connecting as _connecting  # noqa: F401  # It finds a cluster.
 
 __all__ = [
     "Parsed",

@@ -24,7 +24,7 @@ from rayq.client.cluster import Cluster
 from rayq.config import MIB, ConsumerConfig, OnCorrupt, check_values_url
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import TopicPartition
-from rayq.runtime.ray_connecting import ray_for
+from rayq.runtime.ray.connecting import ray_for
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from rayq.messages.limits import (
     REPLICAS_MAX,
     ConfigOptions,
 )
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.metrics import Sample
-from rayq.remote_pointer import RemotePointer
 
 
 class BrokerEndpoint(Response, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from rayq.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL_IDS_START
+from rayq.messages.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL_IDS_START
 
 # Every number, str and bytes of a request has a range or a length. What is out of range is refused
 # before a handler sees it, by a ProtocolError for that request alone (tests/pure/test_ranges.py).

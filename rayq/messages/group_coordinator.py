@@ -173,7 +173,7 @@ class ListGroups(ToGroupCoordinator[ListGroupsResponse], frozen=True):
 
 class GroupMemberDescription(Response, frozen=True):
     member: str
-    """The beginning: see `rayq.secret_names`."""
+    """The beginning: see `rayq.messages.secret_names`."""
     instance: str | None
     client: str
     member_epoch: int

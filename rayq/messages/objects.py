@@ -41,7 +41,7 @@ from rayq.messages.limits import (
     SEGMENT_PARTS_MAX,
     ConfigOptions,
 )
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 OBJECT_NAMES_MAX = 1000

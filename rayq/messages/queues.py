@@ -267,7 +267,7 @@ class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
     """`ready`, `locked`, `delayed` or `moving`."""
     count: int
     holder: str | None
-    """The beginning: see `rayq.secret_names`."""
+    """The beginning: see `rayq.messages.secret_names`."""
     due_ms: int | None
     """End of a delay by the wall clock. For a lock: its remaining time in ms."""
 

@@ -30,7 +30,7 @@ from rayq.messages.base import (
 )
 from rayq.messages.limits import HOSTED_MAX
 from rayq.messages.queues import QueueMetadata
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 
 # --- between replicas ---------------------------------------------------------------------------
 

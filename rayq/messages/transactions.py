@@ -182,7 +182,7 @@ class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], froze
 class DescribeTransactionResponse(Response, frozen=True):
     transactional_id: str
     owner: str
-    """The beginning: see `rayq.secret_names`."""
+    """The beginning: see `rayq.messages.secret_names`."""
     family: int
     epoch: int
     transaction_timeout_ms: int

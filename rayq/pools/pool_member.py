@@ -26,6 +26,7 @@ from rayq.errors import (
     TransactionAbortedError,
     TransactionCommittedError,
     UnreadableRecordError,
+    counted,
 )
 from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
 from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member, MemberReport
@@ -33,7 +34,6 @@ from rayq.pools.pool_batch import PoolBatch, poll_batch
 from rayq.pools.pool_handler import PoolHandler, described
 from rayq.pools.pool_transactions import PoolTransactions, RefusedOutgoing
 from rayq.records import Outgoing, Record, TopicPartition
-from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from rayq.client.environment import system_environment
-from rayq.core.broker_changes import VOTERS_MAX
-from rayq.core.metadata_records import Voter, VotersChanged, encode_record
+from rayq.core.cluster.broker_changes import VOTERS_MAX
+from rayq.core.cluster.records import Voter, VotersChanged, encode_record
 from rayq.environment import Disk, Environment
 from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
 from rayq.runtime.kept_settings import (

@@ -18,7 +18,6 @@ from rayq.actors.hosting import HostProcess, ObjectServerSpec, ReplicaHostSpec
 from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
-from rayq.descriptors import shares
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError
 from rayq.runtime.cleaner_process import run_cleaner_process
@@ -33,6 +32,7 @@ from rayq.runtime.layout import (
 from rayq.runtime.object_store import open_store
 from rayq.runtime.start_checks import tell_recovering
 from rayq.storage.data_directory import read_secret
+from rayq.wire.descriptors import shares
 
 READY_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 5.0

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from rayq.config import MIB, check_remote_storage_url
+from rayq.config.urls import check_url, without_credentials
 from rayq.environment import Buffer, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
     ConfigError,
@@ -26,7 +27,6 @@ from rayq.errors import (
     RemoteStorageError,
 )
 from rayq.runtime.file_store import REFUSED_WHOLE_BYTES, FileStore
-from rayq.urls import check_url, without_credentials
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from rayq.client.admin.admin import INTERNAL_PREFIX
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     ProducerIdsAllocated,
@@ -24,7 +23,8 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_record,
 )
-from rayq.core.remote_changes import doubt_everything
+from rayq.core.cluster.remote_changes import doubt_everything
+from rayq.core.cluster.state import ClusterState
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster

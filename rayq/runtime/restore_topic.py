@@ -43,7 +43,7 @@ from rayq.messages import (
     MetadataResponse,
     RestoreTopic,
 )
-from rayq.remote_names import (
+from rayq.messages.remote_names import (
     TAKEOVER_EPOCH,
     ObjectKind,
     new_name,
@@ -54,7 +54,7 @@ from rayq.remote_names import (
     takeover_mark,
     topic_prefix,
 )
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.remote.listing import LISTED_MAX, check_page, pages
 from rayq.storage.remote.manifest import (
     Manifest,

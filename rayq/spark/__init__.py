@@ -17,7 +17,7 @@ except ImportError as _error:
 
 from rayq.batch.task_writer import begin_write
 from rayq.batch.write_job import WriteJob
-from rayq.runtime import ray_connecting as _connecting  # noqa: F401  # It finds the current cluster.
+from rayq.runtime.ray import connecting as _connecting  # noqa: F401  # It finds a cluster.
 from rayq.spark.read import read
 from rayq.spark.schema import Parsed, from_json
 from rayq.spark.session import session

@@ -30,11 +30,11 @@ from rayq.errors import (
     CheckpointInUseError,
     StorageError,
     UnsupportedFormatError,
+    sentence,
 )
 from rayq.spark.batches import MicroBatch, Resumption, resume
 from rayq.spark.checkpoint_store import Store, open_store
 from rayq.storage import checked_file
-from rayq.wording import sentence
 
 FORMAT_VERSION = 1
 METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"

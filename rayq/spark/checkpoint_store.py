@@ -23,12 +23,12 @@ from typing import Any, Protocol
 import msgspec
 
 from rayq.client.environment import boot_id
+from rayq.config.urls import check_url, without_credentials
 from rayq.environment import Disk, File
 from rayq.errors import CheckpointError, CheckpointInUseError, ConfigError, MissingExtraError
 from rayq.runtime.processes import process_start_time
 from rayq.storage import checked_file
 from rayq.storage.disk import LocalDisk, LocalFile
-from rayq.urls import check_url, without_credentials
 
 ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 """Hadoop's paths may look like `s3:/bucket/x`. That is no directory with the name `s3:`."""

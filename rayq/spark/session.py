@@ -31,7 +31,7 @@ from rayq.errors import (
     NotEnoughResourcesError,
     SparkSessionError,
 )
-from rayq.runtime.ray_connecting import ray_for
+from rayq.runtime.ray.connecting import ray_for
 from rayq.spark.driver_output import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 

@@ -11,7 +11,7 @@ from typing import Any
 from rayq.batch.offset_ranges import Split, snapshot
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
-from rayq.core import topic_pattern
+from rayq.core.groups import topic_pattern
 from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, RayqError, UnknownTopicError
 from rayq.records import TopicPartition
 from rayq.spark.batches import check_same_topics

@@ -41,6 +41,7 @@ from rayq.errors import (
     RecordTooLargeError,
     UnsupportedFormatError,
 )
+from rayq.messages.transaction_ids import family_of
 from rayq.storage import checked_file
 from rayq.storage.appending import RESERVED_BYTES
 from rayq.storage.batch import (
@@ -55,7 +56,6 @@ from rayq.storage.batch import (
     without_transaction,
 )
 from rayq.storage.segment import LOG_SUFFIX, Segment, pread, segment_path
-from rayq.transaction_ids import family_of
 
 CLEANING = "cleaning"
 """The directory for new segments, within the partition's directory."""

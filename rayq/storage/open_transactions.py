@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from rayq.messages.transaction_ids import family_of, is_transactional
 from rayq.storage.batch import BatchHeader
-from rayq.transaction_ids import family_of, is_transactional
 
 ENDED_REMEMBERED = 10_000
 """The last markers of a partition stay in memory, so that a snapshot over several partitions can

@@ -17,6 +17,7 @@ from rayq.errors import (
     TransactionLimitError,
     UnknownProducerError,
 )
+from rayq.messages.transaction_ids import family_of, is_transactional
 from rayq.storage import checked_file
 from rayq.storage.batch import SEQUENCE_COUNT, BatchHeader
 from rayq.storage.open_transactions import (
@@ -24,7 +25,6 @@ from rayq.storage.open_transactions import (
     OpenTransactions,
     TransactionsSnapshot,
 )
-from rayq.transaction_ids import family_of, is_transactional
 
 BATCHES_REMEMBERED = 5
 """A producer may have this many batches in flight, and may send each of them again."""

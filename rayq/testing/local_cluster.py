@@ -14,12 +14,12 @@ from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
 from rayq.client.loop_thread import LoopThread
 from rayq.config import ClusterConfig, parse
-from rayq.config_keywords import ClusterKeywords
-from rayq.descriptors import raise_limit
+from rayq.config.keywords import ClusterKeywords
 from rayq.errors import InvalidRequestError, UnknownBrokerError
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
+from rayq.wire.descriptors import raise_limit
 
 POOLS_STOP_TIMEOUT_S = 10.0
 """The maximum time that `stop` lets the consumers of pools finish."""

@@ -9,10 +9,10 @@ import ssl
 from collections.abc import Callable
 
 from rayq.config import ClusterConfig
-from rayq.descriptors import shares
 from rayq.environment import Accept
 from rayq.errors import ConfigError
 from rayq.logs import Seldom
+from rayq.wire.descriptors import shares
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit, urlunsplit
 
+from rayq.config.urls import without_credentials
 from rayq.environment import ObjectBytes
 from rayq.errors import RemoteDeniedError, RemoteMissingError, RemoteStorageError
-from rayq.urls import without_credentials
 
 SOCKET_TIMEOUT_S = 10.0
 """A store that sends nothing for so long is away."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayq.config import ClusterConfig
-from rayq.descriptors import shares
 from rayq.environment import Buffer, Environment, Listener
 from rayq.errors import (
     AuthenticationError,
@@ -35,6 +34,7 @@ from rayq.wire.authentication import (
     ServerHandshake,
 )
 from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
+from rayq.wire.descriptors import shares
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes

@@ -38,6 +38,7 @@ from rayq.errors import (
     UnknownTopicError,
     UnsupportedVersionError,
 )
+from rayq.messages.transaction_ids import is_transactional
 from rayq.storage.batch import (
     BatchHeader,
     check_body,
@@ -47,7 +48,6 @@ from rayq.storage.batch import (
     read_header,
     stamp,
 )
-from rayq.transaction_ids import is_transactional
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server

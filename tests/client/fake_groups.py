@@ -17,7 +17,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from rayq.secret_names import shown_part
+from rayq.messages.secret_names import shown_part
 
 if TYPE_CHECKING:
     from tests.client.fake_broker import FakeCluster

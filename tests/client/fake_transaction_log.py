@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rayq.client.consuming.subscription import transaction_of
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import BatchHeader, Marker, encode_batch, encode_marker
-from rayq.transaction_ids import make_family
 
 Transaction = tuple[int, int]
 """`(family, epoch)`."""

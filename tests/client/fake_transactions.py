@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayq import messages as m
 from rayq.errors import AlreadyCommittedError, ProducerFencedError, TransactionEndedError
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import decode_columns
-from rayq.transaction_ids import make_family
 
 if TYPE_CHECKING:
     from tests.client.fake_broker import FakeCluster

@@ -7,7 +7,7 @@ from typing import Any
 
 from rayq.client.consuming.consumer import Consumer
 from rayq.config import KIB
-from rayq.core.large_values import chunk_headers
+from rayq.core.large.values import chunk_headers
 from rayq.records import TopicPartition
 from tests.client.fake_broker import FakeCluster
 

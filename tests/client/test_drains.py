@@ -15,9 +15,8 @@ import pytest
 from rayq import messages
 from rayq.client.admin import moves
 from rayq.client.admin.moves import MoveAdmin
-from rayq.core import broker_changes, reassignment
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, reassignment
+from rayq.core.cluster.records import (
     BrokerRegistered,
     Member,
     MetadataRecord,
@@ -25,6 +24,7 @@ from rayq.core.metadata_records import (
     PartitionValue,
     TopicCreated,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     InvalidReassignmentError,
     NoReassignmentError,

@@ -27,7 +27,7 @@ from rayq.client.large.objects import (
     read_object,
     write_object,
 )
-from rayq.core.large_values import crc_of, manifest_of_object, read_manifest
+from rayq.core.large.values import crc_of, manifest_of_object, read_manifest
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,

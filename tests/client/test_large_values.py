@@ -14,7 +14,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.large import reader as reader_module
 from rayq.config import KIB, MIB
-from rayq.core.large_values import (
+from rayq.core.large.values import (
     crc_of,
     manifest_of_chunks,
     pinned,

@@ -20,9 +20,9 @@ from rayq.client.consuming import consumer_core
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.subscription import Slice
+from rayq.client.serialization import json_deserializer, json_serializer, typed_json_deserializer
 from rayq.errors import ConfigError, DeserializationError, SerializationError, UnknownTopicError
 from rayq.records import Record, TopicPartition
-from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 from tests.client.fake_broker import FakeCluster
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -175,7 +175,7 @@ def test_a_serializer_that_raises_fails_that_record_only(
                 producer.send("t", object())
             assert isinstance(caught.value.__cause__, TypeError)
             assert (caught.value.topic, caught.value.index) == ("t", None)
-            for said in ("value_serializer", "rayq.serialization.json_serializer", "'t'", "object"):
+            for said in ("value_serializer", "rayq.client.serialization.json_serializer", "'t'", "object"):
                 assert said in str(caught.value)
             producer.send("t", "good").result(30)
         with pytest.raises(SerializationError, match=r"key_serializer str.encode .* the key"):

@@ -42,8 +42,8 @@ from rayq.messages import (
     InitProducer,
     Produce,
 )
+from rayq.messages.transaction_ids import make_family
 from rayq.records import OffsetAndMetadata, TopicPartition
-from rayq.transaction_ids import make_family
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

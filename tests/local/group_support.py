@@ -14,7 +14,7 @@ from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
-from rayq.core.assignors import Assignment, MemberSubscription
+from rayq.core.groups.assignors import Assignment, MemberSubscription
 from rayq.wire.authentication import Identity, key_of_token
 
 OFFSETS_TOPIC = "__consumer_offsets"

@@ -13,9 +13,10 @@ import pytest
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.errors import ControllerUnavailableError, StorageError
-from rayq.runtime import ray_actors, ray_cluster
-from rayq.runtime.ray_actors import BrokerActor
-from rayq.runtime.ray_specs import BrokerSpec
+from rayq.runtime.ray import actors as ray_actors
+from rayq.runtime.ray import cluster as ray_cluster
+from rayq.runtime.ray.actors import BrokerActor
+from rayq.runtime.ray.specs import BrokerSpec
 from rayq.storage.data_directory import BROKER_LOCK, format_directory
 from rayq.testing import LocalCluster
 from tests.local.faulty_disk import Faults

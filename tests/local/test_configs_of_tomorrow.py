@@ -9,7 +9,7 @@ import pytest
 
 from rayq.client.admin import admin
 from rayq.config import parse_stored
-from rayq.core import topic_changes
+from rayq.core.cluster import topic_changes
 from rayq.errors import ConfigError
 from rayq.testing import LocalCluster
 from tests.local.support import read_all, values

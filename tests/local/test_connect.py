@@ -14,8 +14,8 @@ import pytest
 import rayq
 from rayq import Cluster, Record
 from rayq.errors import AuthenticationError, NoClusterError, TimeoutError
-from rayq.runtime import ray_connecting as connecting
 from rayq.runtime.current_cluster import Current, write_current
+from rayq.runtime.ray import connecting
 from rayq.testing import LocalCluster
 
 RAY_ADDRESS = "127.0.0.1:1"
@@ -194,7 +194,7 @@ class ControllerActor:
 def test_connect_waits_while_ray_starts_the_controller_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rayq.runtime import ray_lookup
+    from rayq.runtime.ray import lookup as ray_lookup
 
     monkeypatch.setattr(ray_lookup, "CONNECT_PAUSE_S", 0.001)
     actor = ControllerActor(failures=3)
@@ -208,7 +208,8 @@ def test_connect_waits_while_ray_starts_the_controller_again(
 def test_a_stop_waits_while_ray_starts_the_controller_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rayq.runtime import ray_cluster, ray_lookup
+    from rayq.runtime.ray import cluster as ray_cluster
+    from rayq.runtime.ray import lookup as ray_lookup
 
     monkeypatch.setattr(ray_lookup, "CONNECT_PAUSE_S", 0.001)
     actor, killed = ControllerActor(failures=3, answer=[]), list[ControllerActor]()
@@ -221,7 +222,7 @@ def test_a_stop_waits_while_ray_starts_the_controller_again(
 def test_connect_finds_the_only_cluster_of_a_ray_whatever_it_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rayq.runtime import ray_lookup
+    from rayq.runtime.ray import lookup as ray_lookup
 
     names = ["rayq:shop:broker-0", "rayq:shop:controller", "rayq:shop:pool-controller"]
     monkeypatch.setattr(ray_lookup, "names_with", lambda _prefix: names)
@@ -272,7 +273,7 @@ def test_a_job_joins_the_ray_of_its_cluster_unless_it_has_another(
 def test_a_process_proves_itself_to_ray_also_where_ray_was_imported_first() -> None:
     program = (
         "import ray; from ray._raylet import AuthenticationMode, get_authentication_mode\n"
-        "from rayq.runtime.ray_token import use_ray_token\n"
+        "from rayq.runtime.ray.token import use_ray_token\n"
         "assert get_authentication_mode() != AuthenticationMode.TOKEN\n"
         "use_ray_token(); assert get_authentication_mode() == AuthenticationMode.TOKEN"
     )

@@ -23,9 +23,9 @@ from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.client.admin import groups
 from rayq.client.consuming import group_offsets
 from rayq.client.producing import transaction_core
-from rayq.core import group_changes
-from rayq.core.group_records import partition_of_group
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups.records import partition_of_group
 from rayq.errors import RayqError
 from rayq.messages import REQUESTS, AnyRequest
 from rayq.records import TopicPartition

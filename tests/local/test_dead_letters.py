@@ -12,7 +12,7 @@ import pytest
 
 from rayq.actors.queues.moves import QueueMoves
 from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
-from rayq.core.queue_moves import Dying
+from rayq.core.queues.moves import Dying
 from rayq.errors import UnknownQueueError
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command

@@ -12,10 +12,9 @@ import pytest
 
 from proving.simulation import ProcessDied, World
 from rayq.client.environment import system_environment
-from rayq.core.metadata_records import VotersChanged, decode_record
+from rayq.core.cluster.records import VotersChanged, decode_record
 from rayq.environment import Disk, Environment
 from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
-from rayq.runtime import ray_cluster
 from rayq.runtime.layout import (
     Directory,
     find_directories,
@@ -25,6 +24,7 @@ from rayq.runtime.layout import (
     of_one_cluster,
 )
 from rayq.runtime.local_runtime import open_or_format
+from rayq.runtime.ray import cluster as ray_cluster
 from rayq.runtime.start_checks import check_start
 from rayq.storage.data_directory import META, DataDirectory, read_secret
 from rayq.storage.disk import LocalDisk

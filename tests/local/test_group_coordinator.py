@@ -24,7 +24,7 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from rayq.secret_names import shown_part
+from rayq.messages.secret_names import shown_part
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from tests.local.group_support import (

@@ -12,7 +12,7 @@ import pytest
 
 from rayq import messages
 from rayq.errors import RayqError
-from rayq.secret_names import shown_part
+from rayq.messages.secret_names import shown_part
 from rayq.testing import LocalCluster
 from tests.local.group_support import (
     OFFSETS_TOPIC,

@@ -17,7 +17,6 @@ from rayq.cli.values import config_values
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, types_of
 from rayq.errors import ConfigError, StorageError
-from rayq.runtime import ray_cluster
 from rayq.runtime.kept_settings import (
     SETTINGS,
     KeptSettings,
@@ -28,8 +27,9 @@ from rayq.runtime.kept_settings import (
     write_settings,
 )
 from rayq.runtime.layout import find_kept, format_broker, format_cluster, kept_of
-from rayq.runtime.ray_actors import BrokerActor
-from rayq.runtime.ray_specs import BrokerSpec
+from rayq.runtime.ray import cluster as ray_cluster
+from rayq.runtime.ray.actors import BrokerActor
+from rayq.runtime.ray.specs import BrokerSpec
 from tests.local.test_tls import certificates
 
 ENVIRONMENT = system_environment(None)

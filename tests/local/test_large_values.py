@@ -13,7 +13,7 @@ import pytest
 
 import rayq
 from rayq.config import MIB
-from rayq.core.large_values import chunk_headers
+from rayq.core.large.values import chunk_headers
 from rayq.errors import InvalidRequestError
 from rayq.messages import Produce
 from rayq.storage.batch import encode_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayq.errors import RayqError
-from rayq.runtime import ray_operations
+from rayq.runtime.ray import operations as ray_operations
 
 
 def test_a_machine_is_known_by_its_address_when_ray_gave_it_a_new_id(

@@ -11,9 +11,9 @@ import pytest
 from rayq.actors.broker import remote_garbage, store_ownership
 from rayq.errors import ConfigError, InvalidRequestError, TimeoutError
 from rayq.messages import PinSnapshot, RestoreTopic
+from rayq.messages.remote_names import ObjectKind, RemoteName, partition_prefix
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.records import SnapshotPin
-from rayq.remote_names import ObjectKind, RemoteName, partition_prefix
-from rayq.remote_pointer import RemotePointer
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, eventually
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayq.core.cluster_decisions import ClusterDecision, Facts, decides
-from rayq.core.cluster_state import ClusterState
+from rayq.core.cluster.decisions import ClusterDecision, Facts, decides
+from rayq.core.cluster.state import ClusterState
 from rayq.core.decision import Decision
 from rayq.messages import REQUESTS, Response, ToController
 from rayq.testing import LocalCluster

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rayq
-from rayq.core import transaction_changes
-from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.transactions import changes as transaction_changes
 from rayq.errors import AlreadyCommittedError, ProducerFencedError, TransactionAbortedError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, eventually, leader_of, place, wait_in_sync

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rayq import messages
+from rayq.actors.peers import Peers
 from rayq.actors.queues import queue_keeper
 from rayq.actors.queues.journal import Journal
-from rayq.actors.transactions.links import Links
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.core import kept_queues
-from rayq.core.kept_queues import KeptRecord, keeper_partition
+from rayq.core.queues import kept_queues
+from rayq.core.queues.kept_queues import KeptRecord, keeper_partition
 from rayq.errors import (
     CoordinatorLoadingError,
     QueueFencedError,
@@ -57,7 +57,7 @@ class Leaders:
         self.pool = ConnectionPool(self.environment, identity, ClusterConfig())
         brokers = cluster.admin.describe_cluster().brokers
         self._broker = next((one.host, one.port) for one in brokers if one.broker == 0)
-        self.links = Links(self.environment, self.pool, ask_broker=self.ask)
+        self.peers = Peers(self.environment, self.pool, ask_broker=self.ask)
         self.queue = f"kept-{next(_numbers)}"
         self.queue_id = ""
 
@@ -86,7 +86,7 @@ class Leaders:
     def journal(self, *, epoch: int = 1, partition: int = PARTITION) -> Journal:
         return Journal(
             self.environment,
-            self.links,
+            self.peers,
             queue_id=self.queue_id,
             data_partition=partition,
             data_leader_epoch=epoch,
@@ -166,7 +166,7 @@ def test_a_write_that_was_held_back_undoes_nothing(servers: LocalCluster) -> Non
         await journal.write([(b"head", b"2")])
 
         async def write(sequence: int, value: bytes) -> None:
-            await leaders.links.ask_keeper(
+            await leaders.peers.ask_keeper(
                 leaders.queue_id,
                 lambda *at: messages.WriteQueueState(
                     *at, leaders.queue_id, PARTITION, journal.fence, sequence
@@ -277,7 +277,7 @@ def test_a_keeper_refuses_what_no_leader_sends(servers: LocalCluster) -> None:
         await journal.open()
 
         async def write(payload: bytes) -> None:
-            await leaders.links.ask_keeper(
+            await leaders.peers.ask_keeper(
                 leaders.queue_id,
                 lambda *at: messages.WriteQueueState(*at, leaders.queue_id, PARTITION, journal.fence, 1),
                 payload,

@@ -12,8 +12,8 @@ import ray
 from ray._private import worker
 
 from rayq.environment import Environment
-from rayq.runtime import ray_nodes
-from rayq.runtime.ray_nodes import on_node, on_nodes, own_node
+from rayq.runtime.ray import nodes as ray_nodes
+from rayq.runtime.ray.nodes import on_node, on_nodes, own_node
 
 
 def pid_after(environment: Environment, word: str) -> tuple[str, int]:

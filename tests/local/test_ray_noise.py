@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray._private import ray_logging
 
-from rayq.runtime.ray_noise import leave_out_noise, without_token_warning
+from rayq.runtime.ray.noise import leave_out_noise, without_token_warning
 
 NOISE = [
     "WARNING: 8 PYTHON worker processes have been started on node: 8e6f with address: 192.0.2.2",

@@ -15,9 +15,9 @@ import pytest
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError
-from rayq.runtime import ray_actors
 from rayq.runtime.processes import process_start_time
-from rayq.runtime.ray_actors import RayRuntime
+from rayq.runtime.ray import actors as ray_actors
+from rayq.runtime.ray.actors import RayRuntime
 
 NODE = "0" * 56
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rayq import Cluster, TopicPartition
-from rayq.actors.transactions.links import Links
+from rayq.actors.peers import Peers
 from rayq.batch.offset_ranges import Split, end_offsets, snapshot, split_ranges
 from rayq.batch.range_reader import read_range
 from rayq.config import GIB
@@ -27,10 +27,10 @@ from rayq.errors import (
     TransactionOutcomeUnknownError,
 )
 from rayq.messages import Produce, WriteMarker
+from rayq.messages.transaction_ids import make_family
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
-from rayq.transaction_ids import make_family
 from rayq.wire.authentication import Identity
 from tests.local.support import (
     ask,
@@ -54,7 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     async def join(*_: object) -> None:
         """The coordinator agrees."""
 
-    monkeypatch.setattr(Links, "join", join)
+    monkeypatch.setattr(Peers, "join", join)
 
 
 class Writer:

@@ -9,10 +9,10 @@ import pytest
 
 from rayq.actors.remote import adoption
 from rayq.client.environment import system_environment
-from rayq.core.metadata_records import VotersChanged, decode_record
+from rayq.core.cluster.records import VotersChanged, decode_record
 from rayq.errors import DirectoryInUseError, InvalidRequestError
-from rayq.runtime import ray_cluster
 from rayq.runtime.layout import find_directories, format_broker
+from rayq.runtime.ray import cluster as ray_cluster
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
 from rayq.storage.data_directory import read_secret
 from rayq.storage.disk import LocalDisk

@@ -25,7 +25,7 @@ from rayq.errors import (
     RemoteMissingError,
     RemoteSlowError,
 )
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.batch import split_batches
 from rayq.storage.remote.data_object import Span
 from rayq.storage.remote.manifest import Manifest, RemoteObject

@@ -226,7 +226,7 @@ def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
             on_failure=lambda: None,
             ask_broker=cast(Any, None),
             metadata_version=lambda: 0,
-            links=cast(Any, None),
+            peers=cast(Any, None),
             objects=cast(Any, None),
         )
         opening = asyncio.ensure_future(

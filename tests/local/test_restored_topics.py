@@ -13,7 +13,7 @@ from rayq.actors.broker import remote_garbage
 from rayq.client.environment import system_environment
 from rayq.environment import Buffer, ObjectMeta
 from rayq.errors import InvalidTopicError, RayqError, RemoteListError, RemoteMissingError
-from rayq.remote_names import takeover_mark
+from rayq.messages.remote_names import takeover_mark
 from rayq.runtime import restore_topic as restoring
 from rayq.runtime.file_store import FileStore
 from rayq.storage.remote import listing

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from rayq import messages
+from rayq.actors import peers
 from rayq.actors.replica.leader_transactions import LeaderTransactions
-from rayq.actors.transactions import links
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
-from rayq.core import transaction_changes
+from rayq.core.transactions import changes as transaction_changes
 from rayq.errors import (
     AlreadyCommittedError,
     AuthenticationError,
@@ -29,10 +29,10 @@ from rayq.errors import (
     ProducerFencedError,
     TransactionEndedError,
 )
+from rayq.messages.transaction_ids import coordinator_of, coordinator_partition
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import read_secret
 from rayq.testing import LocalCluster
-from rayq.transaction_ids import coordinator_of, coordinator_partition
 from rayq.wire.authentication import Identity, key_of_token
 from tests.local.support import FAST, leader_of, produce_raw, wait_in_sync
 
@@ -326,7 +326,7 @@ def test_only_what_is_open_is_aborted(cluster: LocalCluster, topic: str) -> None
 def test_a_deleted_topic_needs_no_marker(
     cluster: LocalCluster, topic: str, markers: Markers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "TOPIC_GONE_S", 0.5)
+    monkeypatch.setattr(peers, "TOPIC_GONE_S", 0.5)
 
     async def story(of: Transactions) -> None:
         key = await of.init()

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from rayq import HangingTransaction, TopicPartition
-from rayq.actors.transactions.links import Links
+from rayq.actors.peers import Peers
 from rayq.errors import (
     InvalidRequestError,
     ProducerFencedError,
     RayqError,
     TransactionAbortedError,
 )
+from rayq.messages.transaction_ids import make_family
 from rayq.testing import LocalCluster
-from rayq.transaction_ids import make_family
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
 from tests.local.support import eventually, read_all, values
@@ -111,7 +111,7 @@ def test_what_no_coordinator_knows_is_found_and_aborted(
         producer.begin_transaction()
         producer.send(topic, b"known", partition=0).result()
         with monkeypatch.context() as patch:
-            patch.setattr(Links, "join", join)
+            patch.setattr(Peers, "join", join)
             Writer(cluster, topic).write(UNHEARD_OF, [b"hangs"], partition=1)
         hanging = HangingTransaction(TopicPartition(topic, 1), *UNHEARD_OF, 0)
         assert admin.find_hanging_transactions(topic) == [hanging]
@@ -146,7 +146,7 @@ def test_positions_of_a_transaction_that_its_coordinator_forgot_hang_no_group(
 
     producer = cluster.producer(transactional_id=f"id-{topic}")
     with monkeypatch.context() as patch:
-        patch.setattr(Links, "join", join)
+        patch.setattr(Peers, "join", join)
         producer.begin_transaction()
         producer._begun.send_offsets({place: 1}, group=group)  # type: ignore[union-attr]
     (hanging,) = admin.find_hanging_transactions("__consumer_offsets")
@@ -154,7 +154,7 @@ def test_positions_of_a_transaction_that_its_coordinator_forgot_hang_no_group(
     with pytest.raises(RayqError, match="pending|transaction"):
         admin.delete_group(group, timeout_s=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Links, "outcome", told)
+        patch.setattr(Peers, "outcome", told)
         for _ in range(2):  # The second time there is nothing to do.
             admin.abort_hanging_transaction(hanging)
     assert admin.find_hanging_transactions() == []
@@ -226,7 +226,7 @@ def test_the_command_finds_what_hangs(
         """The coordinator agrees, and forgets it."""
 
     with monkeypatch.context() as patch:
-        patch.setattr(Links, "join", join)
+        patch.setattr(Peers, "join", join)
         Writer(cluster, topic).write(UNHEARD_OF, [b"hangs"])
     find = ("transactions", "find-hanging", topic)
     (row,) = rayq.well(*find, "--json").json

@@ -21,8 +21,8 @@ from rayq.client import client as client_module
 from rayq.client.admin.dead_letters import DeadLetters, Filter
 from rayq.client.consuming import consumer_core
 from rayq.client.large import reader as large_reader
-from rayq.core.large_values import chunk_headers, crc_of, manifest_of_chunks
-from rayq.core.moved_records import source_of
+from rayq.core.large.values import chunk_headers, crc_of, manifest_of_chunks
+from rayq.core.queues.moved_records import source_of
 from rayq.errors import InvalidRecordError, UnreadableRecordError
 from rayq.pools import pool_member
 from rayq.storage.batch import encode_batch

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rayq.actors.replica import leader as leader_module
-from rayq.core.large_values import (
+from rayq.core.large.values import (
     Manifest,
     Place,
     chunk_headers,

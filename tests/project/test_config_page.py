@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from rayq.config_reference import KINDS, keys
+from rayq.config.reference import KINDS, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -33,7 +33,7 @@ def test_make_docs_asks_for_neither_spark_nor_java(tmp_path: Path, has_tests: bo
 
 def test_what_builds_the_site_imports_neither_spark_nor_ray() -> None:
     program = (
-        "import sys, rayq, rayq.config_reference\n"
+        "import sys, rayq, rayq.config.reference\n"
         "print(sorted({'pyspark', 'raydp', 'ray', 'pyarrow', 'pandas'} & sys.modules.keys()))"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

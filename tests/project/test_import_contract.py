@@ -51,7 +51,7 @@ def test_the_rooms_of_the_client_import_one_way(imports: grimp.ImportGraph) -> N
 def test_among_the_servers_only_the_ray_runtimes_import_ray(imports: grimp.ImportGraph) -> None:
     importers = imports.find_modules_that_directly_import("ray") if "ray" in imports.modules else ()
     servers = {module for module in importers if not is_face(module)}
-    assert all(module.startswith("rayq.runtime.ray_") for module in servers), servers
+    assert all(module.startswith("rayq.runtime.ray.") for module in servers), servers
 
 
 def test_nothing_below_the_face_imports_the_package_itself(imports: grimp.ImportGraph) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import rayq
 from rayq import errors
-from rayq.config_reference import KINDS, keys
+from rayq.config.reference import KINDS, keys
 
 pytestmark = pytest.mark.thorough
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayq.core import group_changes, group_offsets
-from rayq.core.group_records import Record
-from rayq.core.group_state import GroupState, SubscribedTopic
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups.records import Record
+from rayq.core.groups.state import GroupState, SubscribedTopic
 
 
 def set_topics(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rayq.config import QueueConfig
-from rayq.secret_names import shown_part
+from rayq.messages.secret_names import shown_part
 
 
 @dataclass

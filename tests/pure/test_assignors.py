@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core.assignors import (
+from rayq.core.groups.assignors import (
     MemberSubscription,
     find_assignor,
     load_assignors,

@@ -18,6 +18,7 @@ from rayq.errors import (
     RecordTooLargeError,
     UnsupportedFormatError,
 )
+from rayq.messages.transaction_ids import make_family
 from rayq.records import Headers
 from rayq.storage.batch import (
     HEADER_BYTES,
@@ -39,7 +40,6 @@ from rayq.storage.batch import (
     stamp,
 )
 from rayq.storage.batch import body as batch_body
-from rayq.transaction_ids import make_family
 from tests.wrong_batches import (
     GOOD,
     KEYED,

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core import broker_changes, reassignment, topic_changes
-from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, reassignment, topic_changes
+from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerUnfenced,
     Member,
@@ -25,6 +24,7 @@ from rayq.core.metadata_records import (
     Voter,
     VotersChanged,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     FencedEpochError,
     StaleBrokerError,

@@ -10,18 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rayq.core import (
+from rayq.core.cluster import (
     broker_changes,
-    cluster_state,
-    metadata_records,
     queue_changes,
     reassignment,
     remote_changes,
     topic_changes,
 )
-from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import records as metadata_records
+from rayq.core.cluster import state as cluster_state
+from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq.core.cluster.records import (
     BrokerRegistered,
     EpochStarted,
     MetadataRecord,
@@ -36,7 +35,8 @@ from rayq.core.metadata_records import (
     encode_records,
     encode_together,
 )
-from rayq.core.remote_changes import ObjectStoreFacts
+from rayq.core.cluster.remote_changes import ObjectStoreFacts
+from rayq.core.cluster.state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.errors import (
     ConfigError,
     FencedEpochError,
@@ -52,8 +52,8 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
-from rayq.remote_names import ObjectKind, RemoteName, partition_prefix
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, RemoteName, partition_prefix
+from rayq.messages.remote_pointer import RemotePointer
 
 EVERYONE = {0, 1, 2, 3, 4}
 STORE = ObjectStoreFacts("s3://bucket", dict.fromkeys(EVERYONE))

@@ -8,7 +8,6 @@ import re
 import pytest
 
 import rayq
-from rayq import kafka_names
 from rayq.client.cluster import Cluster
 from rayq.config import (
     GROUP_KEYS,
@@ -19,6 +18,7 @@ from rayq.config import (
     QueueConfig,
     TopicConfig,
     check_group_keys,
+    kafka_names,
     parse,
 )
 from rayq.errors import ConfigError

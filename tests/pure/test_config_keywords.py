@@ -7,7 +7,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from rayq import config, config_keywords
+from rayq import config
+from rayq.config import keywords as config_keywords
 
 NAMED = {"key_serializer", "value_serializer", "key_deserializer", "value_deserializer"}
 

@@ -8,8 +8,9 @@ import pydoc
 import pytest
 
 import rayq
-from rayq.config import DAY_MS, GIB, KIB, MIB, Bounds, ConfigError, parse, range_of, types_of
-from rayq.config_reference import KINDS, keys
+from rayq.config import DAY_MS, GIB, KIB, MIB, Bounds, parse, range_of, types_of
+from rayq.config.reference import KINDS, keys
+from rayq.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", KINDS)

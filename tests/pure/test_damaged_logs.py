@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from rayq.config import TopicConfig
-from rayq.core.cluster_state import Partition, Topic
-from rayq.core.damaged_logs import have_others_all, may_copy_anew
-from rayq.core.metadata_records import Member, PartitionValue, ReplicaRegistered
+from rayq.core.cluster.damaged_logs import have_others_all, may_copy_anew
+from rayq.core.cluster.records import Member, PartitionValue, ReplicaRegistered
+from rayq.core.cluster.state import Partition, Topic
 
 DAMAGED = 1
 

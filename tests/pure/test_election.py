@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.election import (
+from rayq.core.cluster.election import (
     as_member,
     elect_preferred,
     elect_unclean,
@@ -20,7 +20,7 @@ from rayq.core.election import (
     settle,
     with_isr,
 )
-from rayq.core.metadata_records import Member, PartitionValue, ReplicaRegistered
+from rayq.core.cluster.records import Member, PartitionValue, ReplicaRegistered
 
 
 def process(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayq.config import KIB, MIB
-from rayq.core.fetch_size import FETCH_BYTES_MAX, FETCH_BYTES_MIN, SLOW_S, FetchSize
+from rayq.core.partition.fetch_size import FETCH_BYTES_MAX, FETCH_BYTES_MIN, SLOW_S, FetchSize
 
 
 def fetches(size: FetchSize, bytes_per_s: float, count: int) -> float:

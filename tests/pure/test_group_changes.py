@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from rayq.core import group_changes, group_draft, group_offsets
-from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat
-from rayq.core.group_offsets import OffsetCommit
-from rayq.core.group_records import OffsetRecord, Record
-from rayq.core.group_state import GroupState, SubscribedTopic
-from rayq.core.topic_pattern import matches
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import draft as group_draft
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups.assignors import load_assignors
+from rayq.core.groups.changes import Beat
+from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.records import OffsetRecord, Record
+from rayq.core.groups.state import GroupState, SubscribedTopic
+from rayq.core.groups.topic_pattern import matches
 from rayq.errors import (
     FencedMemberError,
     GroupLimitError,
@@ -518,7 +520,7 @@ def test_a_new_topic_costs_each_pattern_one_look(monkeypatch: pytest.MonkeyPatch
         looked.extend(names)
         return matches(pattern, names)
 
-    monkeypatch.setattr("rayq.core.group_state.matches", counting)
+    monkeypatch.setattr("rayq.core.groups.state.matches", counting)
     topics = {"t": SubscribedTopic("T", 1), "t2": SubscribedTopic("U", 1), "u": SubscribedTopic("V", 1)}
     one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
     one.beat("a", topics=(), pattern="t.*")

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core import group_changes, group_draft
-from rayq.core.group_records import NOTHING, GroupRecord, GroupValue, MemberRecord, MemberValue
-from rayq.core.group_state import PATTERNS_MAX, SubscribedTopic
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import draft as group_draft
+from rayq.core.groups.records import NOTHING, GroupRecord, GroupValue, MemberRecord, MemberValue
+from rayq.core.groups.state import PATTERNS_MAX, SubscribedTopic
 from rayq.errors import (
     FencedMemberError,
     GroupLimitError,

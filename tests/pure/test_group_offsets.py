@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rayq.core import group_changes, group_offsets
-from rayq.core.group_offsets import METADATA_LENGTH_MAX, OFFSETS_MAX, OffsetCommit
-from rayq.core.group_records import (
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups.offsets import METADATA_LENGTH_MAX, OFFSETS_MAX, OffsetCommit
+from rayq.core.groups.records import (
     GroupRecord,
     GroupValue,
     OffsetRecord,
@@ -18,7 +19,7 @@ from rayq.core.group_records import (
     PendingRecord,
     Record,
 )
-from rayq.core.group_state import Group, GroupState, SubscribedTopic
+from rayq.core.groups.state import Group, GroupState, SubscribedTopic
 from rayq.errors import (
     FencedMemberError,
     GroupLimitError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayq.core.group_records import (
+from rayq.core.groups.records import (
     EndedRecord,
     EndedTransaction,
     GroupRecord,

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core import group_state
-from rayq.core.assignors import MemberSubscription, load_assignors
-from rayq.core.group_records import (
+from rayq.core.groups import state as group_state
+from rayq.core.groups.assignors import MemberSubscription, load_assignors
+from rayq.core.groups.records import (
     NOTHING,
     EndedRecord,
     EndedTransaction,
@@ -24,7 +24,7 @@ from rayq.core.group_records import (
     PendingRecord,
     Record,
 )
-from rayq.core.group_state import (
+from rayq.core.groups.state import (
     Group,
     GroupState,
     OpenTransaction,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rayq.core import group_changes
-from rayq.core.assignors import load_assignors
-from rayq.core.group_records import GroupRecord, MemberRecord
-from rayq.core.group_state import GroupState, SubscribedTopic
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups.assignors import load_assignors
+from rayq.core.groups.records import GroupRecord, MemberRecord
+from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, InvalidRequestError, UnknownMemberError
 from tests.pure import all_groups
 from tests.pure.test_group_changes import P0, P1, P2, P3, Coordinator

@@ -11,12 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayq.core import group_changes, group_offsets
-from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat
-from rayq.core.group_offsets import OffsetCommit
-from rayq.core.group_records import GroupRecord, MemberRecord, OffsetRecord, Record
-from rayq.core.group_state import GroupState, SubscribedTopic
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups.assignors import load_assignors
+from rayq.core.groups.changes import Beat
+from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.records import GroupRecord, MemberRecord, OffsetRecord, Record
+from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, GroupNotEmptyError, RayqError, UnknownMemberError
 from tests.pure import all_groups
 

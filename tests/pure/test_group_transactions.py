@@ -10,11 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rayq.core import group_changes, group_offsets, group_transactions
-from rayq.core.assignors import load_assignors
-from rayq.core.group_offsets import OffsetCommit
-from rayq.core.group_records import EndedRecord, OffsetRecord, Record
-from rayq.core.group_state import GroupState
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups import transactions as group_transactions
+from rayq.core.groups.assignors import load_assignors
+from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.records import EndedRecord, OffsetRecord, Record
+from rayq.core.groups.state import GroupState
 from rayq.errors import (
     FencedEpochError,
     FencedMemberError,

@@ -19,7 +19,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
-from rayq.core.cluster_decisions import DECISIONS
+from rayq.core.cluster.decisions import DECISIONS
 
 SERVERS: dict[messages.Answerer, Any] = {
     "broker": Broker,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core import kept_queues
-from rayq.core.kept_queues import (
+from rayq.core.queues import kept_queues
+from rayq.core.queues.kept_queues import (
     FENCE_BITS,
     OPENING,
     RECORD_BYTES,

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from rayq.core.key_order import KeyOrder
+from rayq.core.queues.key_order import KeyOrder
 
 KEYS = (b"x", b"y", b"z")
 

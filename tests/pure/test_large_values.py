@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.client.large.cache import ChunkCache
-from rayq.core.large_holds import MOVED_VALUE_MS, OPEN_VALUE_MS_MAX, LargeHolds
-from rayq.core.large_values import (
+from rayq.core.large.holds import MOVED_VALUE_MS, OPEN_VALUE_MS_MAX, LargeHolds
+from rayq.core.large.values import (
     CHUNK_OFFSETS_MAX,
     Manifest,
     Place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.core.lock_times import LockTimes
+from rayq.core.queues.lock_times import LockTimes
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,7 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig, TopicConfig
-from rayq.core.cluster_state import (
-    ClusterState,
-    Partition,
-    Queue,
-    RegisteredBroker,
-    Topic,
-    find_queue,
-    find_topic,
-)
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     BrokerCordoned,
     BrokerFenced,
     BrokerRemoved,
@@ -51,8 +42,17 @@ from rayq.core.metadata_records import (
     encode_records,
     encode_together,
 )
+from rayq.core.cluster.state import (
+    ClusterState,
+    Partition,
+    Queue,
+    RegisteredBroker,
+    Topic,
+    find_queue,
+    find_topic,
+)
 from rayq.errors import UnknownQueueError, UnknownTopicError
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from tests.pure.test_cluster_state import apply, registration
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core import move_plans
+from rayq.core.cluster import move_plans
 
 Placements = dict[tuple[str, int], list[int]]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.core.moved_records import (
+from rayq.core.queues.moved_records import (
     dead_letter_headers,
     header_of,
     own_headers,
     source_of,
     target_partition,
 )
-from rayq.core.queue_moves import Dying
+from rayq.core.queues.moves import Dying
 
 OWN = [("a", b"1"), ("rayq.other", b"2"), ("a", b"3")]
 

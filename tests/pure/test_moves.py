@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core import broker_changes, reassignment, topic_changes
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, reassignment, topic_changes
+from rayq.core.cluster.reassignment import begun, cancelled, completed, retargeted
+from rayq.core.cluster.records import (
     BrokerCordoned,
     BrokerRemoved,
     Member,
@@ -20,7 +20,7 @@ from rayq.core.metadata_records import (
     TopicConfigChanged,
     VotersChanged,
 )
-from rayq.core.reassignment import begun, cancelled, completed, retargeted
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     BrokerInUseError,
     InvalidReassignmentError,

@@ -117,10 +117,10 @@ def test_a_larger_sample_begins_with_the_smaller_one() -> None:
 
 
 def test_modules_are_named_as_files_folders_or_dotted(tmp_path: Path) -> None:
-    (tmp_path / "rayq" / "core").mkdir(parents=True)
-    (tmp_path / "rayq" / "core" / "election.py").touch()
-    expected = ["rayq/core/election.py"]
-    for name in ("rayq", "rayq/core", "rayq/core/election.py", "rayq.core.election"):
+    (tmp_path / "rayq" / "core" / "cluster").mkdir(parents=True)
+    (tmp_path / "rayq" / "core" / "cluster" / "election.py").touch()
+    expected = ["rayq/core/cluster/election.py"]
+    for name in ("rayq", "rayq/core", "rayq/core/cluster/election.py", "rayq.core.cluster.election"):
         assert files([name], tmp_path) == expected
     with pytest.raises(ValueError, match="no module rayq/core/elections"):
         files(["rayq/core/elections.py"], tmp_path)

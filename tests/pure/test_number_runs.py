@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core.number_runs import NumberRuns
+from rayq.core.queues.number_runs import NumberRuns
 
 NUMBERS = range(-2, 23)
 numbers = st.integers(0, 20)

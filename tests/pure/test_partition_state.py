@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core.partition_state import Isr, PartitionState
+from rayq.core.partition.state import Isr, PartitionState
 from rayq.errors import FencedEpochError
 
 ALL = [(1, "1a"), (2, "2a"), (3, "3a")]

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from rayq.core import group_changes, group_draft, group_offsets, group_transactions
-from rayq.core.group_offsets import OffsetCommit
-from rayq.core.group_records import (
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import draft as group_draft
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups import transactions as group_transactions
+from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.records import (
     EndedRecord,
     EndedTransaction,
     GroupRecord,

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.placement import check_replica_limits, place
+from rayq.core.cluster.records import (
     BrokerRegistered,
     PartitionChanged,
     PartitionValue,
     TopicCreated,
 )
-from rayq.core.placement import check_replica_limits, place
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import ReplicaLimitError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rayq.actors.replica.produced_batch import check_manifest, check_produced_batch
 from rayq.config import TopicConfig
-from rayq.core.large_values import manifest_of_chunks, manifest_of_object, pinned
+from rayq.core.large.values import manifest_of_chunks, manifest_of_object, pinned
 from rayq.errors import (
     CorruptBatchError,
     InvalidRecordError,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rayq.core.queue_block import (
+from rayq.core.queues.block import (
     ALL,
     LAST_INDEX,
     Block,
@@ -17,7 +17,7 @@ from rayq.core.queue_block import (
     raise_counts,
     runs_of,
 )
-from rayq.core.queue_delays import Delay
+from rayq.core.queues.delays import Delay
 
 STATES = ("ready", "blocked", "locked", "delayed", "claimed", "moving", "done")
 INDEXES = (*range(13), *range(250, LAST_INDEX + 1))

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from rayq.core import queue_ledger
-from rayq.core.kept_queues import KeptRecord
-from rayq.core.large_holds import LargeHolds
-from rayq.core.queue_block import ALL, Block
-from rayq.core.queue_mover import Unsettled
-from rayq.core.queue_moves import Dying, Move, Outcome
-from rayq.core.queue_records import block_record, dying_record, head_record, move_record
-from rayq.core.queue_state import Counts, QueueState
+from rayq.core.large.holds import LargeHolds
+from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues.block import ALL, Block
+from rayq.core.queues.kept_queues import KeptRecord
+from rayq.core.queues.mover import Unsettled
+from rayq.core.queues.moves import Dying, Move, Outcome
+from rayq.core.queues.records import block_record, dying_record, head_record, move_record
+from rayq.core.queues.state import Counts, QueueState
 from rayq.errors import CorruptBatchError
 from tests.pure.test_queue_state import Keeper, again, opened, opened_at
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from rayq.config import MESSAGE_BYTES_CEILING
-from rayq.core import queue_changes, topic_changes
-from rayq.core.cluster_state import ClusterState, Queue
-from rayq.core.metadata_records import (
+from rayq.core.cluster import queue_changes, topic_changes
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     QueueChanged,
@@ -20,6 +19,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_records,
 )
+from rayq.core.cluster.state import ClusterState, Queue
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from rayq.core.queue_cut import Epochs, common_end
+from rayq.core.queues.cut import Epochs, common_end
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.core.queue_delays import Delay, DelayTimes
+from rayq.core.queues.delays import Delay, DelayTimes
 
 
 def test_how_long_a_delay_lasts_goes_by_the_monotonic_clock_and_its_end_is_kept() -> None:

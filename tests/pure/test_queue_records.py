@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core.kept_queues import KeptRecord
-from rayq.core.queue_block import Block
-from rayq.core.queue_delays import Delay
-from rayq.core.queue_moves import Dying, Move
-from rayq.core.queue_records import (
+from rayq.core.queues.block import Block
+from rayq.core.queues.delays import Delay
+from rayq.core.queues.kept_queues import KeptRecord
+from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.records import (
     HEAD,
     Head,
     block_record,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayq.core.queue_moves import Dying, Move
-from rayq.core.queue_state import DELAY_MS_MAX, QueueState
-from rayq.secret_names import shown_part
+from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.state import DELAY_MS_MAX, QueueState
+from rayq.messages.secret_names import shown_part
 from tests.pure.test_queue_state import again, opened, opened_at
 
 BACK_OFF: dict[str, Any] = {"max_deliveries": 1000, "backoff_s": 2, "backoff_max_s": 60}

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig
-from rayq.core import queue_ledger
-from rayq.core.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
-from rayq.core.lock_times import LockTimes
-from rayq.core.queue_moves import Dying, Move
-from rayq.core.queue_state import QueueState
-from rayq.core.queue_taker import LOCKS_MAX
+from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
+from rayq.core.queues.lock_times import LockTimes
+from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.state import QueueState
+from rayq.core.queues.taker import LOCKS_MAX
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from rayq.config import QueueConfig
-from rayq.core import queue_ledger, queue_state, queue_taker
-from rayq.core.queue_state import QueueState
+from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import state as queue_state
+from rayq.core.queues import taker as queue_taker
+from rayq.core.queues.state import QueueState
 from tests.pure.queue_model import QueueModel
 from tests.pure.test_queue_state import again, opened
 

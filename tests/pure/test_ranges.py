@@ -12,7 +12,7 @@ from msgspec import inspect
 from rayq import config
 from rayq.errors import ProtocolError
 from rayq.messages import REQUESTS, GroupHeartbeat
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.wire.authentication import Accepted, Challenge, Hello, Proof
 from rayq.wire.codec import DECODERS, ENCODER, decode
 from tests.wire.recorded_messages import example_of, kinds

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayq.core import broker_changes, reassignment, topic_changes
-from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, reassignment, topic_changes
+from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq.core.cluster.records import (
     BrokerRegistered,
     MetadataRecord,
     PartitionValue,
@@ -18,6 +17,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_records,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     BrokerInUseError,
     ConfigError,

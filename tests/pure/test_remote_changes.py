@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from rayq.config import ClusterConfig, TopicConfig
-from rayq.core import broker_changes, remote_changes, topic_changes
-from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_state import MARKS_REMEMBERED_MAX, ClusterState, Partition
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, remote_changes, topic_changes
+from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq.core.cluster.records import (
     EpochStarted,
     RemoteDoubted,
     RemoteGarbage,
@@ -23,7 +22,8 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_records,
 )
-from rayq.core.remote_changes import PINS_MAX, RESTORED_PIN_MS, ObjectStoreFacts
+from rayq.core.cluster.remote_changes import PINS_MAX, RESTORED_PIN_MS, ObjectStoreFacts
+from rayq.core.cluster.state import MARKS_REMEMBERED_MAX, ClusterState, Partition
 from rayq.errors import (
     ConfigError,
     FencedEpochError,
@@ -34,14 +34,14 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_names import (
+from rayq.messages.remote_names import (
     ObjectKind,
     RemoteName,
     parse_folder,
     partition_prefix,
     topic_prefix,
 )
-from rayq.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer
+from rayq.messages.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer
 from tests.pure.test_cluster_state import EVERYONE, apply, cluster
 
 CLUSTER, OTHER = "c" * 32, "a" * 32

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rayq.client.environment import system_environment
 from rayq.errors import CorruptBatchError, RemoteDamagedError
-from rayq.remote_names import (
+from rayq.messages.remote_names import (
     NUMBER_MAX,
     ObjectKind,
     RemoteName,

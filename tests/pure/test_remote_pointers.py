@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rayq.core import remote_changes, topic_changes
-from rayq.core.metadata_records import (
+from rayq.core.cluster import remote_changes, topic_changes
+from rayq.core.cluster.records import (
     EpochStarted,
     Member,
     PartitionChanged,
@@ -21,7 +21,7 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from tests.pure.test_cluster_state import apply
 from tests.pure.test_remote_changes import (
     CLUSTER,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.remote_retention import (
+from rayq.core.remote.retention import (
     ClosedSegment,
     Piece,
     StoredObject,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayq.secret_names import SHOWN_MAX, shown_holder, shown_part
+from rayq.messages.secret_names import SHOWN_MAX, shown_holder, shown_part
 
 
 def test_a_name_that_authorises_is_never_shown_whole() -> None:

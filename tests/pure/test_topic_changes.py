@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rayq.core import broker_changes, reassignment, topic_changes
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster import broker_changes, reassignment, topic_changes
+from rayq.core.cluster.placement import place
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     PartitionValue,
@@ -20,8 +20,8 @@ from rayq.core.metadata_records import (
     TopicCreated,
     TopicDeleted,
 )
-from rayq.core.placement import place
-from rayq.core.remote_changes import RESTORED_PIN_MS
+from rayq.core.cluster.remote_changes import RESTORED_PIN_MS
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.topic_pattern import LEGAL, REMEMBERED_MAX, _automaton, check_pattern, matches
+from rayq.core.groups.topic_pattern import LEGAL, REMEMBERED_MAX, _automaton, check_pattern, matches
 from rayq.errors import InvalidRequestError
 
 atoms = st.sampled_from(

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from rayq.core.transaction_admission import OPEN_TRANSACTIONS_MAX, Step, TransactionAdmission
+from rayq.core.transactions.admission import OPEN_TRANSACTIONS_MAX, Step, TransactionAdmission
 from rayq.errors import (
     FencedEpochError,
     TransactionEndedError,
     TransactionLimitError,
     TransactionOrderError,
 )
-from rayq.transaction_ids import make_family
+from rayq.messages.transaction_ids import make_family
 
 FAMILY, OTHER, OTHER_COORDINATOR = make_family(0, 3), make_family(0, 4), make_family(1, 3)
 

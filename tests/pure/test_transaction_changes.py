@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayq.core import transaction_changes as changes
-from rayq.core.transaction_records import Record, TransactionKey, decode, encode
-from rayq.core.transaction_state import TransactionState
+from rayq.core.transactions import changes
+from rayq.core.transactions.records import Record, TransactionKey, decode, encode
+from rayq.core.transactions.state import TransactionState
 from rayq.errors import (
     AlreadyCommittedError,
     CoordinatorLoadingError,

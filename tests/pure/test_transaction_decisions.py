@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core import transaction_changes as changes
-from rayq.core.transaction_records import (
+from rayq.core.transactions import changes
+from rayq.core.transactions.records import (
     IdRecord,
     IdValue,
     Outcome,
@@ -17,7 +17,7 @@ from rayq.core.transaction_records import (
     TransactionRecord,
     TransactionValue,
 )
-from rayq.core.transaction_state import TransactionState
+from rayq.core.transactions.state import TransactionState
 from rayq.errors import (
     AlreadyCommittedError,
     CoordinatorLoadingError,
@@ -27,7 +27,7 @@ from rayq.errors import (
     TransactionLimitError,
     TransactionOrderError,
 )
-from rayq.transaction_ids import EPOCH_MAX
+from rayq.messages.transaction_ids import EPOCH_MAX
 from tests.pure.test_transaction_changes import DAY_MS, P0, P1, P2, Coordinator
 
 replace = msgspec.structs.replace

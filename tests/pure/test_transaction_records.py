@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayq.core.transaction_records import (
+from rayq.core.transactions.records import (
     IdRecord,
     IdValue,
     Outcome,

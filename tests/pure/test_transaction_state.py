@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rayq.core import transaction_changes as changes
-from rayq.core.transaction_records import IdRecord, Record, TransactionKey, TransactionRecord
-from rayq.core.transaction_state import TransactionState
+from rayq.core.transactions import changes
+from rayq.core.transactions.records import IdRecord, Record, TransactionKey, TransactionRecord
+from rayq.core.transactions.state import TransactionState
 from rayq.errors import ProducerFencedError, RayqError, TransactionEndedError
 
 ID = "id"

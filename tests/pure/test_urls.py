@@ -22,10 +22,10 @@ from rayq.config import (
     check_values_url,
     parse,
 )
+from rayq.config.urls import check_url, without_credentials
 from rayq.errors import CheckpointError, ConfigError, RemoteStorageError
 from rayq.runtime import object_store
 from rayq.spark.checkpoint_store import open_store as open_checkpoint
-from rayq.urls import check_url, without_credentials
 from rayq.wire.object_urls import open_object_url
 
 SECRET = "s3cret"
@@ -135,15 +135,16 @@ INSIDE = {
     "client/large/objects.py: object_uri", "client/large/objects.py: read_object",
     "client/large/objects.py: prefix_of",
     "actors/broker/metadata_answers.py: object_store", "spark/read.py: read_ranges",
-    "environment.py: opens_no_objects", "urls.py: check_url", "wire/object_urls.py: open_object_url",
+    "environment.py: opens_no_objects", "config/urls.py: check_url", "wire/object_urls.py: open_object_url",
 }
 CHECKED = {
     "cli/large_values.py: collect", "client/cluster.py: async_queue", "client/cluster.py: create_queue",
     "client/cluster.py: queue", "client/cluster.py: queue_pool", "client/large/collect.py: collect_values",
-    "config.py: check_remote_storage_url", "config.py: check_values_url", "data/source.py: read_topic",
+    "config/servers.py: check_remote_storage_url", "config/clients.py: check_values_url", "data/source.py: read_topic",
     "runtime/object_store.py: open_store", "spark/read.py: read",
     "spark/stream.py: stream",
-    "config.py: ClusterConfig", "config.py: ConsumerConfig", "config.py: ProducerConfig",
+    "config/servers.py: ClusterConfig", "config/clients.py: ConsumerConfig",
+    "config/clients.py: ProducerConfig",
     "client/consumer_pool.py: PoolSpec",
 }
 """What a user calls. A new one is checked by `check_url` before anything is kept or shown."""
@@ -175,8 +176,8 @@ def takers() -> set[str]:
 def test_each_place_that_takes_a_url_is_one_that_checks_it() -> None:
     assert takers() - INSIDE - CHECKED - {
         # Answers of servers, which have it from a config; the same keys for editors.
-        "records.py: ObjectStoreInfo", "core/remote_changes.py: ObjectStoreFacts",
-        "config_keywords.py: ConsumerKeywords", "config_keywords.py: ProducerKeywords",
-        "config_keywords.py: ClusterKeywords",
+        "records.py: ObjectStoreInfo", "core/cluster/remote_changes.py: ObjectStoreFacts",
+        "config/keywords.py: ConsumerKeywords", "config/keywords.py: ProducerKeywords",
+        "config/keywords.py: ClusterKeywords",
     } == set()
     assert takers() >= INSIDE | CHECKED

@@ -22,7 +22,7 @@ from rayq.client.consuming.subscription import Slice
 from rayq.client.producing.partitioner import call_partitioner
 from rayq.client.producing.serializing import Serializers
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.core.assignors import find_assignor, load_assignors, run_assignor
+from rayq.core.groups.assignors import find_assignor, load_assignors, run_assignor
 from rayq.errors import (
     ConfigError,
     HandlerError,

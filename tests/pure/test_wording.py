@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import rayq
-from rayq.errors import NullKeyError
-from rayq.wording import counted, sentence
+from rayq.errors import NullKeyError, counted, sentence
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_an_error_within_another_message_ends_once(text: object, told: str) -> N
 def test_nothing_else_takes_full_stops_off_errors() -> None:
     sources = Path(str(rayq.__file__)).parent.rglob("*.py")
     found = [path.name for path in sources if re.search(r"rstrip\(['\"]\.", path.read_text())]
-    assert found == ["wording.py"]
+    assert found == ["errors.py"]
 
 
 def test_a_number_and_its_noun_agree() -> None:

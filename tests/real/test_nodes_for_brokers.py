@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster as RayNodes
 
 import rayq
-from rayq.runtime.ray_actors import NODE_CHECK_S
+from rayq.runtime.ray.actors import NODE_CHECK_S
 from tests.local.support import (
     Load,
     eventually,

@@ -16,7 +16,7 @@ import ray
 
 import rayq
 from rayq import Cluster, ConsumerPool, QueueTask, Record
-from rayq.runtime import ray_pool_actors
+from rayq.runtime.ray import pool_actors as ray_pool_actors
 from tests.local.support import eventually
 from tests.real.support import actor_pid, actors_of, is_gone
 

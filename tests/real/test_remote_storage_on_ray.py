@@ -14,7 +14,7 @@ from ray._private import worker
 import rayq
 from rayq import Cluster
 from rayq.errors import RayqError
-from rayq.runtime.ray_actors import OBJECT_SERVER_NICE
+from rayq.runtime.ray.actors import OBJECT_SERVER_NICE
 from tests.local.support import eventually
 from tests.real.s3 import S3, SECRET, s3_server
 from tests.real.support import actor_pid, actors_of

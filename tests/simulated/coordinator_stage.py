@@ -12,11 +12,11 @@ import msgspec
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OWN_TOPIC_OPTIONS
+from rayq.core.cluster.topic_changes import OWN_TOPIC_OPTIONS
 from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
@@ -40,13 +40,13 @@ class Led:
         self.environment = log.environment
         self.has_lease = True
         self.leader = Leader(
-            log, given, propose=self._propose, has_lease=lambda: self.has_lease, links=self.links()
+            log, given, propose=self._propose, has_lease=lambda: self.has_lease, peers=self.peers()
         )
         self.leader.committed(given)
         self.leader.flushed(log.log.flushed_offset)
 
-    def links(self) -> Links:
-        return Links.__new__(Links)  # Nobody is asked.
+    def peers(self) -> Peers:
+        return Peers.__new__(Peers)  # Nobody is asked.
 
     async def _propose(self, request: messages.AlterPartition) -> None:
         pass

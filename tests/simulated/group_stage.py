@@ -11,13 +11,13 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.handlers import NO_PAYLOAD
+from rayq.actors.peers import Peers
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     RayqError,
 )
-from rayq.transaction_ids import make_family
+from rayq.messages.transaction_ids import make_family
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.server import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
@@ -27,7 +27,7 @@ WHERE = ("offsets", 0, EPOCH)
 FAMILY, OTHER = make_family(0, 1), make_family(0, 2)
 
 
-class Transactions(Links):
+class Transactions(Peers):
     """Answers each join when the test says so, or at once."""
 
     def __init__(self) -> None:  # It has no network.
@@ -73,7 +73,7 @@ class Groups(Led):
         self.peer = self.connection()
         self.begin()
 
-    def links(self) -> Links:
+    def peers(self) -> Peers:
         return self.transactions
 
     def begin(self) -> None:
@@ -84,7 +84,7 @@ class Groups(Led):
             ask_broker=self._metadata,
             metadata_version=1,
             clock_watch=self.clock_watch,
-            links=self.transactions,
+            peers=self.transactions,
         )
 
     def begin_anew(self) -> None:

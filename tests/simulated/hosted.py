@@ -65,7 +65,7 @@ class Hosted:
             on_failure=self._failed,
             ask_broker=cast(Any, self._ask),
             metadata_version=lambda: 7,
-            links=Keeper(),
+            peers=Keeper(),
             objects=self.objects,
             run_cleaner=run_cleaner,
         )

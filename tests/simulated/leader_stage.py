@@ -41,7 +41,7 @@ class Led:
             given,
             propose=self._propose,
             has_lease=lambda: self.has_lease,
-            links=cast(Any, None),  # There are no transactions.
+            peers=cast(Any, None),  # There are no transactions.
         )
         self.leader.committed(given)
 

@@ -13,7 +13,7 @@ from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import RayqError, TimeoutError
 from rayq.storage.data_directory import DataDirectory, format_directory, read_secret
 from rayq.wire.authentication import Identity, client_key

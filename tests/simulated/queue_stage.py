@@ -11,13 +11,13 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
+from rayq.actors.peers import Build, Peers
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Build, Links
 from rayq.config import ClusterConfig, QueueConfig, as_dict
-from rayq.core.kept_queues import KeptQueues, StateKey, pack, unpack
-from rayq.core.large_values import chunk_headers
+from rayq.core.large.values import chunk_headers
+from rayq.core.queues.kept_queues import KeptQueues, StateKey, pack, unpack
 from rayq.errors import RayqError
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
@@ -29,7 +29,7 @@ TICK_S = 0.25
 Lock = tuple[int, int, int]
 
 
-class Keeper(Links):
+class Keeper(Peers):
     """Keeps what leaders write, in memory. The test may hold back its answers."""
 
     def __init__(self) -> None:  # It has no network.
@@ -132,11 +132,11 @@ class QueueStage:
         given = self.assignment
         self.leader = Leader(
             self.log, given, propose=self._propose, has_lease=lambda: self.has_lease,
-            links=self.keeper,
+            peers=self.keeper,
         )
         self.leader.committed(given)
         self.served = LeaderQueues(
-            self.log, self.leader, given, links=self.keeper, clock_watch=self.clock_watch,
+            self.log, self.leader, given, peers=self.keeper, clock_watch=self.clock_watch,
             age_watch=self.age_watch,
         )
         await self.copied()

@@ -10,8 +10,8 @@ from rayq import messages
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.environment import Buffer, Environment
 from rayq.errors import RayqError, RemoteMissingError, StalePartitionError, TimeoutError
-from rayq.remote_names import ObjectKind, parse_name
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, parse_name
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.remote.data_object import describe_batches
 
 CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32

@@ -15,7 +15,7 @@ from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
-from rayq.core.metadata_records import PartitionValue
+from rayq.core.cluster.records import PartitionValue
 
 
 class Stage:

@@ -17,8 +17,8 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import RemoteMissingError, RemoteStorageError
-from rayq.remote_names import ObjectKind, RemoteName
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, RemoteName
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.batch import BatchHeader, stamp
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.epochs import LEADER_EPOCHS

@@ -10,8 +10,8 @@ from rayq import messages
 from rayq.actors.groups import group_coordinator
 from rayq.actors.groups.group_coordinator import OFFSETS_CHECK_INTERVAL_S
 from rayq.config import ClusterConfig
-from rayq.core.group_offsets import TOPIC_GONE_S
-from rayq.core.group_transactions import ENDED_KEPT_MS
+from rayq.core.groups.offsets import TOPIC_GONE_S
+from rayq.core.groups.transactions import ENDED_KEPT_MS
 from rayq.errors import (
     FencedMemberError,
     GroupNotEmptyError,

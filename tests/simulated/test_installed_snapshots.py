@@ -17,7 +17,7 @@ from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import encode_entries
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     EpochStarted,
     MetadataRecord,
     QueueChanged,

@@ -10,7 +10,7 @@ import pytest
 
 from rayq import messages
 from rayq.errors import NotLeaderError, RemoteBacklogError
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from tests.simulated.leader_stage import END, LEADER_EPOCH, Led, assignment, leading
 
 POINTER = RemotePointer(1, LEADER_EPOCH, "manifest", 0, 10, 2, 999)

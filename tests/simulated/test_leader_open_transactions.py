@@ -27,8 +27,8 @@ from rayq.errors import (
     TransactionLimitError,
     TransactionOrderError,
 )
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import Marker, read_header, read_marker, split_batches
-from rayq.transaction_ids import make_family
 from tests.simulated.transaction_stage import (
     FAMILY,
     LEADER_EPOCH,

@@ -28,8 +28,8 @@ from rayq.errors import (
     RemoteSlowError,
     RemoteStorageError,
 )
-from rayq.remote_names import ObjectKind, RemoteName, parse_name, partition_prefix
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, RemoteName, parse_name, partition_prefix
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import Manifest
@@ -90,7 +90,7 @@ class Led:
             given,
             propose=cast(Any, None),
             has_lease=lambda: True,
-            links=cast(Any, None),
+            peers=cast(Any, None),
             remote_log=remote_log,
         )
         self.told()

@@ -26,8 +26,8 @@ from rayq.errors import (
     TransactionOrderError,
     UnsupportedVersionError,
 )
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import read_header, split_batches
-from rayq.transaction_ids import make_family
 from tests.simulated.transaction_stage import (
     FAMILY,
     LEADER_EPOCH,

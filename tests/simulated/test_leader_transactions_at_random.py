@@ -13,14 +13,14 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError, TransactionEndedError
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import BatchHeader, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.transaction_ids import make_family
 
 FAMILIES = make_family(0, 1), make_family(0, 2)
 STEPS = 400
@@ -29,7 +29,7 @@ Key = tuple[int, int]
 T = TypeVar("T")
 
 
-class Coordinator(Links):
+class Coordinator(Peers):
     """It decides at once; its answers take their time, and it speaks on when it was replaced."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -78,7 +78,7 @@ class Partition:
             pass
 
         self.leader = Leader(
-            self.log, given, propose=propose, has_lease=lambda: True, links=self.coordinator
+            self.log, given, propose=propose, has_lease=lambda: True, peers=self.coordinator
         )
         self.leader.committed(given)
         await self.copy(self.log.high_watermark)

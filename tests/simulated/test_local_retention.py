@@ -10,7 +10,7 @@ import pytest
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.errors import DiskFullError
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from tests.simulated.followed import Followed, following
 from tests.storage.support import append
 

@@ -19,7 +19,7 @@ from rayq.actors.metadata.quorum import (
     encode_entries,
 )
 from rayq.config import ClusterConfig
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerRegistered,
     EpochStarted,

@@ -13,7 +13,7 @@ from proving.simulation import World
 from rayq import messages
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import encode_entries
-from rayq.core.metadata_records import EpochStarted, encode_record, encode_records
+from rayq.core.cluster.records import EpochStarted, encode_record, encode_records
 from rayq.errors import StalePartitionError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog

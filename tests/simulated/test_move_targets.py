@@ -9,7 +9,7 @@ import pytest
 
 from rayq import messages
 from rayq.actors.queues.move_targets import RESTARTS_MAX, MoveTargets, Target, unlooked
-from rayq.core.queue_moves import Move
+from rayq.core.queues.moves import Move
 from rayq.errors import (
     LogTruncatedError,
     OffsetNotAvailableError,

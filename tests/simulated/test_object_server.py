@@ -30,7 +30,7 @@ from rayq.errors import (
     StaleBrokerError,
     StorageError,
 )
-from rayq.remote_names import (
+from rayq.messages.remote_names import (
     ObjectKind,
     RemoteName,
     new_name,

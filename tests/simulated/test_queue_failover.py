@@ -9,7 +9,7 @@ from typing import Any
 
 from rayq import messages
 from rayq.config import ClusterConfig
-from rayq.core.metadata_records import QueueChanged, decode_entry
+from rayq.core.cluster.records import QueueChanged, decode_entry
 from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
 from tests.simulated.staged import Stage, play

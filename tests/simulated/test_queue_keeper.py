@@ -11,13 +11,14 @@ import pytest
 
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.peers import Build
 from rayq.actors.queues import queue_keeper
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.queue_keeper import DELETED_CHECK_INTERVAL_S, QueueKeeper
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Build
-from rayq.core import kept_queues
-from rayq.core.kept_queues import (
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
+from rayq.core.queues import kept_queues
+from rayq.core.queues.kept_queues import (
     FENCE_BITS,
     KeptQueues,
     KeptRecord,
@@ -27,7 +28,6 @@ from rayq.core.kept_queues import (
     pack,
     unpack,
 )
-from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import (
     ControllerUnavailableError,
     CoordinatorLoadingError,

@@ -10,8 +10,9 @@ from rayq import messages
 from rayq.actors.clock_watch import DelayClock
 from rayq.actors.queues import holders, learning, reads
 from rayq.config import DAY_MS
-from rayq.core import kept_queues, large_holds
-from rayq.core.large_values import manifest_of_chunks, pinned
+from rayq.core.large import holds as large_holds
+from rayq.core.large.values import manifest_of_chunks, pinned
+from rayq.core.queues import kept_queues
 from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
@@ -21,7 +22,7 @@ from rayq.errors import (
     StorageError,
     UnknownQueueError,
 )
-from rayq.secret_names import shown_part
+from rayq.messages.secret_names import shown_part
 from rayq.storage.batch import BatchHeader, Columns, decode_columns
 from tests.simulated.queue_stage import QueueStage, staged
 

@@ -19,16 +19,16 @@ from rayq import messages
 from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
 from rayq.config import QueueConfig
-from rayq.core.large_values import manifest_of_chunks
-from rayq.core.moved_records import (
+from rayq.core.large.values import manifest_of_chunks
+from rayq.core.queues.moved_records import (
     DOUBT_HEADER,
     SOURCE_HEADER,
     dead_letter_headers,
     own_headers,
     source_of,
 )
-from rayq.core.queue_moves import Dying
-from rayq.core.queue_state import QueueState
+from rayq.core.queues.moves import Dying
+from rayq.core.queues.state import QueueState
 from rayq.errors import (
     CorruptBatchError,
     DisconnectedError,
@@ -175,7 +175,7 @@ class Cluster:
 
 
 class Leader:
-    """One life of the queue's leader: `MoveSource` and `Links`."""
+    """One life of the queue's leader: `MoveSource` and `Peers`."""
 
     queue = topic = "tasks"
     topic_id = "T"
@@ -225,7 +225,7 @@ class Leader:
     def failed(self, error: Exception) -> None:
         raise error
 
-    # --- Links
+    # --- Peers
 
     async def find_topic(self, name: str) -> tuple[str, int]:
         count = sum(topic == name for topic, _ in self._cluster.targets)

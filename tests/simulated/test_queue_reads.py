@@ -6,6 +6,7 @@ import pytest
 
 from rayq.actors.queues.reads import Piece
 from rayq.errors import CorruptBatchError
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import (
     Marker,
     decode_columns,
@@ -17,7 +18,6 @@ from rayq.storage.batch import (
     split_batches,
     stamp,
 )
-from rayq.transaction_ids import make_family
 from tests.wrong_batches import moved, records, sealed
 
 FAMILY = make_family(0, 1)

@@ -16,11 +16,11 @@ from rayq import messages
 from rayq.actors.broker.remote_garbage import LATE_PUTS_MS, LOOK_INTERVAL_S, RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import NOT_LOOKED, StoreOwnership
 from rayq.config import DAY_MS, ClusterConfig
-from rayq.core import remote_changes, topic_changes
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import RemoteGarbage
+from rayq.core.cluster import remote_changes, topic_changes
+from rayq.core.cluster.records import RemoteGarbage
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import InvalidRequestError, RemoteListError
-from rayq.remote_names import ObjectKind, RemoteName
+from rayq.messages.remote_names import ObjectKind, RemoteName
 from tests.pure.test_cluster_state import apply
 from tests.pure.test_remote_changes import (
     CLUSTER,

@@ -24,9 +24,9 @@ from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
-from rayq.core import broker_changes
-from rayq.core.metadata_records import PartitionValue
-from rayq.core.partition_state import PartitionState
+from rayq.core.cluster import broker_changes
+from rayq.core.cluster.records import PartitionValue
+from rayq.core.partition.state import PartitionState
 from rayq.records import TopicPartition
 
 RECORDS = 50

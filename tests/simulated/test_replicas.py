@@ -16,7 +16,7 @@ from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,

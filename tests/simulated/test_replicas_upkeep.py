@@ -12,7 +12,7 @@ from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.config import ClusterConfig
 from rayq.errors import NotLeaderError, RayqError, TimeoutError
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.batch import encode_batch
 from rayq.storage.cleaner import CleaningJob, CleaningResult
 from tests.simulated.followed import LEADER_EPOCH, THEM, US, answer, batch

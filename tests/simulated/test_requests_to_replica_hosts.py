@@ -11,7 +11,7 @@ import pytest
 from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.config import QueueConfig, as_dict
-from rayq.core.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import InvalidTopicError, NotLeaderError, ProtocolError, RayqError
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import IDS, INCARNATION, Broker, assigned, playing

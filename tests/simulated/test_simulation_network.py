@@ -159,7 +159,7 @@ def test_names_loopback_and_free_ports() -> None:
     sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=30),
 )
 def test_bytes_arrive_once_and_in_order_for_any_seed(seed: int, sizes: list[int]) -> None:
-    """This holds also with small buffers, cut links, slow links, and pauses of both processes."""
+    """This holds also with small buffers, cut peers, slow peers, and pauses of both processes."""
     sent = random.Random(seed).randbytes(sum(sizes))
 
     async def script(pair: Pair) -> None:

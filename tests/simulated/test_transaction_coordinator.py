@@ -14,13 +14,13 @@ from rayq.actors.transactions.transaction_coordinator import (
     TICK_S,
     UNUSED_CHECK_INTERVAL_S,
 )
-from rayq.core.transaction_changes import (
+from rayq.core.transactions.changes import (
     FAILOVER_TIMEOUT_MS,
     TOUCHED_MS_MAX,
     UNFINISHED_MAX,
     UNUSED_ID_MS,
 )
-from rayq.core.transaction_records import (
+from rayq.core.transactions.records import (
     IdRecord,
     IdValue,
     TransactionKey,
@@ -37,7 +37,7 @@ from rayq.errors import (
     TransactionOrderError,
     UnknownTopicError,
 )
-from rayq.transaction_ids import EPOCH_MAX, FAMILIES_MAX, coordinator_partition
+from rayq.messages.transaction_ids import EPOCH_MAX, FAMILIES_MAX, coordinator_partition
 from tests.simulated.coordinator_stage import EPOCH, now_s
 from tests.simulated.transaction_coordinator_stage import (
     NAME,

@@ -10,13 +10,13 @@ from proving.simulation.world import START_WALL_MS
 from rayq.actors.transactions.transaction_coordinator import (
     TICK_S,
 )
-from rayq.core.transaction_records import IdRecord, IdValue
+from rayq.core.transactions.records import IdRecord, IdValue
 from rayq.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     RayqError,
 )
-from rayq.transaction_ids import EPOCH_MAX
+from rayq.messages.transaction_ids import EPOCH_MAX
 from tests.simulated.transaction_coordinator_stage import (
     NAME,
     OTHER,

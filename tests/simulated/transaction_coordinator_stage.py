@@ -9,13 +9,13 @@ from typing import Any, cast
 from proving.simulation.process import Process
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Build, Links
 from rayq.actors.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
-from rayq.core.transaction_records import (
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.transactions.records import (
     Record,
     TransactionKey,
     encode,
@@ -24,7 +24,7 @@ from rayq.errors import (
     NotLeaderError,
     RayqError,
 )
-from rayq.transaction_ids import coordinator_partition, make_family
+from rayq.messages.transaction_ids import coordinator_partition, make_family
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 PARTITION, PARTITIONS = 2, 4
@@ -44,7 +44,7 @@ def named(prefix: str, *, here: bool = True) -> str:
 NAME, OTHER = named("id-"), named("other-")
 
 
-class Leaders(Links):
+class Leaders(Peers):
     """Writes markers, unless the partition is held back, and knows which topics are gone."""
 
     def __init__(self) -> None:  # It has no network.
@@ -94,7 +94,7 @@ class Coordinating(Led):
         self.clock_watch = ClockWatch(self.environment.clock)
         self.begin()
 
-    def links(self) -> Links:
+    def peers(self) -> Peers:
         return self.leaders
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class Coordinating(Led):
             self.leader,
             self.given,
             ask_broker=self._broker,
-            links=self.leaders,
+            peers=self.leaders,
             clock_watch=self.clock_watch,
         )
 

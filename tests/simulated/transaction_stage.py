@@ -8,21 +8,21 @@ from collections.abc import Awaitable, Callable
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.peers import Peers
 from rayq.actors.replica.compactor import cleaner_in_steps
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
 from rayq.errors import (
     CoordinatorLoadingError,
     RayqError,
     TimeoutError,
 )
+from rayq.messages.transaction_ids import is_transactional as is_transactional_id
+from rayq.messages.transaction_ids import make_family
 from rayq.metrics import Sample
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.transaction_ids import is_transactional as is_transactional_id
-from rayq.transaction_ids import make_family
 from rayq.wire.answer_room import AnswerRoom
 
 LEADER_EPOCH = 8
@@ -31,7 +31,7 @@ READ_COMMITTED, READ_UNCOMMITTED = messages.READ_COMMITTED, messages.READ_UNCOMM
 Answer = messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]
 
 
-class Coordinators(Links):
+class Coordinators(Peers):
     """Answers each join when the test says so, or at once; tells the outcomes that the test set."""
 
     def __init__(self) -> None:  # It has no network.
@@ -90,7 +90,7 @@ class Led:
             given,
             propose=self._propose,
             has_lease=lambda: self.has_lease,
-            links=self.coordinators,
+            peers=self.coordinators,
         )
         self.leader.committed(given)
         self.clock = log.environment.clock

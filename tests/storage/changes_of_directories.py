@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from rayq.config import ClusterConfig
-from rayq.core.metadata_records import Voter
+from rayq.core.cluster.records import Voter
 from rayq.environment import Environment, LoopTasks, SystemClock
 from rayq.runtime.file_store import FileStore
 from rayq.runtime.kept_settings import KeptSettings, read_settings, write_settings

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rayq.config import MIB, TopicConfig
+from rayq.messages.transaction_ids import make_family
 from rayq.storage import checked_file
 from rayq.storage.batch import (
     Marker,
@@ -25,7 +26,6 @@ from rayq.storage.producer_state import ProducerState, snapshot_path
 from rayq.storage.recovery import RESET
 from rayq.storage.segment import DELETED_SUFFIX
 from rayq.storage.swap import SWAP, SwapPlan
-from rayq.transaction_ids import make_family
 from tests.storage.crash_disk import CrashDisk
 from tests.storage.crash_points import Change, Step
 from tests.storage.support import NOW_MS, append, flush, make_batch, read_bytes

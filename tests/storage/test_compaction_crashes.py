@@ -11,6 +11,7 @@ from proving.simulation import ProcessDied, World
 from rayq.config import MIB, TopicConfig
 from rayq.environment import Disk
 from rayq.errors import StorageError
+from rayq.messages.transaction_ids import make_family
 from rayq.storage.batch import Marker, decode_columns, encode_batch, read_header, split_batches
 from rayq.storage.checked_file import make_directory
 from rayq.storage.clean_state import CLEANED
@@ -18,7 +19,6 @@ from rayq.storage.cleaner import BYTES_PER_KEY, CLEANING, clean, cleaner_turn
 from rayq.storage.log import Log
 from rayq.storage.swap import SWAP
 from rayq.storage.verify import verify
-from rayq.transaction_ids import make_family
 
 DIRECTORY = "/data/topic-0"
 NOW_MS = 1_000_000

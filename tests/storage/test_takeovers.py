@@ -11,7 +11,7 @@ import pytest
 from rayq.client.environment import system_environment
 from rayq.errors import InvalidRequestError
 from rayq.messages import MetadataResponse
-from rayq.remote_names import owner_mark, owners_prefix
+from rayq.messages.remote_names import owner_mark, owners_prefix
 from rayq.runtime import restore_topic
 from rayq.runtime.file_store import FileStore
 

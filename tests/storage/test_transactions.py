@@ -11,6 +11,7 @@ from proving.simulation import ProcessDied, World
 from rayq.config import DAY_MS, MIB, TopicConfig
 from rayq.environment import Disk
 from rayq.errors import DiskFullError, TransactionLimitError
+from rayq.messages.transaction_ids import make_family
 from rayq.storage import open_transactions, producer_state
 from rayq.storage.batch import (
     BatchHeader,
@@ -28,7 +29,6 @@ from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransaction, OpenTransactions
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.verify import verify
-from rayq.transaction_ids import make_family
 from tests.storage.support import NOW_MS, FaultyDisk, Place, flush, make_batch, read_bytes
 
 ONE, TWO = make_family(0, 1), make_family(0, 2)

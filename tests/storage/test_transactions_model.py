@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from rayq.config import MIB, TopicConfig
+from rayq.messages.transaction_ids import family_of, make_family
 from rayq.storage import recent_producers
 from rayq.storage.batch import (
     BatchHeader,
@@ -25,7 +26,6 @@ from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransaction
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.verify import verify
-from rayq.transaction_ids import family_of, make_family
 from tests.storage.support import NOW_MS, Place, flush, learn, read_bytes
 
 FAMILIES = [make_family(0, number) for number in range(3)]

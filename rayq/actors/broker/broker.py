@@ -21,9 +21,8 @@ from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
-from rayq.core.metadata_records import MetadataRecord
-from rayq.core.topic_changes import offline_reason
-from rayq.descriptors import shares
+from rayq.core.cluster.records import MetadataRecord
+from rayq.core.cluster.topic_changes import offline_reason
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
@@ -36,6 +35,7 @@ from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.authentication import Identity
+from rayq.wire.descriptors import shares
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result, Server
 

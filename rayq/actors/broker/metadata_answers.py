@@ -13,9 +13,9 @@ from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.cluster_state import Topic
-from rayq.core.metadata_records import MetadataRecord, RemoteMoved
-from rayq.core.topic_changes import offline_reason
+from rayq.core.cluster.records import MetadataRecord, RemoteMoved
+from rayq.core.cluster.state import Topic
+from rayq.core.cluster.topic_changes import offline_reason
 from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
 from rayq.wire.codec import ENCODER
 

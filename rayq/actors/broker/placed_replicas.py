@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from rayq import messages
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.cluster_state import Partition, Queue, Topic
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     QueueChanged,
@@ -22,6 +21,7 @@ from rayq.core.metadata_records import (
     TopicConfigChanged,
     TopicDeleted,
 )
+from rayq.core.cluster.state import Partition, Queue, Topic
 from rayq.records import TopicIdPartition
 
 

@@ -23,11 +23,11 @@ from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink, list_objects
 from rayq.config import DAY_MS, ClusterConfig
-from rayq.core.metadata_records import RemoteGarbage
+from rayq.core.cluster.records import RemoteGarbage
 from rayq.environment import Environment
 from rayq.errors import RayqError, RemoteStorageError
 from rayq.logs import log_event
-from rayq.remote_names import parse_folder, parse_name
+from rayq.messages.remote_names import parse_folder, parse_name
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
-from rayq.core.damaged_logs import have_others_all, may_copy_anew
-from rayq.core.metadata_records import (
+from rayq.core.cluster.damaged_logs import have_others_all, may_copy_anew
+from rayq.core.cluster.records import (
     MetadataRecord,
     RemoteDoubted,
     RemoteMoved,

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable
 
 from rayq import messages
-from rayq import remote_names as names
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink, list_objects
-from rayq.core.remote_changes import unknown_marks
+from rayq.core.cluster.remote_changes import unknown_marks
 from rayq.errors import RayqError, RemoteStorageError
+from rayq.messages import remote_names as names
 from rayq.storage import checked_file
 
 logger = logging.getLogger(__name__)

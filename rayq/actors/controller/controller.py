@@ -18,18 +18,16 @@ from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
-from rayq.core import (
+from rayq.core.cluster import (
     broker_changes,
     queue_changes,
     reassignment,
     remote_changes,
     topic_changes,
 )
-from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_decisions import DECISIONS, ClusterDecision, Facts, changed
-from rayq.core.cluster_state import ClusterState
-from rayq.core.decision import Decision
-from rayq.core.metadata_records import (
+from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq.core.cluster.decisions import DECISIONS, ClusterDecision, Facts, changed
+from rayq.core.cluster.records import (
     BrokerRegistered,
     BrokerRemoved,
     MetadataRecord,
@@ -40,7 +38,9 @@ from rayq.core.metadata_records import (
     VotersChanged,
     encode_records,
 )
-from rayq.core.remote_changes import ObjectStoreFacts
+from rayq.core.cluster.remote_changes import ObjectStoreFacts
+from rayq.core.cluster.state import ClusterState
+from rayq.core.decision import Decision
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 
 from rayq import messages
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import PartitionChanged, PartitionValue
-from rayq.core.topic_changes import offline_reason
+from rayq.core.cluster.records import PartitionChanged, PartitionValue
+from rayq.core.cluster.state import ClusterState
+from rayq.core.cluster.topic_changes import offline_reason
 from rayq.environment import Environment
 from rayq.logs import log_event
 from rayq.metrics import Sample

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rayq import messages
-from rayq.core.group_records import Partitions
-from rayq.core.group_state import Group, GroupState
+from rayq.core.groups.records import Partitions
+from rayq.core.groups.state import Group, GroupState
 from rayq.messages import TopicPartitionId
+from rayq.messages.secret_names import shown_part
 from rayq.records import TopicIdPartition
-from rayq.secret_names import shown_part
 
 
 def summaries(state: GroupState) -> list[messages.GroupSummary]:

@@ -15,16 +15,19 @@ from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
+from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
-from rayq.core import group_changes, group_offsets, group_transactions
-from rayq.core.assignors import load_assignors
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.core.decision import Decision
-from rayq.core.group_changes import Beat
-from rayq.core.group_offsets import OffsetCommit
-from rayq.core.group_records import (
+from rayq.core.groups import changes as group_changes
+from rayq.core.groups import offsets as group_offsets
+from rayq.core.groups import transactions as group_transactions
+from rayq.core.groups.assignors import load_assignors
+from rayq.core.groups.changes import Beat
+from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.records import (
     GroupRecord,
     GroupValue,
     MemberRecord,
@@ -34,8 +37,7 @@ from rayq.core.group_records import (
     encode,
     partition_of_group,
 )
-from rayq.core.group_state import Group, GroupState, SubscribedTopic
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.groups.state import Group, GroupState, SubscribedTopic
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
@@ -73,16 +75,16 @@ class GroupCoordinator(Coordinator[Record]):
         ask_broker: messages.Ask,
         metadata_version: int,
         clock_watch: ClockWatch,
-        links: Links,
+        peers: Peers,
     ) -> None:
         """`ask_broker` sends a request to this node's broker, whose metadata was at
-        `metadata_version` when this replica was told to lead. `links` ask the coordinators of
+        `metadata_version` when this replica was told to lead. `peers` ask the coordinators of
         transactions."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._version = metadata_version
         self._clock_watch = clock_watch
-        self._links = links
+        self._peers = peers
         self._aborts: set[group_transactions.Transaction] = set()
         """Transactions that are being aborted because their members are gone."""
         self._topic_id = assignment.topic_id
@@ -244,7 +246,7 @@ class GroupCoordinator(Coordinator[Record]):
         await self._begin_for(request.group, is_write=True)
         transaction = request.transaction
         if transaction is not None and not group_transactions.has_joined(self.state, *transaction):
-            await self._links.join(*transaction, self._topic_id, self._partition)
+            await self._peers.join(*transaction, self._topic_id, self._partition)
             # Everything is checked after the join: the member may have lost its partitions
             # meanwhile.
             await self._begin_for(request.group, is_write=True)
@@ -323,7 +325,7 @@ class GroupCoordinator(Coordinator[Record]):
 
     async def _abort(self, transaction: group_transactions.Transaction) -> None:
         try:
-            await self._links.abort(*transaction)
+            await self._peers.abort(*transaction)
         except RayqError as error:
             logger.info("%s: transaction %s is not aborted yet: %s", self.where, transaction, error)
         await asyncio.sleep(ABORT_RETRY_S)  # Its end is on its way here.
@@ -375,7 +377,7 @@ class GroupCoordinator(Coordinator[Record]):
         family, epoch = request.family, request.epoch
         outcome = None
         if group_transactions.has_joined(self.state, family, epoch):
-            outcome = await self._links.outcome(family, epoch)
+            outcome = await self._peers.outcome(family, epoch)
             if outcome not in messages.OUTCOMES_OVER:
                 raise InvalidRequestError(
                     f"Transaction {family}:{epoch} is {outcome}: its coordinator knows it, and "

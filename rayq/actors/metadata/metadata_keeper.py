@@ -16,8 +16,7 @@ from rayq import messages
 from rayq.actors.handlers import answers
 from rayq.actors.metadata.quorum import Entry, decode_entries, encode_entries
 from rayq.actors.signal import Signal
-from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     BrokerRegistered,
     MetadataRecord,
     Voter,
@@ -26,6 +25,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_records,
 )
+from rayq.core.cluster.state import ClusterState
 from rayq.environment import Address, Environment
 from rayq.errors import FencedEpochError, StalePartitionError, StorageError, WrongClusterError
 from rayq.storage.data_directory import DataDirectory

@@ -19,7 +19,7 @@ import msgspec
 from rayq import messages
 from rayq.actors.signal import Signal
 from rayq.config import MIB, ClusterConfig
-from rayq.core.metadata_records import (
+from rayq.core.cluster.records import (
     BrokerRegistered,
     EpochStarted,
     MetadataRecord,

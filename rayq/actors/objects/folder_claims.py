@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from rayq.actors.objects.store_client import StoreClient
 from rayq.environment import Clock
 from rayq.errors import InvalidRequestError, RemoteStorageError
-from rayq.remote_names import (
+from rayq.messages.remote_names import (
     TAKEOVER_EPOCH,
     is_owner_mark_of,
     owner_mark,

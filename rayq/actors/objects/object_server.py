@@ -30,7 +30,7 @@ from rayq.errors import (
     RemoteStorageError,
     StaleBrokerError,
 )
-from rayq.remote_names import is_listed, is_probe, parse_name, probe_name, probes_prefix
+from rayq.messages.remote_names import is_listed, is_probe, parse_name, probe_name, probes_prefix
 from rayq.storage import checked_file
 from rayq.storage.data_directory import DataDirectory, read_meta, read_secret
 from rayq.wire.authentication import Identity

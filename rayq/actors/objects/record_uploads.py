@@ -12,7 +12,7 @@ from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.store_client import StoreClient
 from rayq.environment import Disk, Environment
 from rayq.errors import CorruptBatchError, InvalidRequestError, StorageError
-from rayq.remote_names import ObjectKind, RemoteName, parse_name
+from rayq.messages.remote_names import ObjectKind, RemoteName, parse_name
 from rayq.storage.batch import BATCH_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.data_object import DataObject, describe_batches

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from rayq.actors.queues.journal import Journal
-from rayq.core.queue_state import QueueState
+from rayq.core.queues.state import QueueState
 from rayq.errors import RayqError
 
 FULL_GIVEN = 16

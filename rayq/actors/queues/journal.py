@@ -8,8 +8,8 @@ import logging
 from collections.abc import Sequence
 
 from rayq import messages
-from rayq.actors.transactions.links import Build, Links
-from rayq.core.kept_queues import KeptRecord, parts_of, unpack
+from rayq.actors.peers import Build, Peers
+from rayq.core.queues.kept_queues import KeptRecord, parts_of, unpack
 from rayq.environment import Environment
 from rayq.errors import (
     QueueLimitError,
@@ -37,7 +37,7 @@ class Journal:
     def __init__(
         self,
         environment: Environment,
-        links: Links,
+        peers: Peers,
         *,
         queue_id: str,
         data_partition: int,
@@ -45,7 +45,7 @@ class Journal:
         is_full: bool = False,
     ) -> None:
         """`is_full`: the keeper has just refused to keep locks."""
-        self._links = links
+        self._peers = peers
         self._queue_id = queue_id
         self._data_partition = data_partition
         self._data_leader_epoch = data_leader_epoch
@@ -131,7 +131,7 @@ class Journal:
         retry_s = RETRY_S
         while True:
             try:
-                answered = await self._links.ask_keeper(self._queue_id, build, payload)
+                answered = await self._peers.ask_keeper(self._queue_id, build, payload)
             except RayqError as error:
                 if not (error.retriable or isinstance(error, UnknownTopicError)):
                     raise

@@ -9,12 +9,12 @@ from typing import Any
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.peers import Peers
 from rayq.actors.queues.queue_leader import LOADING_WAIT_S, QueueLeader
 from rayq.actors.queues.reads import QueueReads
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
 from rayq.errors import NotLeaderError, UnknownQueueError
 from rayq.metrics import Sample
 from rayq.wire.server import Peer, Result
@@ -33,7 +33,7 @@ class LeaderQueues:
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
-        links: Links,
+        peers: Peers,
         clock_watch: ClockWatch,
         age_watch: ClockWatch,
     ) -> None:
@@ -41,7 +41,7 @@ class LeaderQueues:
         self._replica_log = replica_log
         self._leader = leader
         self._environment = replica_log.environment
-        self._links = links
+        self._peers = peers
         self._clock_watch = clock_watch
         self._age_watch = age_watch
         self._reads = QueueReads(leader, replica_log.environment.clock)
@@ -66,7 +66,7 @@ class LeaderQueues:
                     assignment,
                     queue,
                     reads=self._reads,
-                    links=self._links,
+                    peers=self._peers,
                     clock_watch=self._clock_watch,
                 )
             elif known.queue != queue:

@@ -16,10 +16,10 @@ from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.queues.reads import Found, Piece, QueueReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
-from rayq.core.large_holds import OPEN_VALUE_MS_MAX, LargeHolds
-from rayq.core.large_values import first_chunk_in
-from rayq.core.queue_cut import common_end
-from rayq.core.queue_state import KeptRecord, Lock, QueueState
+from rayq.core.large.holds import OPEN_VALUE_MS_MAX, LargeHolds
+from rayq.core.large.values import first_chunk_in
+from rayq.core.queues.cut import common_end
+from rayq.core.queues.state import KeptRecord, Lock, QueueState
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, RayqError
 from rayq.logs import log_event

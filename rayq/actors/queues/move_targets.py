@@ -1,14 +1,14 @@
 """Requests to the leaders of the partitions that queues move records to: append a batch under its
-number, or find it. Errors are those of `Links.exchange`."""
+number, or find it. Errors are those of `Peers.exchange`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from rayq import messages
-from rayq.actors.transactions.links import Links
+from rayq.actors.peers import Peers
 from rayq.config import MIB
-from rayq.core.queue_moves import Move
+from rayq.core.queues.moves import Move
 from rayq.errors import (
     LogTruncatedError,
     OffsetNotAvailableError,
@@ -59,14 +59,14 @@ def unlooked(move: Move) -> Looked:
 class MoveTargets:
     """See the module."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
 
     async def append(self, move: Move, payload: bytearray) -> str | None:
         """Appends the batch. Returns None once it is in the target's log, or the reason that it
         never gets there."""
         try:
-            answer, _ = await self._links.exchange(
+            answer, _ = await self._peers.exchange(
                 move.topic_id,
                 move.partition,
                 lambda topic_id, partition, epoch: messages.Produce(
@@ -116,7 +116,7 @@ class MoveTargets:
     async def remembers(self, move: Move) -> bool:
         """Returns whether the target's leader knows the producer id of the move: then it knows
         which batch it appended last."""
-        answer = await self._links.ask_leader(
+        answer = await self._peers.ask_leader(
             move.topic_id,
             move.partition,
             lambda topic_id, partition, epoch: messages.DescribeProducers(
@@ -138,7 +138,7 @@ class MoveTargets:
         self, move: Move, offset: int, last_epoch: int | None
     ) -> tuple[messages.FetchResponse, list[BatchHeader]]:
         """Reads committed batches of the target, of which only the headers count."""
-        answer, payload = await self._links.exchange(
+        answer, payload = await self._peers.exchange(
             move.topic_id,
             move.partition,
             lambda topic_id, partition, epoch: messages.Fetch(
@@ -163,7 +163,7 @@ class MoveTargets:
         return _known(await self._ask_offset(target, messages.EARLIEST), target)
 
     async def _ask_offset(self, target: Target, which: int) -> messages.ListOffsetsResponse:
-        return await self._links.ask_leader(
+        return await self._peers.ask_leader(
             *target,
             lambda topic_id, partition, epoch: messages.ListOffsets(
                 topic_id, partition, epoch, which

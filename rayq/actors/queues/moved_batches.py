@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rayq.config import MIB
-from rayq.core.queue_moves import Dying
+from rayq.core.queues.moves import Dying
 from rayq.records import Headers
 
 BATCH_BYTES = MIB // 2

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any
 
 from rayq import messages
+from rayq.actors.peers import Peers
 from rayq.actors.queues.move_targets import Target
 from rayq.actors.queues.moved_batches import MovedRecord, Records, batches
 from rayq.actors.queues.numbered_moves import MoveSource, NumberedMoves, TargetSilentError
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
 from rayq.config import MIB
-from rayq.core.moved_records import SOURCE_HEADER, source_of, target_partition
-from rayq.core.queue_changes import DEAD
-from rayq.core.queue_moves import Dying, Move
-from rayq.core.queue_state import QueueState
-from rayq.core.topic_changes import check_not_internal, check_topic_name
+from rayq.core.cluster.queue_changes import DEAD
+from rayq.core.cluster.topic_changes import check_not_internal, check_topic_name
+from rayq.core.queues.moved_records import SOURCE_HEADER, source_of, target_partition
+from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.state import QueueState
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, OutcomeUnknownError, RayqError
 
@@ -47,12 +47,12 @@ class QueueMoves:
     """
 
     def __init__(
-        self, state: QueueState, source: MoveSource, links: Links, environment: Environment
+        self, state: QueueState, source: MoveSource, peers: Peers, environment: Environment
     ) -> None:
         self._state = state
         self._source = source
-        self._links = links
-        self._numbered = NumberedMoves(state, source, links, environment)
+        self._peers = peers
+        self._numbered = NumberedMoves(state, source, peers, environment)
         self._environment = environment
         self._changed = Signal()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +144,7 @@ class QueueMoves:
             await self._source.commit()
             return
         try:
-            topic_id, partitions = await self._links.find_topic(self._source.queue + DEAD)
+            topic_id, partitions = await self._peers.find_topic(self._source.queue + DEAD)
         except RayqError as error:
             self._hold(dying, str(error), error)
             return
@@ -326,7 +326,7 @@ class QueueMoves:
             return f"it is in topic {topic!r} already"
         try:
             check_topic_name(topic)  # A header says it.
-            return await self._links.find_topic(topic)
+            return await self._peers.find_topic(topic)
         except RayqError as error:
             return str(error)
 

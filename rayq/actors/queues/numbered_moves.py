@@ -20,13 +20,13 @@ from typing import Protocol
 
 import msgspec
 
+from rayq.actors.peers import Peers
 from rayq.actors.queues.move_targets import End, MoveTargets, Target, unlooked
 from rayq.actors.queues.moved_batches import MovedRecord, Records
-from rayq.actors.transactions.links import Links
-from rayq.core.large_values import pinned
-from rayq.core.moved_records import dead_letter_headers, own_headers
-from rayq.core.queue_moves import Move, Outcome
-from rayq.core.queue_state import QueueState
+from rayq.core.large.values import pinned
+from rayq.core.queues.moved_records import dead_letter_headers, own_headers
+from rayq.core.queues.moves import Move, Outcome
+from rayq.core.queues.state import QueueState
 from rayq.environment import Environment
 from rayq.errors import OutcomeUnknownError, RayqError, UnknownTopicError
 from rayq.storage.batch import BATCH_BYTES_MAX, encode_batch, read_header
@@ -85,14 +85,14 @@ class NumberedMoves:
     """
 
     def __init__(
-        self, state: QueueState, source: MoveSource, links: Links, environment: Environment
+        self, state: QueueState, source: MoveSource, peers: Peers, environment: Environment
     ) -> None:
         self.where = f"queue {source.queue} in {source.topic}-{source.partition}"
         self.troubles: dict[object, str] = {}
         self._state = state
         self._source = source
-        self._links = links
-        self._targets = MoveTargets(links)
+        self._peers = peers
+        self._targets = MoveTargets(peers)
         self._environment = environment
         self._locks: dict[Target, asyncio.Lock] = {}
         """At most one batch of a producer id is in flight per target partition."""
@@ -189,11 +189,11 @@ class NumberedMoves:
         while True:
             try:
                 if self._producer_id is None or self._epoch >= EPOCHS:
-                    self._producer_id, self._epoch = await self._links.new_producer_id(), 0
+                    self._producer_id, self._epoch = await self._peers.new_producer_id(), 0
                 end = await self._targets.end_of(target)
                 break
             except RayqError as error:
-                if self._links.is_gone(target.topic_id):
+                if self._peers.is_gone(target.topic_id):
                     self.troubles.pop(target, None)
                     return None
                 if outcome == "done" and clock.monotonic() > silent_s:
@@ -264,7 +264,7 @@ class NumberedMoves:
                     break
                 looks, doubt, refusal = True, None, None
             except RayqError as error:
-                if self._links.is_gone(move.topic_id):
+                if self._peers.is_gone(move.topic_id):
                     refusal = "its target was deleted"
                     break
                 if error.retriable or isinstance(error, UnknownTopicError):

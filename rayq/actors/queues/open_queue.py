@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypedDict
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import answers
+from rayq.actors.peers import Peers
 from rayq.actors.queues.commits import FULL_GIVEN, QueueCommits, as_error
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
@@ -25,13 +26,12 @@ from rayq.actors.queues.reads import QueueReads
 from rayq.actors.queues.takes import WaitingTake, WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig
-from rayq.core.queue_moves import DELIVERIES
-from rayq.core.queue_state import KeptRecord, Lock, Lost, QueueState
+from rayq.core.queues.moves import DELIVERIES
+from rayq.core.queues.state import KeptRecord, Lock, Lost, QueueState
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
-from rayq.secret_names import shown_holder
+from rayq.messages.secret_names import shown_holder
 
 KEPT_WAIT_S = 1.0
 """Maximum time that an answer to an operator waits for the keeper; then it reports the trouble
@@ -74,7 +74,7 @@ class OpenQueue:
         replica_log: ReplicaLog,
         leader: Leader,
         reads: QueueReads,
-        links: Links,
+        peers: Peers,
         clock_watch: ClockWatch,
     ) -> None:
         self.state = state
@@ -107,7 +107,7 @@ class OpenQueue:
         self.read_trouble: str | None = None
         """The reason that the last read for a take failed."""
         self._told_start = 0
-        self.moves = QueueMoves(state, self, links, replica_log.environment)
+        self.moves = QueueMoves(state, self, peers, replica_log.environment)
         self.figures = QueueFigures(self, replica_log, leader)
 
     @classmethod
@@ -121,7 +121,7 @@ class OpenQueue:
         replica_log: ReplicaLog,
         leader: Leader,
         reads: QueueReads,
-        links: Links,
+        peers: Peers,
         clock_watch: ClockWatch,
     ) -> OpenQueue:
         """Loads the kept state of a queue. Raises the errors of reads."""
@@ -145,7 +145,7 @@ class OpenQueue:
             replica_log=replica_log,
             leader=leader,
             reads=reads,
-            links=links,
+            peers=peers,
             clock_watch=clock_watch,
         )
 

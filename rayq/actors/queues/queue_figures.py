@@ -12,10 +12,10 @@ from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.takes import WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.queue_state import QueueState
+from rayq.core.queues.state import QueueState
 from rayq.errors import RayqError
+from rayq.messages.secret_names import shown_holder
 from rayq.metrics import Sample
-from rayq.secret_names import shown_holder
 
 LOOK_INTERVAL_S = 5.0
 

@@ -14,8 +14,9 @@ from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.core.decision import Decision
-from rayq.core.kept_queues import (
+from rayq.core.queues.kept_queues import (
     KeptQueues,
     KeptRecord,
     Record,
@@ -26,7 +27,6 @@ from rayq.core.kept_queues import (
     pack,
     unpack_part,
 )
-from rayq.core.topic_changes import QUEUES_TOPIC
 from rayq.errors import (
     CoordinatorLoadingError,
     QueueFencedError,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import HandlerTable, answers_peer
+from rayq.actors.peers import Peers
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.lock_clock import LockClock
@@ -24,7 +25,6 @@ from rayq.actors.queues.takes import Answer, WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
 from rayq.config import QueueConfig, parse_stored
 from rayq.errors import NotLeaderError, QueueLimitError, QueueLoadingError, RayqError
 from rayq.wire.server import Peer, Result
@@ -50,14 +50,14 @@ class QueueLeader:
         queue: messages.QueueMetadata,
         *,
         reads: QueueReads,
-        links: Links,
+        peers: Peers,
         clock_watch: ClockWatch,
     ) -> None:
         self._replica_log = replica_log
         self._leader = leader
         self._environment = replica_log.environment
         self._clock_watch = clock_watch
-        self._links = links
+        self._peers = peers
         self._reads = reads
         self._partition = assignment.partition
         self.queue = queue
@@ -124,7 +124,7 @@ class QueueLeader:
     async def _open_and_serve(self) -> None:
         journal = Journal(
             self._environment,
-            self._links,
+            self._peers,
             queue_id=self.queue.queue_id,
             data_partition=self._partition,
             data_leader_epoch=self._leader.leader_epoch,
@@ -141,7 +141,7 @@ class QueueLeader:
             replica_log=self._replica_log,
             leader=self._leader,
             reads=self._reads,
-            links=self._links,
+            peers=self._peers,
             clock_watch=self._clock_watch,
         )
         try:

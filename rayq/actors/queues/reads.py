@@ -14,6 +14,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.config import MIB
 from rayq.environment import Clock
 from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, UnsupportedFormatError
+from rayq.messages.transaction_ids import family_of
 from rayq.records import Headers
 from rayq.storage.batch import (
     BatchHeader,
@@ -25,7 +26,6 @@ from rayq.storage.batch import (
     keep_records,
     split_batches,
 )
-from rayq.transaction_ids import family_of
 
 PIECE_BYTES = MIB
 """Size of a read; it has at least one batch."""

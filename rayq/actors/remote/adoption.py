@@ -25,8 +25,8 @@ from rayq.errors import (
     RemoteMissingError,
 )
 from rayq.logs import log_event
-from rayq.remote_names import ObjectKind, parse_name
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, parse_name
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.epochs import EpochCache
 from rayq.storage.log import Log
 from rayq.storage.remote.manifest import Manifest

@@ -23,8 +23,8 @@ from rayq.actors.remote.sweeps import Sweeps
 from rayq.actors.remote.uploads import Uploads, waiting
 from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.partition_state import PartitionState
-from rayq.core.remote_retention import Piece, dated_ahead, is_backlog_too_large
+from rayq.core.partition.state import PartitionState
+from rayq.core.remote.retention import Piece, dated_ahead, is_backlog_too_large
 from rayq.errors import (
     DiskFullError,
     FencedEpochError,

@@ -28,8 +28,8 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
-from rayq.remote_names import ObjectKind, new_name, parse_name, partition_prefix
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, new_name, parse_name, partition_prefix
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import Manifest
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import closed_segments
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.remote_retention import Piece, closed_above, retention_start
+from rayq.core.remote.retention import Piece, closed_above, retention_start
 from rayq.errors import DiskFullError
 from rayq.logs import log_event
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import RemoteObject
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import logging
 from rayq import messages
 from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
-from rayq.core.remote_retention import StoredObject, due, sweepable
+from rayq.core.remote.retention import StoredObject, due, sweepable
 from rayq.environment import Environment
 from rayq.messages.objects import OBJECT_NAMES_MAX
-from rayq.remote_names import ObjectKind, new_name, parse_name
+from rayq.messages.remote_names import ObjectKind, new_name, parse_name
 from rayq.storage import checked_file
 from rayq.storage.remote.manifest import Manifest
 

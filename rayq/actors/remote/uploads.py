@@ -7,10 +7,10 @@ import asyncio
 from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
+from rayq.core.remote.retention import ClosedSegment, Piece, closed_above, upload_limit
 from rayq.errors import CorruptBatchError, RemoteStorageError, StorageError
-from rayq.remote_names import ObjectKind, new_name
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_names import ObjectKind, new_name
+from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.log import Log
 from rayq.storage.plans import VERIFY_BYTES_MAX
 from rayq.storage.remote import data_object

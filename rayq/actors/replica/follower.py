@@ -14,7 +14,7 @@ from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.config import KIB
-from rayq.core.fetch_size import FetchSize
+from rayq.core.partition.fetch_size import FetchSize
 from rayq.errors import (
     CorruptBatchError,
     DisconnectedError,

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from rayq import messages
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
+from rayq.actors.peers import Peers
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
@@ -24,10 +25,9 @@ from rayq.actors.replica.produced_batch import check_manifest, check_produced_ba
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
 from rayq.config import MIB
-from rayq.core.partition_state import Isr, PartitionState
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.cluster.topic_changes import check_not_internal
+from rayq.core.partition.state import Isr, PartitionState
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
@@ -43,9 +43,9 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
+from rayq.messages.transaction_ids import is_transactional
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
-from rayq.transaction_ids import is_transactional
 from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Leader:
         *,
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         has_lease: Callable[[], bool],
-        links: Links,
+        peers: Peers,
         remote_log: RemoteLog | None = None,
     ) -> None:
         """`remote_log`: only for a topic that has or gets records in the object store."""
@@ -111,7 +111,7 @@ class Leader:
         self.transactions = LeaderTransactions(
             replica_log,
             assignment,
-            links,
+            peers,
             append_marker=self._append_marker,
             produce=self.produce,
             check=self.check,

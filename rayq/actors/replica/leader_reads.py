@@ -13,7 +13,7 @@ from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.config import MIB
-from rayq.core.partition_state import PartitionState
+from rayq.core.partition.state import PartitionState
 from rayq.errors import (
     LogTruncatedError,
     NotLeaderError,

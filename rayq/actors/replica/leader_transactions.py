@@ -1,7 +1,7 @@
 """A leader's handling of transactions: it makes batches wait for their turn, ends transactions by
 markers, and asks about those that stay open for too long.
 
-`TransactionAdmission` decides, the log says what is open, and `Links` ask the coordinators. See
+`TransactionAdmission` decides, the log says what is open, and `Peers` ask the coordinators. See
 docs/protocol.md, rules 25 to 28.
 """
 
@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 
 from rayq import messages
 from rayq.actors.handlers import answers
+from rayq.actors.peers import Peers
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
-from rayq.core.transaction_admission import Step, TransactionAdmission
+from rayq.core.transactions.admission import Step, TransactionAdmission
 from rayq.errors import (
     InvalidRequestError,
     NotLeaderError,
@@ -30,10 +30,10 @@ from rayq.errors import (
     TransactionOrderError,
 )
 from rayq.logs import log_event
+from rayq.messages.transaction_ids import coordinator_of, family_of
 from rayq.metrics import Sample
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.open_transactions import OpenTransactions
-from rayq.transaction_ids import coordinator_of, family_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class LeaderTransactions:
         self,
         replica_log: ReplicaLog,
         assignment: messages.PartitionAssignment,
-        links: Links,
+        peers: Peers,
         *,
         append_marker: Callable[[Marker], None],
         produce: Callable[[messages.Produce, memoryview], Answer],
@@ -96,7 +96,7 @@ class LeaderTransactions:
         self._environment = replica_log.environment
         self._clock = replica_log.environment.clock
         self.assignment = assignment
-        self._links = links
+        self._peers = peers
         self._append_marker = append_marker
         self._produce = produce
         self._check = check
@@ -183,7 +183,7 @@ class LeaderTransactions:
     async def _ask_to_join(self, family: int, epoch: int) -> None:
         refusal: RayqError | None = None
         try:
-            await self._links.join(
+            await self._peers.join(
                 family, epoch, self.assignment.topic_id, self.assignment.partition
             )
             if (family, epoch) not in self._sealed_meanwhile:
@@ -356,7 +356,7 @@ class LeaderTransactions:
             if watched.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
                 continue
             try:
-                state = await self._links.outcome(family, epoch)
+                state = await self._peers.outcome(family, epoch)
                 self._check()
                 is_over = state in messages.OUTCOMES_OVER
                 if is_over and self._log.open_epoch(family) == epoch:
@@ -376,7 +376,7 @@ class LeaderTransactions:
         """See `messages.AbortUnknownTransaction`."""
         family, epoch = request.family, request.epoch
         if self._log.open_epoch(family) == epoch:
-            state = await self._links.outcome(family, epoch)
+            state = await self._peers.outcome(family, epoch)
             self._check()
             if state not in messages.OUTCOMES_OVER:
                 raise InvalidRequestError(

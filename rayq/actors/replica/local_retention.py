@@ -8,7 +8,7 @@ import logging
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import DiskFullError
-from rayq.remote_pointer import RemotePointer
+from rayq.messages.remote_pointer import RemotePointer
 
 logger = logging.getLogger(__name__)
 

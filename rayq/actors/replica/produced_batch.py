@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayq.config import TopicConfig
-from rayq.core.large_values import read_manifest
+from rayq.core.large.values import read_manifest
 from rayq.errors import (
     InvalidRecordError,
     InvalidRequestError,

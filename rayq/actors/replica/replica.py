@@ -16,6 +16,7 @@ from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.peers import Peers
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.adoption import Adoption, must_adopt
@@ -27,10 +28,9 @@ from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import (
+from rayq.core.cluster.topic_changes import (
     OFFSETS_TOPIC,
     OWN_TOPICS,
     QUEUES_TOPIC,
@@ -75,13 +75,13 @@ class Replica:
         on_failure: Callable[[], None],
         ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
-        links: Links,
+        peers: Peers,
         objects: ObjectLink,
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` sends a request to this
-        node's broker, whose metadata this process knows up to `metadata_version()`; `links` to
+        node's broker, whose metadata this process knows up to `metadata_version()`; `peers` to
         other leaders, `objects` to the object server. Without `run_cleaner` threads of this process
         compact logs."""
         self._environment = environment
@@ -92,7 +92,7 @@ class Replica:
         self._on_failure = on_failure
         self._ask_broker = ask_broker
         self._metadata_version = metadata_version
-        self._links = links
+        self._peers = peers
         self._objects = objects
         self.assignment = assignment
         self._replica_log = ReplicaLog(
@@ -212,7 +212,7 @@ class Replica:
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
                     clock_watch=self._clock_watch,
-                    links=self._links,
+                    peers=self._peers,
                 )
             elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
                 self._coordinator = TransactionCoordinator(
@@ -220,7 +220,7 @@ class Replica:
                     leader,
                     assignment,
                     ask_broker=self._ask_broker,
-                    links=self._links,
+                    peers=self._peers,
                     clock_watch=self._clock_watch,
                 )
             elif assignment.topic == QUEUES_TOPIC and self._coordinator is None:
@@ -278,7 +278,7 @@ class Replica:
                 self._replica_log,
                 leader,
                 assignment,
-                links=self._links,
+                peers=self._peers,
                 clock_watch=self._delay_clock,
                 age_watch=self._clock_watch,
             )
@@ -293,7 +293,7 @@ class Replica:
             assignment,
             propose=self._propose,
             has_lease=self._has_lease,
-            links=self._links,
+            peers=self._peers,
             remote_log=remote_log,
         )
 

@@ -17,12 +17,12 @@ import msgspec
 from rayq import messages
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.peers import Peers
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
-from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.cluster.topic_changes import check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -84,7 +84,7 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
-        self._links = Links(environment, self._pool, ask_broker=self._ask_broker)
+        self._peers = Peers(environment, self._pool, ask_broker=self._ask_broker)
         self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
@@ -259,7 +259,7 @@ class ReplicaHost:
             run_cleaner=self._run_cleaner,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
-            links=self._links,
+            peers=self._peers,
             objects=self._objects,
         )
         self._replicas[key] = replica

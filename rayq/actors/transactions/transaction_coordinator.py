@@ -15,13 +15,13 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers
+from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.links import Build, Links
-from rayq.core import transaction_changes as changes
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.core.decision import Decision
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
-from rayq.core.transaction_records import (
+from rayq.core.transactions import changes
+from rayq.core.transactions.records import (
     Record,
     TransactionKey,
     TransactionRecord,
@@ -29,7 +29,7 @@ from rayq.core.transaction_records import (
     decode,
     encode,
 )
-from rayq.core.transaction_state import TransactionState
+from rayq.core.transactions.state import TransactionState
 from rayq.errors import (
     CoordinatorLoadingError,
     InvalidRequestError,
@@ -37,10 +37,10 @@ from rayq.errors import (
     TransactionLimitError,
 )
 from rayq.logs import log_event
+from rayq.messages.secret_names import shown_part
+from rayq.messages.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
 from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
-from rayq.secret_names import shown_part
-from rayq.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +65,14 @@ class TransactionCoordinator(Coordinator[Record]):
         assignment: messages.PartitionAssignment,
         *,
         ask_broker: messages.Ask,
-        links: Links,
+        peers: Peers,
         clock_watch: ClockWatch,
     ) -> None:
-        """`ask_broker` sends a request to this node's broker, `links` to the leaders of
+        """`ask_broker` sends a request to this node's broker, `peers` to the leaders of
         participants."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
-        self._links = links
+        self._peers = peers
         self._clock_watch = clock_watch
         self.state = TransactionState()
         """The decided state, committed or not."""
@@ -322,7 +322,7 @@ class TransactionCoordinator(Coordinator[Record]):
         generation = self._log.generation
         try:
             if self._partitions is None:
-                self._partitions = await self._links.coordinators()
+                self._partitions = await self._peers.coordinators()
             while changes.needs_family(self.state, name) and not self.state.families:
                 await self._draw_family(generation)
         except RayqError as error:
@@ -410,10 +410,10 @@ class TransactionCoordinator(Coordinator[Record]):
         """Makes another attempt. Returns whether the participant has its marker, or needs none: its
         topic is gone."""
         try:
-            await self._links.ask_leader(*participant, build)
+            await self._peers.ask_leader(*participant, build)
         except RayqError as error:
             logger.debug("a marker of %s for %s: %s", self.where, participant, error)
-            return self._links.is_gone(participant[0])
+            return self._peers.is_gone(participant[0])
         return True
 
     # --- starting over ----------------------------------------------------------------------

@@ -35,7 +35,7 @@ from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.client.user_calls import call_callback, finish_callback
 from rayq.config import QueueConfig, TopicConfig, given_values
-from rayq.config_keywords import QueueKeywords, TopicKeywords
+from rayq.config.keywords import QueueKeywords, TopicKeywords
 from rayq.errors import InvalidRequestError
 from rayq.messages import (
     AlterTopicConfig,

@@ -20,8 +20,13 @@ from rayq.client.consuming.subscription import transaction_of
 from rayq.client.large.reader import LargeValues
 from rayq.client.leader_requests import fetch_now, known_end, list_offset
 from rayq.config import MIB, ConsumerConfig
-from rayq.core.moved_records import ERROR_HEADER, POOL_ERROR_HEADERS, REASON_HEADER, header_of
-from rayq.core.queue_changes import DEAD, DEAD_QUEUE
+from rayq.core.cluster.queue_changes import DEAD, DEAD_QUEUE
+from rayq.core.queues.moved_records import (
+    ERROR_HEADER,
+    POOL_ERROR_HEADERS,
+    REASON_HEADER,
+    header_of,
+)
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,

@@ -14,7 +14,7 @@ from rayq.client.deadlines import time_left_s
 from rayq.client.group_positions import check_group
 from rayq.client.leader_requests import list_offset
 from rayq.config import ConsumerConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     GroupNotEmptyError,
     InvalidRequestError,

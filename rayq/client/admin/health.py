@@ -8,15 +8,16 @@ from typing import Literal
 import msgspec
 
 from rayq.config import HOUR_MS, MIB, QueueConfig, parse_stored
-from rayq.core.lock_times import LONG_TIMEOUTS
-from rayq.core.queue_changes import DEAD
-from rayq.core.topic_changes import (
+from rayq.core.cluster.queue_changes import DEAD
+from rayq.core.cluster.topic_changes import (
     DEFAULT_REPLICATION_FACTOR,
     OFFSETS_TOPIC,
     OWN_TOPICS,
     QUEUES_TOPIC,
     TRANSACTIONS_TOPIC,
 )
+from rayq.core.queues.lock_times import LONG_TIMEOUTS
+from rayq.errors import counted
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -30,7 +31,6 @@ from rayq.records import (
     TopicInfo,
     TransactionListing,
 )
-from rayq.wording import counted
 
 Severity = Literal["error", "warning", "notice"]
 

@@ -12,7 +12,7 @@ from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.client.deadlines import time_left_s
 from rayq.config import ConsumerConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
 from rayq.errors import RayqError
 from rayq.messages import (

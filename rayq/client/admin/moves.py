@@ -1,7 +1,7 @@
 """Moves of partitions between brokers: plan, begin, watch, cancel; empty a broker, spread the load.
 
-The controller decides and completes moves (`rayq.core.reassignment`); this module asks it, makes
-plans from the metadata, and waits.
+The controller decides and completes moves (`rayq.core.cluster.reassignment`); this module asks it,
+makes plans from the metadata, and waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from rayq.client.admin.topics import DESCRIBE_TIMEOUT_S
 from rayq.client.arguments import as_partitions, by_partition, shown, whole_number
 from rayq.client.client import Client
-from rayq.core import move_plans
+from rayq.core.cluster import move_plans
 from rayq.errors import (
     InvalidReassignmentError,
     NoReassignmentError,
@@ -23,6 +23,7 @@ from rayq.errors import (
     TimeoutError,
     UnknownBrokerError,
     UnknownTopicError,
+    counted,
 )
 from rayq.messages import (
     MOVES_MAX,
@@ -38,7 +39,6 @@ from rayq.messages import (
     TopicMetadata,
 )
 from rayq.records import DrainProgress, Reassignment, TopicPartition
-from rayq.wording import counted
 
 WATCH_MS = 500
 """Maximum time a broker holds a request for newer metadata while moves are in progress."""

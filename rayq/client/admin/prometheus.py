@@ -2,7 +2,7 @@
 
 Names are the same wherever they are scraped, by Ray's agents or from `rayq cluster metrics
 --serve`, so that one dashboard and one set of alerts work for both: `ray_rayq_bytes_in_total`.
-Everything is declared as a gauge; `runtime/ray_metrics.py` says why.
+Everything is declared as a gauge; `runtime/ray/metrics.py` says why.
 """
 
 from __future__ import annotations

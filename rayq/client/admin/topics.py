@@ -7,7 +7,7 @@ import asyncio
 
 from rayq.client.client import Client
 from rayq.client.metadata import leader_of
-from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError
+from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError, counted
 from rayq.messages import (
     MILLISECONDS_MAX,
     CreateTopic,
@@ -26,7 +26,6 @@ from rayq.records import (
     TopicInfo,
     TopicPartition,
 )
-from rayq.wording import counted
 
 DESCRIBE_TIMEOUT_S = 2.0
 """Timeout for a replica's description; without it the replica is shown without offsets."""

@@ -10,7 +10,7 @@ from rayq.client.client import Client
 from rayq.client.coordinator import TransactionsCoordinator, coordinator_partitions
 from rayq.client.deadlines import time_left_s
 from rayq.config import ProducerConfig, is_unicode
-from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import InvalidRequestError
 from rayq.messages import (
     AbortTransaction,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription

@@ -28,11 +28,11 @@ from rayq.client.consuming.subscription import Start, Stream, Subscription
 from rayq.client.coordinator import GroupCoordinator
 from rayq.client.group_positions import GroupPositions, checked_position
 from rayq.config import ConsumerConfig
-from rayq.core.topic_pattern import check_pattern
+from rayq.core.groups.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
+from rayq.messages.secret_names import shown_part
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
-from rayq.secret_names import shown_part
 from rayq.user_functions import check_function
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,9 @@ from rayq.client.consuming.member_state import (
 )
 from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
-from rayq.errors import MaxPollIntervalError, RayqError, UnknownServerError
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
+from rayq.errors import MaxPollIntervalError, RayqError, UnknownServerError, counted
 from rayq.messages import MEMBER_EPOCH_JOIN, GroupHeartbeat, GroupHeartbeatResponse
-from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 

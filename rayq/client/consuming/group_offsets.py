@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.consuming.group_member import GroupMember
 from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
@@ -24,6 +24,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     from_wire,
+    sentence,
 )
 from rayq.messages import (
     POSITIONS_MAX,
@@ -34,7 +35,6 @@ from rayq.messages import (
     FetchCommittedResponse,
 )
 from rayq.records import TopicPartition
-from rayq.wording import sentence
 
 logger = logging.getLogger(__name__)
 

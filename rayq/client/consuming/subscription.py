@@ -28,6 +28,7 @@ from rayq.errors import (
     UnsupportedFormatError,
 )
 from rayq.messages import EARLIEST
+from rayq.messages.transaction_ids import family_of, is_transactional
 from rayq.records import Headers, TopicPartition
 from rayq.storage.batch import (
     HEADER_BYTES,
@@ -38,7 +39,6 @@ from rayq.storage.batch import (
     decoded_bytes,
     is_as_written,
 )
-from rayq.transaction_ids import family_of, is_transactional
 
 HEADER_BYTES_MIN = 64
 """Minimum memory taken by a record's header."""

@@ -24,8 +24,8 @@ from rayq.client.large.objects import (
 from rayq.client.leader_requests import fetch_now, known_end, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, check_values_url
-from rayq.core.large_values import read_manifest
-from rayq.core.topic_changes import OWN_TOPICS
+from rayq.core.cluster.topic_changes import OWN_TOPICS
+from rayq.core.large.values import read_manifest
 from rayq.errors import (
     InvalidRequestError,
     LargeValueError,

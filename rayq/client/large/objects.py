@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from rayq.config.urls import without_credentials
 from rayq.errors import (
     LargeValueRefusedError,
     MissingExtraError,
@@ -23,7 +24,6 @@ from rayq.errors import (
     RemoteMissingError,
     RemoteStorageError,
 )
-from rayq.urls import without_credentials
 
 VALUE_SUFFIX = ".value"
 TEMPORARY_SUFFIX = ".tmp"

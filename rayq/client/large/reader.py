@@ -18,7 +18,8 @@ from rayq.client.leader_requests import check_range, fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.unreadable import of_large_value
 from rayq.config import MIB, ConsumerConfig
-from rayq.core.large_values import Manifest, Place, check_chunk, join, read_manifest
+from rayq.config.urls import without_credentials
+from rayq.core.large.values import Manifest, Place, check_chunk, join, read_manifest
 from rayq.errors import (
     ConfigError,
     CorruptBatchError,
@@ -33,6 +34,7 @@ from rayq.errors import (
     RemoteMissingError,
     UnknownTopicError,
     UnreadableRecordError,
+    counted,
 )
 from rayq.logs import Seldom
 from rayq.messages import (
@@ -43,8 +45,6 @@ from rayq.messages import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, read_header, split_batches
-from rayq.urls import without_credentials
-from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import ProducerBatch

@@ -30,7 +30,7 @@ from rayq.client.producing.large_batches import (
 )
 from rayq.client.producing.partitioner import call_partitioner, next_sticky_partition
 from rayq.config import ProducerConfig, TopicConfig, parse_stored
-from rayq.core.large_values import CHUNK_OFFSETS_MAX, VALUE_ID_BYTES
+from rayq.core.large.values import CHUNK_OFFSETS_MAX, VALUE_ID_BYTES
 from rayq.environment import Clock
 from rayq.errors import (
     InvalidRequestError,

@@ -18,7 +18,7 @@ from rayq.client.producing.accumulator import (
     ProducerBatch,
 )
 from rayq.client.producing.futures import DeliveryFuture
-from rayq.core.large_values import (
+from rayq.core.large.values import (
     CHUNK_OVERHEAD_BYTES,
     OFFSET_BYTES_MAX,
     chunk_headers,

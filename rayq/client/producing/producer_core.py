@@ -25,7 +25,7 @@ from rayq.client.producing.sender import Sender
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.client.user_calls import finish_callback
 from rayq.config import ProducerConfig
-from rayq.core.large_values import VALUE_ID_BYTES, crc_of, manifest_of_object
+from rayq.core.large.values import VALUE_ID_BYTES, crc_of, manifest_of_object
 from rayq.errors import (
     BufferFullError,
     ClosedError,
@@ -33,8 +33,8 @@ from rayq.errors import (
     OutcomeUnknownError,
     RayqError,
     TimeoutError,
+    counted,
 )
-from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 

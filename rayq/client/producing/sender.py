@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
@@ -37,12 +37,12 @@ from rayq.errors import (
     RayqError,
     TransactionEndedError,
     UnknownServerError,
+    counted,
 )
 from rayq.logs import Seldom
 from rayq.messages import AllocateProducerId, Produce
 from rayq.storage.batch import encode_batch
 from rayq.wire.connection import Connection
-from rayq.wording import counted
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, TransactionsCoordinator
 from rayq.client.group_positions import GroupPositions

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.large.reader import LargeValues
 from rayq.client.leader_requests import check_range
@@ -28,7 +28,7 @@ from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.client.queues.task import REASON_CHARACTERS_MAX
 from rayq.client.unreadable import is_final
-from rayq.core.lock_times import LONG_TIMEOUTS
+from rayq.core.queues.lock_times import LONG_TIMEOUTS
 from rayq.errors import (
     CorruptBatchError,
     LockLostError,

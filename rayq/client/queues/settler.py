@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import Protocol
 
-from rayq.client.backoff import Backoff
+from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement

@@ -10,7 +10,7 @@ import msgspec
 
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRecordError, UnsupportedFormatError
-from rayq.transaction_ids import is_transactional
+from rayq.messages.transaction_ids import is_transactional
 
 _HEADER = struct.Struct("<QIIBqIIHIIqqqHi")
 _STAMP = struct.Struct("<QIIBq")
@@ -119,7 +119,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_large(self) -> bool:
         """True if the batch's one record stands for a large value: its own value is a manifest,
-        which says where that is (`rayq.core.large_values`)."""
+        which says where that is (`rayq.core.large.values`)."""
         return self.attributes & LARGE != 0
 
     @property

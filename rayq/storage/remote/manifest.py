@@ -28,8 +28,8 @@ from typing import Annotated, Any, NamedTuple, overload
 import msgspec
 
 from rayq.errors import RayqError, RemoteDamagedError
-from rayq.remote_names import EPOCH_MAX, NUMBER_MAX, ObjectKind, RemoteName, parse_name
-from rayq.remote_pointer import OFFSET_MAX, RemotePointer
+from rayq.messages.remote_names import EPOCH_MAX, NUMBER_MAX, ObjectKind, RemoteName, parse_name
+from rayq.messages.remote_pointer import OFFSET_MAX, RemotePointer
 from rayq.storage import checked_file
 
 PAGE_OBJECTS = 1024
