@@ -7,12 +7,8 @@ finds it.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -24,7 +20,7 @@ import proving.simulation.mutations_sharing  # registers its bugs
 import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
-from proving.simulation.planting import MUTATIONS, Patch, plants
+from proving.simulation.planting import MUTATIONS, Patch, plant, planted, plants
 from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -51,22 +47,6 @@ from rayq.storage.producer_state import ProducerState
 __all__ = ["MUTATIONS", "plant", "planted"]
 
 EVERYTHING = 1 << 62
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plants a bug for the length of a `with` block."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, instead in MUTATIONS[name].patches():
-            stack.enter_context(mock.patch.object(target, attribute, instead))
-        yield
-
-
-def plant(name: str) -> None:
-    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
-    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
-    for target, attribute, instead in MUTATIONS[name].patches():
-        setattr(target, attribute, instead)
 
 
 # --- who may lead ---------------------------------------------------------------------------------
@@ -278,11 +258,11 @@ def end_acknowledged_instead_of_flushed() -> list[Patch]:
 def duplicate_answered_at_once() -> list[Patch]:
     produce = Leader.produce
 
-    def mutated(self: Any, request: Any, payload: Any) -> Any:
+    def mutated(self: Any, request: Any, payload: Any, **options: Any) -> Any:
         log = self._replica_log.log
         duplicate = log.producers.check(read_header(payload))
         if duplicate is None:
-            return produce(self, request, payload)
+            return produce(self, request, payload, **options)
         return messages.ProduceResponse(
             duplicate.base_offset, duplicate.append_time_ms, log.start_offset
         )

@@ -261,12 +261,8 @@ def start_over_unsettled() -> list[Patch]:
         def head(state_epoch: int, start: int, *rest: Any) -> Any:
             return head_record(state_epoch, start + locked, *rest)
 
-        books: Any = queue_ledger
-        books.head_record = head
-        try:
+        with mock.patch.object(queue_ledger, "head_record", head):
             return changes(self)
-        finally:
-            books.head_record = head_record
 
     return [(QueueLedger, "changes", mutated)]
 
@@ -389,7 +385,7 @@ def key_order_ignored() -> list[Patch]:
 
 @plants("57", "a new leader does not know which records have one key", QUEUES)
 def keys_not_told_again() -> list[Patch]:
-    async def tell_keys(self: Any, offset: int, last: int) -> None:
-        self.state.tell_keys(offset, [None] * (last + 1 - offset))
+    async def tell_keys(self: Any) -> None:
+        self.state.tell_keys(self.state.learned, [])
 
     return [(Learner, "_tell_keys", tell_keys)]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+from typing import Any
+
 import pytest
 
+from proving.mutants.catalogue import ROOT
 from proving.simulation.mutations import MUTATIONS, planted
 from tests.simulated.support import found_by
 
@@ -87,6 +93,44 @@ def test_a_planted_bug_is_taken_out_again() -> None:
         with planted(name):
             pass
         assert [getattr(target, attribute) for target, attribute, _ in mutation.patches()] == before
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_planted_bug_can_be_called_like_the_code_that_it_replaces(name: str) -> None:
+    for target, attribute, instead in MUTATIONS[name].patches():
+        original = inspect.getattr_static(target, attribute)
+        if isinstance(original, property):
+            assert isinstance(instead, property | None)
+        if not inspect.isfunction(code := _code(original)):
+            continue
+        assert isinstance(original, staticmethod) == isinstance(instead, staticmethod)
+        assert inspect.iscoroutinefunction(code) == inspect.iscoroutinefunction(_code(instead))
+        parameters = inspect.signature(code).parameters.values()
+        positional = [it.name for it in parameters if it.kind <= it.POSITIONAL_OR_KEYWORD]
+        keywords = {it.name: it for it in parameters if it.kind == it.KEYWORD_ONLY}
+        inspect.signature(_code(instead)).bind(*positional, **keywords)
+
+
+def test_planted_bugs_use_no_name_that_is_gone() -> None:
+    simulation = ROOT / "proving/simulation"
+    known = set[str]()
+    for path in (*(ROOT / "rayq").rglob("*.py"), simulation / "planting.py"):
+        known.update(re.findall(r"\w+", path.read_text()))
+    gone = []
+    for path in simulation.glob("mutations*.py"):
+        tree = ast.parse(path.read_text())
+        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        known_here = known | {it.attr for it in attributes if isinstance(it.ctx, ast.Store)}
+        gone += [
+            f"{path.name}:{it.lineno}: {ast.unparse(it)}"
+            for it in attributes
+            if it.attr not in known_here and not hasattr(object, it.attr)
+        ]
+    assert gone == []
+
+
+def _code(attribute: object) -> Any:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
 def test_there_are_sixteen_or_more_and_each_names_its_rule() -> None:
