@@ -217,6 +217,29 @@ def test_a_directory_of_no_known_topic_is_put_aside_and_not_deleted(tmp_path: Pa
         assert values(read_all(cluster, "t")) == numbers(100)
 
 
+@pytest.mark.parametrize("end", [LocalCluster.stop, LocalCluster.abort])
+def test_a_topic_created_again_is_there_though_the_last_snapshot_names_the_one_before(
+    tmp_path: Path, end: Ending
+) -> None:
+    """A broker starts with the metadata of its last snapshot, which may be of long ago."""
+    cluster = LocalCluster(1, data_dir=tmp_path, metadata_snapshot_records=30, **FAST)
+    cluster.create_topic("t")
+    snapshot = tmp_path / "broker-0" / "metadata" / "metadata.snapshot"
+    for retention_ms in range(1000, 1100):
+        if snapshot.exists():
+            break
+        cluster.admin.alter_topic_config("t", retention_ms=retention_ms)
+    before = snapshot.read_bytes()
+    cluster.admin.delete_topic("t")
+    cluster.create_topic("t")
+    fill(cluster)
+    end(cluster)
+    assert snapshot.read_bytes() == before
+    with start(tmp_path, brokers=None) as cluster:
+        assert values(read_all(cluster, "t")) == numbers(100)
+        assert not list((tmp_path / "broker-0").glob("quarantine/*"))
+
+
 def test_damage_below_the_recovery_point_costs_no_record_and_is_mended(tmp_path: Path) -> None:
     cluster = start(tmp_path)
     cluster.create_topic("t")

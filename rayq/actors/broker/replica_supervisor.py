@@ -296,8 +296,9 @@ class ReplicaSupervisor:
                 return True
             if owner in self._metadata.state.topics or self._hosts.is_hosted((owner, key[1])):
                 return False
-            # The directory is of a deleted topic of this name.
-            self._directory.quarantine(path)
+            if not self._placed.is_current:
+                return False  # The owner may be newer than the topic that is placed here.
+            self._put_away((owner, key[1]), path)  # A deleted topic had this name.
             return True
         if holder.incarnation in self._hosts:
             return False  # The process was told to let go, and does once its last flush ends.
@@ -336,17 +337,22 @@ class ReplicaSupervisor:
                 continue
             if DataDirectory.partition_holder(self._environment.disk, path) is not None:
                 continue
-            if self._placed.may_remove(key):
-                logger.info("broker %d removes %s, which is not placed here", self._broker, path)
-                aside = self._directory.quarantine(path, to_remove=True)
-                self._placed.forget(key)
-                self._failed.pop(key, None)
-                self._hosts.forget(key)
-                self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
-            elif key[0] not in self._metadata.state.topics:
-                logger.warning("%s belongs to no topic of this cluster: put aside", path)
-                self._directory.quarantine(path)
+            self._put_away(key, path)
         self._remove_unfinished()
+
+    def _put_away(self, key: TopicIdPartition, path: str) -> None:
+        """Removes the directory of a partition that is not placed here, or puts it aside, as far as
+        that is safe. Call it only once the metadata here are current."""
+        if self._placed.may_remove(key):
+            logger.info("broker %d removes %s, which is not placed here", self._broker, path)
+            aside = self._directory.quarantine(path, to_remove=True)
+            self._placed.forget(key)
+            self._failed.pop(key, None)
+            self._hosts.forget(key)
+            self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
+        elif key[0] not in self._metadata.state.topics:
+            logger.warning("%s belongs to no topic of this cluster: put aside", path)
+            self._directory.quarantine(path)
 
     def _remove_unfinished(self) -> None:
         """Removes unfinished directories of replicas that are no longer placed here: the disk was
