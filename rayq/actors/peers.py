@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rayq import messages
+from rayq.backoff import Backoff
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.core.queues.kept_queues import keeper_partition
 from rayq.environment import Environment
@@ -117,7 +118,8 @@ class Peers:
     ) -> messages.ResponseT:
         partition = coordinator_of(family)
         loop = asyncio.get_running_loop()
-        deadline_s, retry_s = loop.time() + PATIENCE_S, RETRY_S
+        deadline_s = loop.time() + PATIENCE_S
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 topic_id = await self.find_own(TRANSACTIONS_TOPIC)
@@ -125,13 +127,13 @@ class Peers:
             except RayqError as error:
                 if not (error.retriable or isinstance(error, UnknownTopicError)):
                     raise
+                retry_s = backoff.next_s()
                 if loop.time() + retry_s >= deadline_s:
                     raise TimeoutError(
                         f"The coordinator of transactions in {TRANSACTIONS_TOPIC}-{partition} did "
                         f"not answer for {PATIENCE_S:g} s: {error}"
                     ) from error
             await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def find_own(self, name: str) -> str:
         """Returns the topic id of one of rayq's internal topics, whose leaders are then known.

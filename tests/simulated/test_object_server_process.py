@@ -11,6 +11,7 @@ from proving.simulation import World
 from rayq import messages
 from rayq.actors.broker.object_server_process import (
     BACKOFF_MAX_S,
+    BACKOFF_S,
     SILENT_SESSIONS,
     START_TIMEOUT_S,
     ObjectServerProcess,
@@ -95,7 +96,7 @@ def test_it_is_in_trouble_until_it_says_that_its_probe_succeeded() -> None:
         assert server.trouble is None
         await asyncio.sleep(SILENT_SESSIONS * SESSION_S / 2)
         server.stop()
-        await asyncio.sleep(BACKOFF_MAX_S)
+        await asyncio.sleep(1.25 * BACKOFF_MAX_S)
         assert len(runtime.started) == 1 and not runtime.running
 
     play(test)
@@ -113,7 +114,7 @@ def test_one_that_dies_is_replaced_ever_more_slowly() -> None:
                 server.attach(attach(incarnation))  # It was on its way.
             assert server.endpoint is None and "ended: killed" in str(server.trouble)
             assert not runtime.running
-            await asyncio.sleep(BACKOFF_MAX_S if number > 4 else 0.2 * 2 ** (number + 1))
+            await asyncio.sleep(1.25 * min(BACKOFF_S * 2**number, BACKOFF_MAX_S))
         assert len({spec.incarnation for spec, _ in runtime.started}) == len(runtime.started)
 
     play(test)
@@ -137,7 +138,7 @@ def test_one_that_cannot_be_started_is_tried_again_and_its_trouble_told() -> Non
         await asyncio.sleep(5)
         assert "no package obstore" in str(server.trouble)
         runtime.refusal = None
-        await asyncio.sleep(BACKOFF_MAX_S)
+        await asyncio.sleep(1.25 * BACKOFF_MAX_S)
         assert len(runtime.running) == 1
 
     play(test)

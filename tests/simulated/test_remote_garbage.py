@@ -301,6 +301,7 @@ def test_marks_that_are_listed_forever_are_asked_for_seldom_and_told_of() -> Non
     swept = Swept()
     asked = wrong_lists(swept, [f"{CLUSTER}/owners/{1:020d}-m"])
     ownership = StoreOwnership(
+        swept.environment,
         cast(Any, SimpleNamespace(
             state=swept.state,
             changed=SimpleNamespace(wait_until=lambda *arguments: asyncio.sleep(0)))),

@@ -12,6 +12,7 @@ import logging
 from rayq import messages
 from rayq.actors.hosting import HostProcess, ObjectServerSpec, Runtime
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError, StaleBrokerError
@@ -51,7 +52,7 @@ class ObjectServerProcess:
         self._incarnation: str | None = None
         """Incarnation of the process that was started last, while it lives."""
         self._process: HostProcess | None = None
-        self._backoff_s = BACKOFF_S
+        self._backoff = Backoff(environment, BACKOFF_S, BACKOFF_MAX_S)
         self._started_s = 0.0
         self._heard_s = 0.0
         self._failure = "its object server is starting"
@@ -80,7 +81,9 @@ class ObjectServerProcess:
             if self._process is not None:
                 await self._gone.wait(LOOK_INTERVAL_S)
             if self._process is None:
-                await asyncio.sleep(self._next_backoff_s())
+                if self._environment.clock.monotonic() - self._started_s > STABLE_S:
+                    self._backoff.reset()
+                await asyncio.sleep(self._backoff.next_s())
 
     async def _start(self) -> None:
         self._incarnation = self._environment.new_id()
@@ -118,11 +121,6 @@ class ObjectServerProcess:
                 *(self._broker, now_s - self._heard_s),
             )
             self._process.kill()
-
-    def _next_backoff_s(self) -> float:
-        was_stable = self._environment.clock.monotonic() - self._started_s > STABLE_S
-        self._backoff_s = BACKOFF_S if was_stable else min(2 * self._backoff_s, BACKOFF_MAX_S)
-        return self._backoff_s
 
     def attach(self, request: messages.AttachObjectServer) -> messages.Done:
         """Takes a heartbeat of the object server. Raises StaleBrokerError if it is not the wanted

@@ -47,7 +47,9 @@ class ObjectStoreAccess:
             broker=meta.broker,
             data_path=directory.path,
         )
-        self._ownership = StoreOwnership(metadata, self._link, is_current=is_current)
+        self._ownership = StoreOwnership(
+            environment, metadata, self._link, is_current=is_current
+        )
         self._garbage = RemoteGarbageSweep(
             environment,
             config,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from rayq import messages
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError, StaleBrokerError
@@ -105,7 +106,7 @@ class ReplicaProcesses:
         self._waiting: list[ReplicaProcess] = []
         """Processes among them that are not being started yet."""
         self._not_before_s: dict[TopicIdPartition, float] = {}
-        self._backoff_s: dict[TopicIdPartition, float] = {}
+        self._backoffs: dict[TopicIdPartition, Backoff] = {}
         self.starting = 0
         """Number of processes that were started and have not presented themselves yet."""
         self._is_stopping = False
@@ -235,7 +236,10 @@ class ReplicaProcesses:
         now_s = self._environment.clock.monotonic()
         was_stable = now_s - host.started_s > STABLE_S
         for key in host.keys:
-            self.back_off(key, 0.0 if was_stable else self.next_backoff_s(key), now_s)
+            if was_stable:
+                self.forget(key)
+            else:
+                self.back_off(key, now_s)
         if host.keys:
             logger.warning("replica process of broker %d is gone: %s", self._broker, reason)
         host.changed.notify()
@@ -264,17 +268,19 @@ class ReplicaProcesses:
         """Returns whether the partition's process ended long enough ago."""
         return self._not_before_s.get(key, 0.0) <= now_s
 
-    def next_backoff_s(self, key: TopicIdPartition) -> float:
-        """The pause before the next start: twice as long as the last one."""
-        return min(BACKOFF_MAX_S, max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0)))
-
-    def back_off(self, key: TopicIdPartition, backoff_s: float, now_s: float) -> None:
-        self._backoff_s[key] = backoff_s
+    def back_off(self, key: TopicIdPartition, now_s: float) -> float:
+        """Pauses before the next start of the partition's process. Returns the pause, in
+        seconds."""
+        if key not in self._backoffs:
+            self._backoffs[key] = Backoff(self._environment, BACKOFF_S, BACKOFF_MAX_S)
+        backoff_s = self._backoffs[key].next_s()
         self._not_before_s[key] = now_s + backoff_s
+        return backoff_s
 
     def forget(self, key: TopicIdPartition) -> None:
-        """Forgets a partition whose files are gone."""
-        self._backoff_s.pop(key, None)
+        """Forgets earlier ends of the partition's process: its files are gone, or it ran long
+        enough."""
+        self._backoffs.pop(key, None)
         self._not_before_s.pop(key, None)
 
     def kill_holder(self, key: TopicIdPartition, pid: int, start_time: int, now_s: float) -> bool:

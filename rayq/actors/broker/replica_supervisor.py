@@ -449,13 +449,12 @@ class ReplicaSupervisor:
                     self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
                 )
             )
-            backoff_s = self._hosts.next_backoff_s(key)
-            placed = self._placed.find(key)
+            placed, disk = self._placed.find(key), self._environment.disk
+            path = "" if placed is None else self._directory.partition_path(placed[0].name, key[1])
+            if placed is not None and DataDirectory.partition_holder(disk, path) is not None:
+                continue
+            backoff_s = self._hosts.back_off(key, now_s)
             if placed is not None:
-                path = self._directory.partition_path(placed[0].name, key[1])
-                disk = self._environment.disk
-                if DataDirectory.partition_holder(disk, path) is not None:
-                    continue
                 if may_copy_anew(*placed, self._broker) and (
                     DataDirectory.partition_topic_id(disk, path) in (None, key[0])
                 ):
@@ -469,7 +468,6 @@ class ReplicaSupervisor:
                     self._copy_anew_from_s[key] = now_s + spread * backoff_s
             del self._damaged[key]
             self._failed.pop(key, None)
-            self._hosts.back_off(key, backoff_s, now_s)
 
     def _give_up_damaged(self, now_s: float) -> None:
         """Gives up a log that is known to be damaged, but had to start again as it is, for a new

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from rayq import messages
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink, list_objects
+from rayq.backoff import Backoff
 from rayq.core.cluster.remote_changes import unknown_marks
+from rayq.environment import Environment
 from rayq.errors import RayqError, RemoteStorageError
 from rayq.messages import remote_names as names
 from rayq.storage import checked_file
@@ -33,10 +35,16 @@ class StoreOwnership:
     """See the module. `halt` says why objects may neither be stored nor deleted; None: they may."""
 
     def __init__(
-        self, metadata: MetadataKeeper, objects: ObjectLink, *, is_current: Callable[[], bool]
+        self,
+        environment: Environment,
+        metadata: MetadataKeeper,
+        objects: ObjectLink,
+        *,
+        is_current: Callable[[], bool],
     ) -> None:
         """`is_current()` says whether the metadata here are known to be current: by outdated
         metadata, marks of this very cluster would look like another's."""
+        self._environment = environment
         self._metadata = metadata
         self._objects = objects
         self._is_current = is_current
@@ -45,7 +53,7 @@ class StoreOwnership:
         self.halt: str | None = NOT_LOOKED
 
     async def run(self) -> None:
-        backoff_s = BACKOFF_S
+        backoff = Backoff(self._environment, BACKOFF_S, BACKOFF_MAX_S)
         while True:
             await self._metadata.changed.wait_until(self._is_current, LOOK_INTERVAL_S)
             try:
@@ -54,10 +62,9 @@ class StoreOwnership:
                 logger.debug("the marks in the object store: %s", error)
                 if self.halt is not None and self.halt.startswith(NOT_LOOKED):
                     self.halt = f"{NOT_LOOKED}: {error}"
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                await asyncio.sleep(backoff.next_s())
             else:
-                backoff_s = BACKOFF_S
+                backoff.reset()
                 await self._metadata.changed.wait_until(self._is_of_old, LOOK_INTERVAL_S)
 
     async def look(self) -> None:

@@ -20,6 +20,7 @@ from rayq.actors.objects.object_cache import ObjectCache
 from rayq.actors.objects.record_uploads import RecordUploads
 from rayq.actors.objects.store_client import StoreClient
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.environment import Environment, ObjectStore
 from rayq.errors import (
@@ -158,19 +159,18 @@ class ObjectServer:
     # --- probes -----------------------------------------------------------------------------------
 
     async def _probe_for_ever(self) -> None:
-        pause_s = PROBE_AGAIN_S
+        backoff = Backoff(self._environment, PROBE_AGAIN_S, PROBE_AGAIN_S_MAX)
         while True:
             try:
                 await self._probe()
             except RayqError as error:
                 self._set_trouble(str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PROBE_AGAIN_S_MAX)
+                await asyncio.sleep(backoff.next_s())
             else:
                 if self._trouble is not None:
                     await self._remove_old_probes()
                 self._set_trouble(None)
-                pause_s = PROBE_AGAIN_S
+                backoff.reset()
                 await self._probe_due.wait(PROBE_S)
 
     async def _probe(self) -> None:

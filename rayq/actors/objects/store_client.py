@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import google_crc32c
 
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPTS_MAX = 3
-RETRY_S = 0.2
+RETRY_S, RETRY_MAX_S = 0.3, 0.6
 RETRIES_BEGIN_S_MAX = 20.0
 """Time after which a request is no longer retried: the caller has a deadline."""
 DAMAGED_ATTEMPTS_MAX = 3
@@ -208,6 +209,7 @@ class StoreClient:
     async def _repeat(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T:
         metrics = self._environment.metrics
         began_s = self._clock.monotonic()
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             asked_s = self._clock.monotonic()
             try:
@@ -226,5 +228,5 @@ class StoreClient:
                 metrics.histogram("rayq_remote_request_seconds", operation=operation).observe(
                     self._clock.monotonic() - asked_s
                 )
-            await asyncio.sleep(RETRY_S * 2**attempt * self._environment.random.uniform(0.5, 1))
+            await asyncio.sleep(backoff.next_s())
         raise AssertionError("unreachable")

@@ -18,6 +18,7 @@ from rayq.actors.remote.manifests import load_manifest
 from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.backoff import Backoff
 from rayq.errors import (
     InvalidRequestError,
     RayqError,
@@ -138,7 +139,8 @@ class Adoption:
         """Does nothing: nobody waits for a flush yet."""
 
     async def _adopt_until_done(self) -> None:
-        replica, retry_s = self._replica_log, RETRY_S
+        replica = self._replica_log
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 await self._adopt()
@@ -153,8 +155,7 @@ class Adoption:
                 if told != replica.trouble:
                     logger.warning("%s", told)
                 replica.trouble = told
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
+                await asyncio.sleep(backoff.next_s())
         replica.trouble = None
         self._on_done()
 

@@ -23,6 +23,7 @@ from rayq.actors.remote.sweeps import Sweeps
 from rayq.actors.remote.uploads import Uploads, waiting
 from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.backoff import Backoff
 from rayq.core.partition.state import PartitionState
 from rayq.core.remote.retention import Piece, dated_ahead, is_backlog_too_large
 from rayq.errors import (
@@ -76,7 +77,7 @@ class LeaderRemote:
         self._task: asyncio.Task[None] | None = None
         self.trouble: str | None = None
         """The reason that nothing is stored or deleted now. None: it works."""
-        self._failures = 0
+        self._backoff = Backoff(environment, RETRY_S, RETRY_MAX_S)
         self._busy_since_s: float | None = None
         """Time since which the object server has been too busy for any upload."""
         self._refusal: str | None = None
@@ -268,17 +269,14 @@ class LeaderRemote:
     def _succeeded(self) -> None:
         if self.trouble is not None:
             self._log(logging.INFO, "remote storage works again")
-        self.trouble, self._failures, self._busy_since_s = None, 0, None
+        self.trouble = self._busy_since_s = None
+        self._backoff.reset()
 
     def _failed(self, error: RayqError) -> None:
         if self.trouble is None:
             self._log(logging.WARNING, "remote storage fails", error=error)
         self.trouble = str(error)
-        pause_s = min(RETRY_S * 2**self._failures, RETRY_MAX_S)
-        self._failures = min(self._failures + 1, 16)
-        self._pause_until_s = self._environment.clock.monotonic() + pause_s * (
-            0.5 + self._environment.random.random() / 2
-        )
+        self._pause_until_s = self._environment.clock.monotonic() + self._backoff.next_s()
 
     def _log(self, level: int, event: str, **fields: object) -> None:
         assignment = self._assignment

@@ -19,6 +19,7 @@ from rayq.actors.remote.manifests import load_manifest, store_manifest
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,
@@ -219,7 +220,7 @@ class RemoteLog:
             pointer=pointer,
             is_adopted=is_adopted,
         )
-        retry_s = COMMIT_RETRY_S
+        backoff = Backoff(self._environment, COMMIT_RETRY_S, COMMIT_RETRY_MAX_S)
         while self.pointer == base:
             if self._ended is not None:
                 self.check()
@@ -234,8 +235,7 @@ class RemoteLog:
                 level = logging.DEBUG if is_refused else logging.INFO
                 logger.log(level, "the remote pointer of %s: %s", self.where, error)
                 if self.pointer == base:
-                    await self._moved.wait(retry_s)
-                retry_s = min(2 * retry_s, COMMIT_RETRY_MAX_S)
+                    await self._moved.wait(backoff.next_s())
             else:
                 if self.pointer == base:
                     self._move(pointer)

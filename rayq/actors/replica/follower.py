@@ -13,6 +13,7 @@ from typing import Any
 from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import KIB
 from rayq.core.partition.fetch_size import FetchSize
 from rayq.errors import (
@@ -150,8 +151,8 @@ class Follower:
         )
 
     async def _follow_for_ever(self) -> None:
-        retry_s, empty_answers = RETRY_S, 0
-        clock = self._replica_log.environment.clock
+        environment, empty_answers = self._replica_log.environment, 0
+        clock, backoff = environment.clock, Backoff(environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 asked_s = clock.monotonic()
@@ -164,7 +165,7 @@ class Follower:
                         "times in a row at once, and has sent no records."
                     )
                 self._replica_log.trouble = None
-                retry_s = RETRY_S
+                backoff.reset()
                 await self._pause_after(copied)
             except DivergedLogError as error:
                 self._replica_log.fail(error)
@@ -181,8 +182,7 @@ class Follower:
                 await asyncio.sleep(RETRY_MAX_S)
             except RayqError as error:
                 logger.debug("follower of %s: %s", self._replica_log.where, error)
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
+                await asyncio.sleep(backoff.next_s())
 
     async def _pause_after(self, copied_bytes: int) -> None:
         """Waits as the throttle demands. Once this replica is in sync, writers wait for it, so the

@@ -25,6 +25,7 @@ from rayq.actors.replica.produced_batch import check_manifest, check_produced_ba
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import MIB
 from rayq.core.cluster.topic_changes import check_not_internal
 from rayq.core.partition.state import Isr, PartitionState
@@ -91,7 +92,7 @@ class Leader:
         self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
         self._followers_moved = Signal()
         self._propose_from_s = 0.0
-        self._refused_pause_s = PROPOSAL_PAUSE_S
+        self._refusals = Backoff(self._environment, PROPOSAL_PAUSE_S, PROPOSAL_PAUSE_MAX_S)
         self._ended: str | None = None
         self.where = replica_log.where
         log = replica_log.log
@@ -148,7 +149,8 @@ class Leader:
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             # No proposal has failed in this partition epoch.
-            self._propose_from_s, self._refused_pause_s = 0.0, PROPOSAL_PAUSE_S
+            self._propose_from_s = 0.0
+            self._refusals.reset()
         state.committed(
             assignment.partition_epoch,
             assignment.isr,
@@ -595,9 +597,11 @@ class Leader:
         except (StalePartitionError, FencedEpochError) as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_refused(isr, request.partition_epoch)
-            self._pause_proposals(request.partition_epoch, self._refused_pause_s)
-            if not self.state.is_under_min_isr:  # Else writes wait for the refused member.
-                self._refused_pause_s = min(2 * self._refused_pause_s, PROPOSAL_PAUSE_MAX_S)
+            # Under min_insync_replicas writes wait for the refused member.
+            is_urgent = self.state.is_under_min_isr
+            self._pause_proposals(
+                request.partition_epoch, PROPOSAL_PAUSE_S if is_urgent else self._refusals.next_s()
+            )
         except RayqError as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_unknown(isr, request.partition_epoch)

@@ -40,6 +40,7 @@ from rayq.actors.hosting import (
 )
 from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment, ThreadPool
 from rayq.errors import (
@@ -259,19 +260,19 @@ class BrokerActor:
 
     async def _start_again(self) -> None:
         """Waits until it has started."""
-        retry_s = BROKER_RETRY_S
+        backoff = Backoff(self._environment, BROKER_RETRY_S, BROKER_RETRY_MAX_S)
         while True:
             await asyncio.wait((self._started,))
             error = self._started.exception()
             if error is None:
                 return
+            retry_s = backoff.next_s()
             logger.error(
                 "broker %d did not start, and tries again in %.0f s: %s",
                 *(self._spec.broker, retry_s, error),
                 exc_info=None if isinstance(error, RayqError) else error,
             )
             await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, BROKER_RETRY_MAX_S)
             self._started = asyncio.get_running_loop().create_task(self._start())
 
     async def _start(self) -> Address:
