@@ -14,6 +14,11 @@ class Backoff:
         self._max_s = max_s
         self._next_s = first_s
 
+    @property
+    def is_at_max(self) -> bool:
+        """True once the next wait time is the maximum."""
+        return self._next_s == self._max_s
+
     def reset(self) -> None:
         self._next_s = self._first_s
 

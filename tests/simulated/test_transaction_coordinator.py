@@ -259,7 +259,8 @@ def test_a_marker_is_tried_again_less_and_less_often_and_for_ever() -> None:
             before = len(of.leaders.tries)
             await asyncio.sleep(2)
             counts.append(len(of.leaders.tries) - before)
-        assert 4 <= counts[0] <= 6 and counts[1] == counts[2] == 2 / MARKER_RETRY_MAX_S
+        assert 3 <= counts[0] <= 7
+        assert counts[1:] == pytest.approx([2 / MARKER_RETRY_MAX_S] * 2, abs=1)
         of.leaders.gone.add("U")
         await asyncio.sleep(3)
         assert await of.outcome(key) == "committing"

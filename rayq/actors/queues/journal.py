@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rayq import messages
 from rayq.actors.peers import Build, Peers
+from rayq.backoff import Backoff
 from rayq.core.queues.kept_queues import KeptRecord, parts_of, unpack
 from rayq.environment import Environment
 from rayq.errors import (
@@ -45,6 +46,7 @@ class Journal:
         is_full: bool = False,
     ) -> None:
         """`is_full`: the keeper has just refused to keep locks."""
+        self._environment = environment
         self._peers = peers
         self._queue_id = queue_id
         self._data_partition = data_partition
@@ -128,7 +130,7 @@ class Journal:
     ) -> tuple[messages.ResponseT, memoryview]:
         """Asks the keeper until it answers. A retry is harmless: see `messages.OpenQueueState` and
         `messages.WriteQueueState`."""
-        retry_s = RETRY_S
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 answered = await self._peers.ask_keeper(self._queue_id, build, payload)
@@ -144,5 +146,4 @@ class Journal:
             else:
                 self.trouble = None
                 return answered
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s())

@@ -23,6 +23,7 @@ import msgspec
 from rayq.actors.peers import Peers
 from rayq.actors.queues.move_targets import End, MoveTargets, Target, unlooked
 from rayq.actors.queues.moved_batches import MovedRecord, Records
+from rayq.backoff import Backoff
 from rayq.core.large.values import pinned
 from rayq.core.queues.moved_records import dead_letter_headers, own_headers
 from rayq.core.queues.moves import Move, Outcome
@@ -127,15 +128,14 @@ class NumberedMoves:
         the reason that it is not, or may not be. Then its records return to their state before."""
         offsets = [record.offset for record in move.records]
         trouble = "move", move.move_id
-        retry_s = RETRY_S
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 moved, _ = await self._source.read_records(offsets, BATCH_BYTES_MAX)
                 break
             except RayqError as error:
                 self.troubles[trouble] = f"{self.where}: offset {offsets[0]} is unreadable: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s())
         self.troubles.pop(trouble, None)
         payload = None
         if len(moved) == len(offsets):
@@ -184,7 +184,8 @@ class NumberedMoves:
     ) -> tuple[tuple[int, int], End] | None:
         """Returns the number of the next batch, and the present end of its target; None: the target
         was deleted."""
-        clock, retry_s = self._environment.clock, RETRY_S
+        clock = self._environment.clock
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         silent_s = clock.monotonic() + PATIENCE_S
         while True:
             try:
@@ -200,8 +201,7 @@ class NumberedMoves:
                     self.troubles.pop(target, None)
                     raise TargetSilentError(f"its target does not answer: {error}") from None
                 self.troubles[target] = f"{self.where}: records cannot be moved: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s())
         self.troubles.pop(target, None)
         self._epoch += 1
         return (self._producer_id, self._epoch), end
@@ -244,7 +244,7 @@ class NumberedMoves:
         looked = unlooked(move)
         refusal: str | None = None
         doubt: OutcomeUnknownError | None = None
-        retry_s = RETRY_S
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while True:
             try:
                 if looks:
@@ -260,7 +260,7 @@ class NumberedMoves:
                     refusal = await self._targets.append(move, payload)
                     break
                 # The request of an earlier leader may still be in flight.
-                if retry_s == RETRY_MAX_S:
+                if backoff.is_at_max:
                     break
                 looks, doubt, refusal = True, None, None
             except RayqError as error:
@@ -273,10 +273,9 @@ class NumberedMoves:
                     refusal = str(error)
                     break
                 self.troubles[trouble] = f"{self.where}: records cannot be moved: {error}"
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s())
             # After a while the target's leader may have forgotten the number.
-            looks = looks or (may_be_there and retry_s == RETRY_MAX_S)
+            looks = looks or (may_be_there and backoff.is_at_max)
         self.troubles.pop(trouble, None)
         if refusal is None and doubt is None:
             self._state.end_move(move.move_id)

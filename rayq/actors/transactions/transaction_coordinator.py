@@ -18,6 +18,7 @@ from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.backoff import Backoff
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.core.decision import Decision
 from rayq.core.transactions import changes
@@ -395,10 +396,11 @@ class TransactionCoordinator(Coordinator[Record]):
         def build(topic_id: str, partition: int, leader_epoch: int) -> messages.WriteMarker:
             return messages.WriteMarker(topic_id, partition, leader_epoch, *key, is_commit, epoch)
 
-        retry_s = MARKER_RETRY_S
-        while not (await self._is_marked(participant, build) and self._may_be_heard()):
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, MARKER_RETRY_MAX_S)
+        backoff = Backoff(self._environment, MARKER_RETRY_S, MARKER_RETRY_MAX_S)
+        while True:
+            if await self._is_marked(participant, build) and self._may_be_heard():
+                break
+            await asyncio.sleep(backoff.next_s())
         forgotten = changes.marker_written(self.state, key, participant)
         for record in forgotten:
             self.state.replay(record)
