@@ -1,0 +1,141 @@
+"""The capacity planner: its examples, what it refuses, and what never decreases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayq.core.capacity import BROKERS_MIN, Costs, Load, Machine, Plan, plan
+from rayq.errors import InvalidRequestError
+
+WEEK_S = 7 * 86_400
+MILLION = Load(records_per_s=1e6, record_bytes=1000, retention_s=WEEK_S, peak=1, skew=1)
+
+
+def with_(load: Load, **changes: Any) -> Load:
+    return dataclasses.replace(load, **changes)
+
+
+def test_a_million_records_a_second_for_a_week() -> None:
+    planned = plan(MILLION)
+    assert planned.retained_bytes == pytest.approx(1.8144e15)
+    assert planned.partitions_for_rate == 20
+    assert planned.partitions % planned.brokers == 0
+    assert planned.binds is not None and planned.binds.resource == "disk"
+    assert "--local" in planned.binds.halves
+
+
+@pytest.mark.parametrize(
+    ("local_h", "disks_tb"), [(24, 259), (6, 65), (1, 11)], ids=["a day", "six hours", "an hour"]
+)
+def test_hours_on_disks_and_the_rest_in_the_store(local_h: int, disks_tb: int) -> None:
+    # The table of docs/tiered-storage.md: bytes alone, nothing for outages.
+    load = with_(MILLION, local_s=local_h * 3600, upload_lag_s=0, outage_s=0)
+    planned = plan(load, costs=Costs(index_factor=1, segment_bytes=1))
+    assert round(planned.disk_bytes / 1e12) == disks_tb
+    assert round(planned.store_bytes / 1e12) == 605
+
+
+def test_replication_counts_once() -> None:
+    once, thrice = (plan(with_(MILLION, replication_factor=copies)) for copies in (1, 3))
+    assert thrice.retained_bytes == 3 * once.retained_bytes
+    sent = {use.resource: use for use in thrice.uses}["network out"].used * (thrice.brokers - 1)
+    assert sent == pytest.approx(1e9 * (2 + MILLION.fan_out))
+
+
+def test_the_peak_sizes_network_and_cores_and_the_average_disks() -> None:
+    tiered = with_(MILLION, local_s=3600, outage_s=0)
+    calm, peaky = plan(tiered), plan(with_(tiered, peak=10))
+    assert peaky.retained_bytes == calm.retained_bytes
+    assert peaky.peak_bytes_per_s == 10 * calm.peak_bytes_per_s
+    assert peaky.brokers > calm.brokers
+
+
+def test_a_small_load_has_three_brokers_and_nothing_binds() -> None:
+    planned = plan(Load(records_per_s=100, record_bytes=100, retention_s=86_400, replication_factor=2))
+    assert (planned.brokers, planned.binds) == (BROKERS_MIN, None)
+    assert plan(Load(records_per_s=100, record_bytes=100, retention_s=86_400)).brokers == 4
+
+
+def test_one_broker_fewer_would_not_do() -> None:
+    planned = plan(MILLION)
+    binding = planned.binds
+    assert binding is not None and binding.share <= 1
+    rest, fewer = planned.brokers - 1, planned.brokers - 2
+    assert binding.share * rest / fewer > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"records_per_s": 0}, "records_per_s must be above 0"),
+        ({"record_bytes": float("nan")}, "record_bytes must be above 0"),
+        ({"retention_s": float("inf")}, "finite"),
+        ({"compression": 0.5}, "compression must be at least 1"),
+        ({"peak": 0.1}, "peak must be at least 1"),
+        ({"fan_out": -1}, "fan_out must be at least 0"),
+        ({"hottest_key_share": 1.5}, "at most 1"),
+        ({"hottest_key_share": 0.1}, "split the key"),
+        ({"records_per_s": 1e15}, "Check the units"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        plan(with_(MILLION, **changes))
+
+
+def test_a_machine_that_is_too_small_for_one_broker_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="memory is used"):
+        plan(MILLION, Machine(memory_bytes=1e9))
+
+
+LOADS = st.builds(
+    Load,
+    records_per_s=st.floats(1, 3e6),
+    record_bytes=st.floats(10, 3000),
+    retention_s=st.floats(60, 30 * 86_400),
+    replication_factor=st.integers(1, 5),
+    peak=st.floats(1, 5),
+    fan_out=st.floats(0, 20),
+    compression=st.floats(1, 10),
+    skew=st.floats(1, 3),
+    growth=st.floats(0.5, 3),
+    consumers=st.integers(0, 2000),
+    local_s=st.none() | st.floats(60, 86_400),
+)
+GROWS = ("records_per_s", "record_bytes", "retention_s", "replication_factor", "peak", "fan_out", "skew", "growth", "consumers")
+
+
+def tried(load: Load, machine: Machine) -> Plan | None:
+    try:
+        return plan(load, machine)
+    except InvalidRequestError:
+        return None
+
+
+@given(load=LOADS, name=st.sampled_from(GROWS), factor=st.integers(2, 4))
+def test_more_load_never_needs_fewer_brokers(load: Load, name: str, factor: int) -> None:
+    more = with_(load, **{name: getattr(load, name) * factor})
+    before, after = tried(load, Machine()), tried(more, Machine())
+    if after is not None:
+        assert before is not None and before.brokers <= after.brokers
+
+
+@given(load=LOADS, name=st.sampled_from([field.name for field in dataclasses.fields(Machine)]))
+def test_a_smaller_machine_never_does_with_fewer(load: Load, name: str) -> None:
+    smaller = dataclasses.replace(Machine(), **{name: getattr(Machine(), name) / 2})
+    before, after = tried(load, Machine()), tried(load, smaller)
+    if after is not None:
+        assert before is not None and before.brokers <= after.brokers
+
+
+@given(load=LOADS)
+def test_nothing_is_used_beyond_what_is_allowed(load: Load) -> None:
+    planned = tried(load, Machine())
+    if planned is not None:
+        assert all(use.share <= 1 for use in planned.uses)
+        assert planned.brokers >= max(BROKERS_MIN, load.replication_factor + 1)
