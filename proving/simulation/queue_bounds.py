@@ -28,7 +28,7 @@ BOUNDS = {
 """Values to which a seed may lower each bound. A block has four offsets at least, and the start is
 in one."""
 BOUND_SHARE = 0.3
-READERS = ("rayq.core.queue_", "rayq.core.queues.kept_queues", "proving.simulation.")
+READERS = (f"{queue_block.__package__}.", "proving.simulation.")
 """The modules that know these constants by their names."""
 
 
@@ -48,9 +48,12 @@ def lowered(seed: int) -> Iterator[None]:
         if rng.random() < BOUND_SHARE:
             values[name] = rng.choice(choices)
     with contextlib.ExitStack() as stack:
-        for module in [module for name, module in sys.modules.items() if name.startswith(READERS)]:
-            for name in values.keys() & vars(module).keys():
-                stack.enter_context(mock.patch.object(module, name, values[name]))
+        readers = [module for name, module in sys.modules.items() if name.startswith(READERS)]
+        for name, value in values.items():
+            holders = [module for module in readers if name in vars(module)]
+            assert holders, f"No module has {name} any more."
+            for module in holders:
+                stack.enter_context(mock.patch.object(module, name, value))
         yield
 
 
