@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from proving.mutants import checks, report
-from proving.mutants.catalogue import Mutant, files, mutants_of, mutated, sample
+from proving.mutants.catalogue import (
+    MODULES,
+    NOT_MUTATED,
+    ROOT,
+    Mutant,
+    files,
+    mutants_of,
+    mutated,
+    sample,
+)
 from proving.mutants.child import import_instead, is_imported_instead, run, scratch_directory
 from proving.mutants.judge import reaching
 from proving.mutants.operators import OPERATORS
@@ -238,6 +247,20 @@ def test_the_table_counts_each_mutant_once() -> None:
 
 def test_each_equivalent_mutant_says_why() -> None:
     assert all(why for why in equivalents().values())
+
+
+@pytest.mark.parametrize("path", sorted({key.partition(":")[0] for key in equivalents()}))
+def test_each_equivalent_mutant_is_still_one(path: str) -> None:
+    keys = {key for key in equivalents() if key.partition(":")[0] == path}
+    found = {mutant.key for mutant in mutants_of(path, (ROOT / path).read_text())}
+    assert keys - found == set(), "Name the code as it is now, or take it out of equivalent.toml."
+
+
+def test_each_file_that_is_not_mutated_is_there() -> None:
+    paths = [path for module in MODULES for path in (ROOT / module).rglob("*.py")]
+    for name in NOT_MUTATED:
+        assert any(path.match(name) for path in paths), name
+    assert not {path for path in files(MODULES) if path.endswith("metrics.py")}
 
 
 def test_only_the_process_of_a_mutant_imports_it(
