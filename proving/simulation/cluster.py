@@ -7,10 +7,18 @@ Clients run on further hosts of the world, with the `Identity` of `client_identi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from proving.simulation.object_store import ProcessObjectStore, SimulatedObjectStore
 from proving.simulation.process import Process
+from proving.simulation.server_view import (
+    directory_of,
+    log_of,
+    replica_log_of,
+    replicas_of,
+    role_of,
+    spec_of,
+)
 from proving.simulation.world import Host, World
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
@@ -21,6 +29,7 @@ from rayq.actors.hosting import (
     host_name,
 )
 from rayq.actors.objects.object_server import ObjectServer
+from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.cluster.records import Voter
@@ -220,14 +229,15 @@ class SimulatedCluster:
         process.start(live())
 
     def _watch_directory(self, number: int, broker: Broker) -> None:
-        put_aside = broker._directory.quarantine
+        directory = directory_of(broker)
+        put_aside = directory.quarantine
 
         def watched(path: str, **options: bool) -> str:
             if self.on_put_aside is not None:
                 self.on_put_aside(number, path)
             return put_aside(path, **options)
 
-        broker._directory.quarantine = watched  # type: ignore[method-assign]
+        directory.quarantine = watched  # type: ignore[method-assign]
 
     def start_controller(self) -> None:
         """Starts the controller's own process (the preferred host)."""
@@ -271,6 +281,13 @@ class SimulatedCluster:
             process for process in self.hosts[number].processes if process.name.startswith("rayq:")
         ]
 
+    def live_replicas(self) -> Iterator[tuple[Process, Replica]]:
+        """The replicas in processes that live, each with its process."""
+        for process, host in self.replica_hosts.items():
+            if process.alive:
+                for replica in replicas_of(host).values():
+                    yield process, replica
+
     def object_servers(self) -> list[Process]:
         """The object servers that run."""
         return [
@@ -298,9 +315,9 @@ class SimulatedCluster:
         if len(live) < len(self.hosts) or not all(broker.is_registered for broker in live):
             return False
         running = {
-            (host._spec.broker, host._spec.incarnation)
+            (spec.broker, spec.incarnation)
             for process, host in self.replica_hosts.items()
-            if process.alive
+            if process.alive and (spec := spec_of(host))
         }
         state = max(live, key=lambda broker: broker.metadata.version).metadata.state
         return all(
@@ -318,16 +335,14 @@ class SimulatedCluster:
         """Returns whether all replicas of each partition end where their leader's log ends, with
         all of it committed and flushed."""
         ends: dict[tuple[str, int], set[tuple[int, int, int]]] = {}
-        for process, host in self.replica_hosts.items():
-            if process.alive:
-                for key, replica in host._replicas.items():
-                    held = replica._replica_log
-                    if not held.is_open:  # A move has just placed it there.
-                        return False
-                    log = held.log
-                    ends.setdefault(key, set()).add(
-                        (log.end_offset, log.flushed_offset, held.high_watermark)
-                    )
+        for _, replica in self.live_replicas():
+            held = replica_log_of(replica)
+            if not held.is_open:  # A move has just placed it there.
+                return False
+            key = replica.assignment.topic_id, replica.assignment.partition
+            ends.setdefault(key, set()).add(
+                (held.log.end_offset, held.log.flushed_offset, held.high_watermark)
+            )
         return all(len(found) == 1 and len(set(next(iter(found)))) == 1 for found in ends.values())
 
     def describe(self) -> str:
@@ -346,18 +361,16 @@ class SimulatedCluster:
             )
             for topic, partition, known in metadata.state.all_partitions():
                 lines.append(f"  {topic.name}-{partition}: {known.value}")
-        for process, host in self.replica_hosts.items():
-            for replica in host._replicas.values() if process.alive else ():
-                held = replica._replica_log
-                log = held._log
-                role = "nothing" if replica._role is None else type(replica._role).__name__
-                lines.append(f"{process.name}: {replica.where} {role}, failure {held.failure}")
-                if log is not None:
-                    lines.append(
-                        f"  start {log.start_offset}, local start {log.local_start_offset}, "
-                        f"high watermark {held.high_watermark}, "
-                        f"flushed {log.flushed_offset}, end {log.end_offset}"
-                    )
+        for process, replica in self.live_replicas():
+            held, log, role = replica_log_of(replica), log_of(replica), role_of(replica)
+            does = "nothing" if role is None else type(role).__name__
+            lines.append(f"{process.name}: {replica.where} {does}, failure {held.failure}")
+            if log is not None:
+                lines.append(
+                    f"  start {log.start_offset}, local start {log.local_start_offset}, "
+                    f"high watermark {held.high_watermark}, "
+                    f"flushed {log.flushed_offset}, end {log.end_offset}"
+                )
         return "\n".join(lines)
 
     async def wait_until(

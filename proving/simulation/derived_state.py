@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from proving.simulation.server_view import ended_epochs_of, open_transactions_of, producers_of
 from rayq.messages.transaction_ids import family_of
 from rayq.storage.batch import BatchHeader
 from rayq.storage.log import Log
@@ -70,7 +71,7 @@ def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
     derived = Derived()
     for header in headers:
         derived.add(header)
-    expected, remembered = derived.producers, _remembered(log.producers)
+    expected, remembered = derived.producers, producers_of(log.producers)
     for key in sorted(expected.keys() | remembered.keys()):
         if expected.get(key) != remembered.get(key):
             return (
@@ -78,13 +79,10 @@ def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
                 f"{expected.get(key)}"
             )
     transactions = log.producers.transactions
-    known_open = {
-        transaction.family: (transaction.epoch, transaction.first_offset)
-        for transaction in transactions._open.values()
-    }
+    known_open = open_transactions_of(transactions)
     if known_open != derived.opened:
         return f"takes {known_open} for its open transactions, its batches say {derived.opened}"
-    known_ended = {family: epoch.epoch for family, epoch in transactions._ended_epochs.items()}
+    known_ended = ended_epochs_of(transactions)
     if known_ended != derived.ended:
         return (
             f"takes {known_ended} for the last ended transactions, its batches say {derived.ended}"
@@ -106,8 +104,8 @@ def fault_of_manifest(manifest: Manifest, below: Derived, leader: Log | None) ->
     """
     state = ProducerState()
     state.load(manifest.producer_snapshot)
-    expected, said = below.producers, _remembered(state)
-    known = {} if leader is None else _remembered(leader.producers)
+    expected, said = below.producers, producers_of(state)
+    known = {} if leader is None else producers_of(leader.producers)
     for key in sorted(said.keys() | known.keys()):
         epoch, batches = said.get(key, (None, []))
         of_epoch, of_batches = expected.get(key, (None, []))
@@ -120,12 +118,12 @@ def fault_of_manifest(manifest: Manifest, below: Derived, leader: Log | None) ->
         if not set(kept) <= set(batches):
             return f"says of producer {key} {batches}, and its leader knows {kept}"
     transactions = state.transactions
-    if transactions._open:
-        return f"takes {transactions._open} for open"
-    for family, ended in transactions._ended_epochs.items():
-        if below.ended.get(family) != ended.epoch:
+    if opened := open_transactions_of(transactions):
+        return f"takes {opened} for open"
+    for family, ended in ended_epochs_of(transactions).items():
+        if below.ended.get(family) != ended:
             return (
-                f"takes {ended.epoch} for the last ended transaction of {family}, the batches "
+                f"takes {ended} for the last ended transaction of {family}, the batches "
                 f"below {manifest.end} say {below.ended.get(family)}"
             )
     if manifest.log_start >= manifest.end:
@@ -142,16 +140,3 @@ def _epochs_of(epochs: list[tuple[int, int]], manifest: Manifest) -> list[tuple[
         for (epoch, start), end in zip(epochs, ends, strict=True)
         if end > manifest.log_start
     ]
-
-
-def _remembered(state: ProducerState) -> Producers:
-    return {
-        key: (
-            producer.epoch,
-            [
-                (batche.base_sequence, batche.last_sequence, batche.base_offset, batche.last_offset)
-                for batche in producer.batches
-            ],
-        )
-        for key, producer in state._producers.items()
-    }

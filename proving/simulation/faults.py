@@ -16,6 +16,13 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import Fault as DiskFault
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import Process
+from proving.simulation.server_view import (
+    coordinator_of,
+    failed_count,
+    replica_log_of,
+    replicas_of,
+    role_of,
+)
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.replica.leader import Leader
@@ -151,11 +158,11 @@ class Faults:
         """Returns whether a disk error ended a replica: its broker process does not start it again.
         """
         broker = self._cluster.broker_of.get(self._cluster.broker_processes[number])
-        return (broker is not None and bool(broker._replicas._failed)) or any(
-            replica._replica_log.failure is not None
+        return (broker is not None and failed_count(broker) > 0) or any(
+            replica_log_of(replica).failure is not None
             for process in self._cluster.replica_processes(number)
             if (host := self._cluster.replica_hosts.get(process)) is not None
-            for replica in host._replicas.values()
+            for replica in replicas_of(host).values()
         )
 
     async def _crash_host(self, number: int) -> None:
@@ -179,7 +186,7 @@ class Faults:
             for number in range(len(self._cluster.hosts))
             for process in self._cluster.replica_processes(number)
             if (host := self._cluster.replica_hosts.get(process)) is not None
-            and any(isinstance(replica._role, Leader) for replica in host._replicas.values())
+            and any(isinstance(role_of(replica), Leader) for replica in replicas_of(host).values())
         ]
         if leaders:
             victim = self._rng.choice(leaders)
@@ -253,7 +260,7 @@ class Faults:
             only_names=only_names,
         )
         await self._last(1.0, 8.0)
-        victim._operations_left = None
+        victim.spare_disk_operations()
         for number in range(len(self._cluster.hosts)):
             self._ensure_broker(number)
         self._ensure_controller()
@@ -322,7 +329,7 @@ class Faults:
             for number in range(len(self._cluster.hosts))
             for process in self._cluster.replica_processes(number)
             if (host := self._cluster.replica_hosts.get(process)) is not None
-            and any(replica._coordinator is not None for replica in host._replicas.values())
+            and any(coordinator_of(replica) is not None for replica in replicas_of(host).values())
         ]
 
     async def kill_a_coordinator(self) -> None:

@@ -8,14 +8,26 @@ and then on another host.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults, Injection
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import Process
+from proving.simulation.server_view import (
+    coordinator_of,
+    has_delays,
+    has_holders_away,
+    has_moves,
+    is_loading_list,
+    loaded_list,
+    queue_leaders_of,
+    role_of,
+)
 from proving.simulation.world import Host
+from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -99,36 +111,31 @@ async def _strike(faults: Faults, kind: str, victim: Process, host: Host) -> Non
 # --- where something is going on ------------------------------------------------------------------
 
 
-def _replicas(cluster: SimulatedCluster) -> Iterator[tuple[Process, Replica]]:
-    for process, host in cluster.replica_hosts.items():
-        for replica in host._replicas.values() if process.alive else ():
-            yield process, replica
-
-
 def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
     """The servers where a queue's records wait for a time of day, or after a failure."""
-    return _queues(cluster, lambda leader: leader.open.state._delayed > 0)
+    return _queues(cluster, lambda leader, opened: has_delays(opened.state))
 
 
 def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
     """Hosts of queues where a consumer has just lost its connection, and its locks have a
     second."""
-    return _queues(cluster, lambda leader: bool(leader.holders._timers))
+    return _queues(cluster, lambda leader, opened: has_holders_away(leader.holders))
 
 
 def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
     """Hosts of queues where dead letters or redriven records are being moved."""
-    return _queues(cluster, lambda leader: bool(leader.open.state._moves))
+    return _queues(cluster, lambda leader, opened: has_moves(opened.state))
 
 
-def _queues(cluster: SimulatedCluster, holds: Callable[..., bool]) -> list[Process]:
+def _queues(
+    cluster: SimulatedCluster, holds: Callable[[QueueLeader, OpenQueue], bool]
+) -> list[Process]:
     return [
         process
-        for process, replica in _replicas(cluster)
-        if replica._queues is not None
-        and any(
-            leader.open is not None and holds(leader)
-            for leader in replica._queues._queues.values()
+        for process, replica in cluster.live_replicas()
+        if any(
+            leader.open is not None and holds(leader, leader.open)
+            for leader in queue_leaders_of(replica)
         )
     ]
 
@@ -139,8 +146,8 @@ def lists_being_loaded(
     """Leaders that are loading the object list of a partition, of any topic or of this one."""
     return _remote(
         cluster,
-        lambda remote: (
-            remote.log._loading.locked() and topic_id in (None, remote._assignment.topic_id)
+        lambda replica, remote: (
+            is_loading_list(remote) and topic_id in (None, replica.assignment.topic_id)
         ),
     )
 
@@ -148,17 +155,22 @@ def lists_being_loaded(
 def objects_to_be_deleted(cluster: SimulatedCluster) -> list[Process]:
     """Whose list has objects that are deleted after a delay."""
     return _remote(
-        cluster, lambda remote: bool(remote.log._loaded and remote.log._loaded[1].removed)
+        cluster,
+        lambda replica, remote: (
+            (loaded := loaded_list(remote)) is not None and bool(loaded.removed)
+        ),
     )
 
 
-def _remote(cluster: SimulatedCluster, holds: Callable[[LeaderRemote], bool]) -> list[Process]:
+def _remote(
+    cluster: SimulatedCluster, holds: Callable[[Replica, LeaderRemote], bool]
+) -> list[Process]:
     return [
         process
-        for process, replica in _replicas(cluster)
-        if isinstance(replica._role, Leader)
-        and replica._role.remote is not None
-        and holds(replica._role.remote)
+        for process, replica in cluster.live_replicas()
+        if isinstance(role := role_of(replica), Leader)
+        and role.remote is not None
+        and holds(replica, role.remote)
     ]
 
 
@@ -187,11 +199,11 @@ def missing_markers(cluster: SimulatedCluster) -> list[Process]:
 def _transactions(cluster: SimulatedCluster, *, is_decided: bool) -> list[Process]:
     return [
         process
-        for process, replica in _replicas(cluster)
-        if isinstance(replica._coordinator, TransactionCoordinator)
+        for process, replica in cluster.live_replicas()
+        if isinstance(coordinator := coordinator_of(replica), TransactionCoordinator)
         and any(
             transaction.is_decided is is_decided
-            for transaction in replica._coordinator.state.transactions.values()
+            for transaction in coordinator.state.transactions.values()
         )
     ]
 
@@ -208,8 +220,8 @@ def reassignments(cluster: SimulatedCluster) -> list[Process]:
     }
     return [
         process
-        for process, replica in (_replicas(cluster) if moving else ())
-        if isinstance(replica._role, Leader)
+        for process, replica in (cluster.live_replicas() if moving else ())
+        if isinstance(role_of(replica), Leader)
         and (replica.assignment.topic_id, replica.assignment.partition) in moving
     ]
 

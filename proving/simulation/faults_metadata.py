@@ -12,6 +12,7 @@ from proving.simulation.faults import Faults, Injection
 from proving.simulation.faults_aimed import found_soon
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import ProcessHost
+from proving.simulation.server_view import controller_host_of, quorum_of
 from rayq.actors.controller.controller import Controller
 
 TAIL = 4
@@ -57,7 +58,7 @@ async def depose_the_controller_with_a_tail(faults: Faults) -> None:
     others = [other for other in servers if other not in side]
     faults._begin(f"depose the controller on {host.name}, with a tail on {beside.name}")
     faults._world.network.cut(side, others)
-    quorum, until_s = controller._quorum, faults._world.now_s + PATIENCE_S
+    quorum, until_s = quorum_of(controller), faults._world.now_s + PATIENCE_S
     while quorum.last_index - quorum.commit_index < TAIL and faults._world.now_s < until_s:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await asyncio.sleep(rng.uniform(0, 0.05))
@@ -125,7 +126,7 @@ def _with_a_change(faults: Faults) -> list[Controller]:
     return [
         controller
         for _, controller in _controllers(faults)
-        if controller._quorum.commit_index < controller._quorum.last_index
+        if quorum_of(controller).commit_index < quorum_of(controller).last_index
     ]
 
 
@@ -139,7 +140,7 @@ def _controllers(faults: Faults) -> list[tuple[ProcessHost, Controller]]:
             found.append((process.host, controller))
     preferred, server = cluster.controller_process, cluster.controller
     if preferred is not None and preferred.alive and server is not None:
-        host = getattr(server, "controller_host", None)
+        host = controller_host_of(server)
         if host is not None and host.controller is not None:
             found.append((preferred.host, host.controller))
     return found

@@ -11,7 +11,7 @@ import random
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.process import Process
-from rayq.actors.queues.queue_leader import QueueLeader
+from proving.simulation.server_view import partition_of, queue_leaders_of, replica_log_of, role_of
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.queues.kept_queues import StateKey
@@ -85,12 +85,9 @@ class MoveFaults:
 
     def _source(self, state_key: StateKey) -> Process | None:
         """The process in which the queue's leader of this partition has opened its state."""
-        for process, replica in self._replicas():
-            leaders: list[QueueLeader] = []
-            if replica._queues is not None:
-                leaders = [*replica._queues._queues.values()]
-            for leader in leaders:
-                name = leader.queue.queue_id, leader._partition
+        for process, replica in self._cluster.live_replicas():
+            for leader in queue_leaders_of(replica):
+                name = leader.queue.queue_id, partition_of(leader)
                 if leader.open is not None and StateKey(*name) == state_key:
                     return process
         return None
@@ -102,8 +99,8 @@ class MoveFaults:
         """The leaders of the target. During an election an old leader may think so, too."""
         return [
             (process, replica)
-            for process, replica in self._replicas()
-            if isinstance(replica._role, Leader)
+            for process, replica in self._cluster.live_replicas()
+            if isinstance(role_of(replica), Leader)
             and replica.assignment.topic_id == move.topic_id
             and replica.assignment.partition == move.partition
         ]
@@ -114,15 +111,7 @@ class MoveFaults:
         until_s = self._cluster.world.now_s + APPEND_LIMIT_S
         while self._cluster.world.now_s < until_s:
             for _, replica in self._targets(move):
-                if replica._replica_log.high_watermark > move.scan_from:
+                if replica_log_of(replica).high_watermark > move.scan_from:
                     return True
             await asyncio.sleep(LOOK_S)
         return False
-
-    def _replicas(self) -> list[tuple[Process, Replica]]:
-        return [
-            (process, replica)
-            for process, host in self._cluster.replica_hosts.items()
-            if process.alive
-            for replica in host._replicas.values()
-        ]

@@ -15,6 +15,7 @@ from unittest import mock
 from proving.simulation.loop import START_S
 from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
+from proving.simulation.server_view import blocks_of, holders_of
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_leader import QueueLeader
@@ -47,7 +48,8 @@ class GoneHolders:
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """Notes who is heard and whose locks are freed, for the length of a `with` block."""
-        heard, closed, free_holders = Holders.heard, Holders._closed, OpenQueue.free_holders
+        heard, free_holders = Holders.heard, OpenQueue.free_holders
+        closed = vars(Holders)["_closed"]
 
         def note_heard(holders: Holders, holder: str, peer: Peer) -> None:
             named = self._connections.setdefault(holders, {}).setdefault(holder, [])
@@ -102,7 +104,7 @@ class GoneHolders:
 
     def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        named = self._connections.get(opened._holders, {})
+        named = self._connections.get(holders_of(opened), {})
         if holder not in named or now_s - self._looked_s > 2 * LOOK_S:
             return  # It was told of, or the run has ended.
         gone_since_s = self._gone_since_s(named[holder], now_s)
@@ -118,4 +120,4 @@ class GoneHolders:
 
 def _with_locks(opened: OpenQueue) -> set[str]:
     """The holders that have locks."""
-    return {holder for block in opened.state._blocks.values() for holder in block.holders}
+    return {holder for block in blocks_of(opened.state).values() for holder in block.holders}

@@ -34,6 +34,18 @@ from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.replica_changes import ReplicaChanges
+from proving.simulation.server_view import (
+    clean_state_of,
+    controller_host_of,
+    has_directory,
+    log_of,
+    metadata_log_of,
+    open_log_of,
+    replica_log_of,
+    replicas_of,
+    role_of,
+    segments_of,
+)
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
 from rayq.actors.remote.adoption import Adoption
@@ -105,7 +117,7 @@ class _Batches:
         return self.found[first : last + 1]
 
     def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
-        segments = log._segments
+        segments = segments_of(log)
         number = bisect_right(segments, self.segment, key=lambda entry: entry.base_offset) - 1
         for segment in segments[max(number, 0) :]:
             if segment.base_offset != self.segment:
@@ -191,22 +203,19 @@ class Invariants:
                 self._check_metadata(broker)
         elif owner is self._cluster.controller_process:
             server = self._cluster.controller
-            if server is not None and hasattr(server, "controller_host"):  # It has started.
+            if server is not None:
                 self._check_controller(server)
 
     def check_ends(self) -> None:
         """At the end: every live replica has all that was committed, byte for byte."""
-        for process, host in self._cluster.replica_hosts.items():
-            if not process.alive:
+        for process, replica in self._cluster.live_replicas():
+            committed, log = self._committed.get(_key(replica)), open_log_of(replica)
+            if committed is None or log is None:
                 continue
-            for replica in host._replicas.values():
-                committed, log = self._committed.get(_key(replica)), replica._replica_log._log
-                if committed is None or log is None or not replica._replica_log.is_open:
-                    continue
-                disk, seen = process.host.disk, self._replicas[replica]
-                self._compare(disk, replica, seen, committed.end)
-                self._check_nothing_is_back(disk, replica, seen, log)
-                self._check_derived(disk, replica, seen, log)
+            disk, seen = process.host.disk, self._replicas[replica]
+            self._compare(disk, replica, seen, committed.end)
+            self._check_nothing_is_back(disk, replica, seen, log)
+            self._check_derived(disk, replica, seen, log)
 
     def committed_end(self, key: TopicIdPartition) -> int:
         """The offset up to which the leaders of a partition have committed."""
@@ -216,17 +225,17 @@ class Invariants:
     def flushed_of(self, incarnation: str, key: TopicIdPartition) -> int | None:
         """The flushed offset of a replica, or None while it does not run."""
         process, host = self._hosts.get(incarnation, (None, None))
-        replica = None if host is None else host._replicas.get(key)
+        replica = None if host is None else replicas_of(host).get(key)
         if process is None or not process.alive or replica is None:
             return None
-        log = replica._replica_log._log
-        return None if log is None or not replica._replica_log.is_open else log.flushed_offset
+        log = open_log_of(replica)
+        return None if log is None else log.flushed_offset
 
     # --- the metadata -----------------------------------------------------------------------------
 
     def _check_controller(self, host: Broker | ControllerServer) -> None:
-        controller = host.controller_host.controller
-        if controller is None:
+        at = controller_host_of(host)
+        if at is None or (controller := at.controller) is None:
             return
         self.judge.note_controller(controller)
         if self._latest_controller.get(host) is controller:
@@ -238,7 +247,7 @@ class Invariants:
 
     def _check_metadata(self, broker: Broker) -> None:
         """Checks the records that this broker has applied since the last check."""
-        log = broker.metadata._log
+        log = metadata_log_of(broker.metadata)
         known = self._versions.get(broker, 0)
         version = self._versions[broker] = broker.metadata.version
         first = max(known + 1, log.first_index)
@@ -286,34 +295,33 @@ class Invariants:
         if incarnation is None or incarnation not in self._hosts:
             return
         process, host = self._hosts[incarnation]
-        leader = host._replicas.get((record.topic_id, record.partition))
-        role = None if leader is None else leader._role
+        leader = replicas_of(host).get((record.topic_id, record.partition))
+        role = None if leader is None else role_of(leader)
         if leader is None or leader.assignment.topic in self.unclean_topics:
             return
         if process.alive and isinstance(role, Leader):
-            self._check_in_sync(leader, role.state, leader._replica_log.high_watermark)
+            self._check_in_sync(leader, role.state, replica_log_of(leader).high_watermark)
 
     # --- replicas ---------------------------------------------------------------------------------
 
     def _check_replicas(self, process: Process, host: ReplicaHost) -> None:
-        for replica in host._replicas.values():
-            held = replica._replica_log
-            log = held._log
+        for replica in replicas_of(host).values():
+            held, log = replica_log_of(replica), log_of(replica)
             if log is None or replica.assignment.topic in self.unclean_topics:
                 continue
-            seen, role = self._replicas.get(replica), replica._role
+            seen, role = self._replicas.get(replica), role_of(replica)
             if (
                 seen is not None
                 and seen.role is role
                 and seen.high_watermark == held.high_watermark
-                and seen.flushed_offset == log._flushed
+                and seen.flushed_offset == log.flushed_offset
                 and seen.generation == seen.flushed_generation == log.generation
-                and seen.clean is log._clean
+                and seen.clean is clean_state_of(log)
             ):
                 continue  # As after most events.
             if seen is None:
                 seen = self._replicas[replica] = _Seen()
-                self._hosts[host._spec.incarnation] = (process, host)
+                self._hosts[held.incarnation] = (process, host)
                 self._check_holder(process, replica)
             if (
                 seen.flushed_offset != log.flushed_offset
@@ -321,7 +329,7 @@ class Invariants:
             ):
                 self._check_flushed(process, replica, seen, log)
             leader = role.state if isinstance(role, Leader) else None
-            if seen.clean is not log._clean:
+            if seen.clean is not clean_state_of(log):
                 self._check_compacted(process.host.disk, replica, seen, log)
             if (
                 seen.leader is not leader
@@ -332,10 +340,10 @@ class Invariants:
             seen.role = role
 
     def _check_holder(self, process: Process, replica: Replica) -> None:
-        place = (replica._replica_log.broker, _key(replica))
+        place = (replica_log_of(replica).broker, _key(replica))
         before, other = self._holders.get(place, (None, replica))
         self._holders[place] = (process, replica)
-        if before is not None and before.alive and other._replica_log._directory is not None:
+        if before is not None and before.alive and has_directory(other):
             raise InvariantError(
                 f"{process.name} opened the directory of {_where(replica)}, which {before.name} "
                 "has open"
@@ -344,7 +352,7 @@ class Invariants:
     def _check_flushed(self, process: Process, replica: Replica, seen: _Seen, log: Log) -> None:
         """Compares the offsets that count as flushed since the last check with the bytes that the
         disk holds for certain."""
-        if not process.alive or not replica._replica_log.is_open or log.config.flush == "os":
+        if not process.alive or open_log_of(replica) is None or log.config.flush == "os":
             return
         if log.failure is not None:
             return  # It has stopped: no other process learns its offsets.
@@ -372,7 +380,7 @@ class Invariants:
     ) -> None:
         """Compares the log again from its start, and forgets where its batches were."""
         self._check_generation(disk, replica, seen, log)
-        seen.clean, seen.batches = log._clean, _Batches(-1)
+        seen.clean, seen.batches = clean_state_of(log), _Batches(-1)
         limit, seen.compared = seen.compared, 0
         self._compare(disk, replica, seen, limit)
         self._check_nothing_is_back(disk, replica, seen, log)
@@ -393,7 +401,7 @@ class Invariants:
         self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
     ) -> None:
         """Compares what the replica remembers of its batches with the batches."""
-        if log.failure is not None or not replica._replica_log.is_open:
+        if log.failure is not None or open_log_of(replica) is None:
             return
         if log.start_offset > 0 or log.cleaned_offset > 0 or _first_offset(log) > 0:
             return  # Some of the state comes from batches that are gone, or not on this disk.
@@ -412,7 +420,7 @@ class Invariants:
             where = _where(replica)
             begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
             partition = self.state.partition(*_key(replica))
-            who = replica._replica_log.incarnation
+            who = replica_log_of(replica).incarnation
             is_in_sync = partition is None or any(
                 member.incarnation == who for member in partition.value.isr
             )
@@ -430,10 +438,10 @@ class Invariants:
         seen: _Seen,
         leader: PartitionState | None,
     ) -> None:
-        log = replica._replica_log._log
+        log = log_of(replica)
         assert log is not None
         where = _where(replica)
-        high_watermark = replica._replica_log.high_watermark
+        high_watermark = replica_log_of(replica).high_watermark
         committed = self._committed.setdefault(_key(replica), _Committed())
         self._check_generation(disk, replica, seen, log)
         if seen.leader is not None and leader is not seen.leader:
@@ -484,7 +492,7 @@ class Invariants:
     ) -> None:
         topic_id, number = _key(replica)
         epoch = leader.leader_epoch
-        who = (replica._replica_log.broker, replica._replica_log.incarnation)
+        who = (replica_log_of(replica).broker, replica_log_of(replica).incarnation)
         holder = self._leaders.setdefault((topic_id, number, epoch), who)
         if holder != who:
             raise InvariantError(
@@ -492,7 +500,7 @@ class Invariants:
             )
         earlier = [end for before, end in committed.end_by_epoch.items() if before < epoch]
         needed = max(earlier, default=0)
-        log = replica._replica_log._log
+        log = log_of(replica)
         assert log is not None
         if log.end_offset < needed:
             raise InvariantError(
@@ -511,16 +519,16 @@ class Invariants:
     ) -> None:
         """Compares a leader's log up to its high watermark, and adds new batches to the committed
         ones."""
-        end = min(leader.high_watermark, replica._replica_log.high_watermark)
+        end = min(leader.high_watermark, replica_log_of(replica).high_watermark)
         self._compare(disk, replica, seen, min(end, committed.end))
-        log = replica._replica_log._log
+        log = log_of(replica)
         assert log is not None
         for batch in _batches(disk, log, seen, seen.compared, end):
             crc = disk.checksum(batch.path, batch.start, batch.stop)
             committed.starts.append(batch.base_offset)
             committed.batches.append((batch.next_offset, crc))
             seen.compared = batch.next_offset
-            if replica._replica_log.topic_config.is_compacted:
+            if replica_log_of(replica).topic_config.is_compacted:
                 history = self.histories.setdefault(_key(replica), CompactedHistory())
                 history.add(_content(disk, batch), self._cluster.world.now_s)
             if self.on_committed is not None:
@@ -541,11 +549,11 @@ class Invariants:
             return
         for member in partition.value.isr:
             process, host = self._hosts.get(member.incarnation, (None, None))
-            other = None if host is None else host._replicas.get(_key(replica))
+            other = None if host is None else replicas_of(host).get(_key(replica))
             if process is None or other is None or not process.alive:
                 continue
-            log = other._replica_log._log
-            if log is None or not other._replica_log.is_open:
+            log = open_log_of(other)
+            if log is None:
                 continue
             if log.flushed_offset < end:
                 raise InvariantError(
@@ -558,7 +566,7 @@ class Invariants:
         if seen.compared >= limit:
             return
         committed = self._committed[_key(replica)]
-        log = replica._replica_log._log
+        log = log_of(replica)
         assert log is not None
         if seen.compared < log.cleaned_offset and _key(replica) in self.histories:
             self._compare_compacted(disk, replica, seen, log, limit)
@@ -615,7 +623,7 @@ class Invariants:
 def _first_offset(log: Log) -> int:
     """The offset below which the log's batches are not on its disk: they were removed, or they are
     in the object store only."""
-    return log._segments[0].base_offset
+    return segments_of(log)[0].base_offset
 
 
 def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:
@@ -623,7 +631,7 @@ def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:
 
 
 def _where(replica: Replica) -> str:
-    return f"{replica.where} on broker {replica._replica_log.broker}"
+    return f"{replica.where} on broker {replica_log_of(replica).broker}"
 
 
 def _key(replica: Replica) -> TopicIdPartition:

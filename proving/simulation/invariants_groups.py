@@ -22,6 +22,17 @@ from proving.simulation.invariants import InvariantError
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from proving.simulation.replica_changes import ReplicaChanges
+from proving.simulation.server_view import (
+    coordinator_of,
+    decided_of,
+    group_of,
+    is_loaded,
+    is_settled,
+    is_stopped,
+    leader_epoch_of,
+    member_of,
+    replicas_of,
+)
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica import Replica
 from rayq.client.consuming.async_consumer import AsyncConsumer
@@ -183,23 +194,23 @@ class GroupInvariants:
         if consumer is not None:
             self._check_beliefs(owner, consumer)
             return
-        for replica in () if host is None else host._replicas.values():
-            if isinstance(coordinator := replica._coordinator, GroupCoordinator):
+        for replica in () if host is None else replicas_of(host).values():
+            if isinstance(coordinator := coordinator_of(replica), GroupCoordinator):
                 self._check_coordinator(replica, coordinator)
 
     def _check_coordinator(self, replica: Replica, coordinator: GroupCoordinator) -> None:
-        partition, epoch = replica.assignment.partition, coordinator._leader.leader_epoch
+        partition, epoch = replica.assignment.partition, leader_epoch_of(coordinator)
         if self._serving.setdefault((partition, epoch), coordinator) is not coordinator:
             raise InvariantError(f"two coordinators of {replica.where} in leader epoch {epoch}")
         if epoch > self._newest_epoch.get(partition, 0):
             self._newest_epoch[partition] = epoch
-        if not coordinator._is_loaded:
+        if not is_loaded(coordinator):
             self._loaded_s.pop(coordinator, None)
             return
         self._loaded_s.setdefault(coordinator, self._cluster.world.now_s)
-        if coordinator._log.committed < coordinator._log.decided or coordinator._ended is not None:
+        if not is_settled(coordinator):
             return
-        seen = (coordinator._log.generation, coordinator._log.decided)
+        seen = decided_of(coordinator)
         if self._checked.get(coordinator) == seen or epoch < self._newest_epoch[partition]:
             return
         self._checked[coordinator] = seen
@@ -224,15 +235,14 @@ class GroupInvariants:
             raise InvariantError(f"the coordinator of {replica.where} does not know {missing}")
 
     def _check_beliefs(self, process: Process, consumer: AsyncConsumer) -> None:
-        core = consumer._core
-        member = None if core.group is None else core.group.member
-        if not process.alive or member is None or member._is_stopped:
+        member = member_of(consumer)
+        if not process.alive or member is None or is_stopped(member):
             return
         seen = (self._version, member.state.epoch, member.state.grant, member.owned.held)
         if self._beliefs.get(process) == seen:
             return
         self._beliefs[process] = seen
-        group = self._group(member._coordinator.group)
+        group = self._group(group_of(member))
         known = group.members.get(member.member_id)
         if known is None:
             return  # The member is out of the group, and will learn that.
@@ -253,11 +263,10 @@ class GroupInvariants:
 
     def owns(self, consumer: AsyncConsumer, places: set[TopicPartition]) -> bool:
         """Returns whether these partitions belong to the consumer's member by what is committed."""
-        core = consumer._core
-        member = None if core.group is None else core.group.member
+        member = member_of(consumer)
         if member is None:
             return False
-        known = self._group(member._coordinator.group).members.get(member.member_id)
+        known = self._group(group_of(member)).members.get(member.member_id)
         owned = set() if known is None else {partition for _, partition in known.owned}
         return owned >= {place.partition for place in places}
 

@@ -18,6 +18,13 @@ from typing import NamedTuple
 
 from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
+from proving.simulation.server_view import (
+    blocks_of,
+    fence_of,
+    is_all_kept,
+    opening_of,
+    partition_of,
+)
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
@@ -87,14 +94,14 @@ class QueueInvariants:
         if beyond is not None:
             raise InvariantError(f"{leader.where}: {beyond}")
         state, commits = opened.state, opened.commits
-        state_key = StateKey(leader.queue.queue_id, leader._partition)
+        state_key = StateKey(leader.queue.queue_id, partition_of(leader))
         opening = self._openings.get(state_key)
         if opening is None:
             return
-        is_idle = commits._current is None and commits._next is None and not state.is_changed
-        if not is_idle or commits._journal.fence != opening.fence:
+        is_idle = is_all_kept(commits) and not state.is_changed
+        if not is_idle or fence_of(commits) != opening.fence:
             return
-        if any(block.claimed for block in state._blocks.values()):
+        if any(block.claimed for block in blocks_of(state).values()):
             return  # An operator moves records: what they were is kept until they are moved.
         records = list(self._read(state_key))
         replayed = QueueState.replay(leader.config, records, now_ms=0, now_s=0.0)
@@ -153,7 +160,7 @@ class QueueInvariants:
             yield from page
 
     def _check_opening(self, state_key: StateKey) -> None:
-        opening = self._kept._opening_of(state_key)
+        opening = opening_of(self._kept, state_key)
         before = self._openings.pop(state_key, None)
         if opening is None:
             return  # The queue was deleted.
@@ -273,7 +280,7 @@ def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
         kind = READY if record.state == DELAYED else record.state
         if record.offset < end_offset and (kind != READY or record.count):
             found.add((kind, record.offset, record.count, record.holder or ""))
-    for number, block in state._blocks.items():
+    for number, block in blocks_of(state).items():
         for index in bits_of(block.unbegun):
             found.add(("unbegun", number * BLOCK_OFFSETS + index))
         for index in bits_of(block.done):
@@ -287,7 +294,7 @@ def _delays(state: QueueState) -> dict[int, tuple[int, int | None]]:
     """The due time of each delayed offset, and how long it waits."""
     return {
         number * BLOCK_OFFSETS + index: (delay.due_ms, delay.length_ms)
-        for number, block in state._blocks.items()
+        for number, block in blocks_of(state).items()
         for index, delay in block.due.items()
         if block.delayed >> index & 1
     }

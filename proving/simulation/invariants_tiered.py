@@ -34,6 +34,14 @@ from proving.simulation.invariants import InvariantError, Invariants
 from proving.simulation.object_store import SimulatedObjectStore, StoreChange
 from proving.simulation.owner import Owner
 from proving.simulation.replica_changes import ReplicaChanges
+from proving.simulation.server_view import (
+    metadata_log_of,
+    open_log_of,
+    replica_log_of,
+    replicas_of,
+    role_of,
+    segments_of,
+)
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.records import (
@@ -162,10 +170,10 @@ class TieredInvariants:
         host = self._changes.host(owner)
         if host is None or not owner.alive:
             return
-        for replica in host._replicas.values():
-            held = replica._replica_log
-            if held._log is not None and held.is_open:
-                self._check_replica(replica, held._log)
+        for replica in replicas_of(host).values():
+            log = open_log_of(replica)
+            if log is not None:
+                self._check_replica(replica, log)
 
     def bytes_between(self, key: TopicIdPartition, start: int, end: int) -> int:
         """The bytes of the committed batches that end above `start`, and at `end` or below."""
@@ -189,11 +197,10 @@ class TieredInvariants:
 
     def check_ends(self) -> None:
         """At the end: what replicas know of epochs, once more."""
-        for process, host in self._cluster.replica_hosts.items():
-            for replica in host._replicas.values() if process.alive else ():
-                log = replica._replica_log._log
-                if replica._replica_log.is_open and log is not None:
-                    self._check_epochs(replica, log)
+        for _, replica in self._cluster.live_replicas():
+            log = open_log_of(replica)
+            if log is not None:
+                self._check_epochs(replica, log)
 
     # --- the metadata -----------------------------------------------------------------------------
 
@@ -319,11 +326,12 @@ class TieredInvariants:
     def _leader_of(self, manifest: Manifest) -> Log | None:
         """The log of the leader of the manifest's epoch, while it lives."""
         for process, host in self._cluster.replica_hosts.items():
-            replica = host._replicas.get((manifest.topic_id, manifest.partition))
-            if process.alive and replica is not None and replica._replica_log.is_open:
-                role = replica._role
+            replica = replicas_of(host).get((manifest.topic_id, manifest.partition))
+            log = None if replica is None else open_log_of(replica)
+            if process.alive and replica is not None and log is not None:
+                role = role_of(replica)
                 if isinstance(role, Leader) and role.leader_epoch == manifest.leader_epoch:
-                    return replica._replica_log._log
+                    return log
         return None
 
     def _may_lose(self, topic: str) -> bool:
@@ -423,7 +431,7 @@ class TieredInvariants:
         holders: Counter[RemotePointer] = Counter()
         for broker in brokers:
             metadata = broker.metadata
-            for _, _, data in metadata._log.read(metadata.version + 1, 1 << 30):
+            for _, _, data in metadata_log_of(metadata).read(metadata.version + 1, 1 << 30):
                 holders.update(
                     record.pointer
                     for record in decode_entry(data)
@@ -455,7 +463,7 @@ class TieredInvariants:
         history.headers.append(header)
 
     def _check_replica(self, replica: Replica, log: Log) -> None:
-        role = replica._role
+        role = role_of(replica)
         seen = self._replicas.setdefault(replica, _Seen())
         pointer = replica.assignment.remote
         if (
@@ -467,7 +475,7 @@ class TieredInvariants:
         ):
             return
         partition = self.state.partition(*_key(replica))
-        where = f"{replica.where} on broker {replica._replica_log.broker}"
+        where = f"{replica.where} on broker {replica_log_of(replica).broker}"
         if log.local_start_offset < log.start_offset:
             raise InvariantError(
                 f"{where}: local start {log.local_start_offset}, log start {log.start_offset}"
@@ -516,7 +524,7 @@ class TieredInvariants:
         if history is None or not self._may_lose(replica.assignment.topic):
             return
         disk = self._disk_of(replica)
-        for segment in log._segments:
+        for segment in segments_of(log):
             content = disk.find_file(segment.path).current
             position = 0
             while position < segment.size:
@@ -533,7 +541,7 @@ class TieredInvariants:
                 position += header.length
 
     def _disk_of(self, replica: Replica) -> SimulatedDisk:
-        return self._cluster.hosts[replica._replica_log.broker].disk
+        return self._cluster.hosts[replica_log_of(replica).broker].disk
 
     def _check_start(self, where: str, replica: Replica, log: Log) -> None:
         fault = self._fault_of_start(replica, log) if log.start_offset > 0 else None
@@ -550,7 +558,7 @@ class TieredInvariants:
         if self._may_lose(replica.assignment.topic):
             return
         # Above that it may have other records than were committed, and not know it yet.
-        limit = min(replica._replica_log.high_watermark, history.end)
+        limit = min(replica_log_of(replica).high_watermark, history.end)
         expected = {
             (epoch, max(start, log.start_offset))
             for number, (epoch, start) in enumerate(history.epochs)
@@ -563,7 +571,7 @@ class TieredInvariants:
         known = {(epoch, max(start, log.start_offset)) for epoch, start in log.epochs.entries()}
         if not expected <= known:
             raise InvariantError(
-                f"{replica.where} on broker {replica._replica_log.broker} starts at "
+                f"{replica.where} on broker {replica_log_of(replica).broker} starts at "
                 f"{log.start_offset}, local from {log.local_start_offset}, and takes its epochs "
                 f"for {sorted(known)}; they are {sorted(expected)}"
             )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from proving.simulation.invariants import InvariantError
+from proving.simulation.server_view import replica_log_of
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.core.groups import records as group_records
@@ -54,7 +55,7 @@ class TransactionInvariants:
             return
         for replica in self._moved:
             place = (replica.assignment.topic_id, replica.assignment.partition)
-            stable_offset = replica._replica_log.last_stable_offset
+            stable_offset = replica_log_of(replica).last_stable_offset
             for key, first_offset in self._open.get(place, {}).items():
                 if first_offset < stable_offset:
                     raise InvariantError(

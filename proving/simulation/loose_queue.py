@@ -20,6 +20,7 @@ from proving.simulation.compacted_topic import new_producer
 from proving.simulation.faults import Faults, Injection
 from proving.simulation.new_topic import create_topic
 from proving.simulation.queue_workers import QueuePlan
+from proving.simulation.server_view import replica_log_of
 from proving.simulation.unclean_topic import elect_uncleanly
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
@@ -270,13 +271,8 @@ class LooseQueue:
     def _logs(self) -> list[tuple[int, Log]]:
         """The broker of each replica whose log is open, and that log."""
         found = [
-            replica._replica_log
-            for process, host in self._cluster.replica_hosts.items()
-            for replica in (host._replicas.values() if process.alive else ())
+            replica_log_of(replica)
+            for _, replica in self._cluster.live_replicas()
             if replica.assignment.topic == TOPIC
         ]
-        return [
-            (record.broker, record.log)
-            for record in found
-            if record.failure is None and record._log is not None and not record._is_closed
-        ]
+        return [(held.broker, held.log) for held in found if held.is_open]

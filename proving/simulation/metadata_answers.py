@@ -24,10 +24,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from proving.simulation.server_view import (
+    directory_of_metadata,
+    disk_of_metadata,
+    entries_from,
+    epoch_at,
+    first_index_of,
+    fresh_answers,
+    metadata_log_of,
+    metadata_of,
+    quorum_of,
+)
 from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
@@ -106,14 +117,14 @@ class MetadataJudge:
         """Looks at what a controller calls committed."""
         if not self._is_judging:
             return
-        quorum = controller._quorum
+        quorum = quorum_of(controller)
         seen = self._seen_commit_index.get(quorum, 0)
         if quorum.commit_index == seen:
             return
         self._seen_commit_index[quorum] = quorum.commit_index
-        if quorum._epoch_at(quorum.commit_index) != quorum.epoch:
+        if epoch_at(quorum, quorum.commit_index) != quorum.epoch:
             # Raft 5.4.2: a later controller may still cut what only earlier epochs have written.
-            of = quorum._epoch_at(quorum.commit_index)
+            of = epoch_at(quorum, quorum.commit_index)
             self._found(
                 f"controller epoch {quorum.epoch} calls record {quorum.commit_index} of epoch {of} "
                 "committed"
@@ -128,7 +139,7 @@ class MetadataJudge:
                 f"{sum(confirmed)} of {len(confirmed)} voters confirmed"
             )
         self._committed_in[quorum.epoch] = quorum.commit_index
-        for index, epoch, data in quorum._entries_from(max(seen + 1, _first_index(quorum))):
+        for index, epoch, data in entries_from(quorum, max(seen + 1, first_index_of(quorum))):
             if index > quorum.commit_index:
                 break
             self.note_committed(index, _encoded(epoch, data))
@@ -138,19 +149,20 @@ class MetadataJudge:
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """Wraps the methods whose answers are judged, for the length of a `with` block."""
-        wrapped: tuple[tuple[type, str, Any], ...] = (
-            (MetadataKeeper, "prepare", self._around_prepare(MetadataKeeper.prepare)),
-            (MetadataKeeper, "append", self._around_append(MetadataKeeper.append)),
-            (MetadataKeeper, "install", self._around_install(MetadataKeeper.install)),
-            (MetadataLog, "compact", self._around_compact(MetadataLog.compact)),
-            (Quorum, "append", self._around_quorum_append(Quorum.append)),
-            (Quorum, "compact", self._around_quorum_compact(Quorum.compact)),
-            (Controller, "handle", self._around_handle(Controller.handle)),
-            (MetadataAnswers, "_page", self._around_page(MetadataAnswers._page)),
-            (MetadataAnswers, "queues", self._around_queues(MetadataAnswers.queues)),
+        wrappers: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+            (MetadataKeeper, "prepare", self._around_prepare),
+            (MetadataKeeper, "append", self._around_append),
+            (MetadataKeeper, "install", self._around_install),
+            (MetadataLog, "compact", self._around_compact),
+            (Quorum, "append", self._around_quorum_append),
+            (Quorum, "compact", self._around_quorum_compact),
+            (Controller, "handle", self._around_handle),
+            (MetadataAnswers, "_page", self._around_page),
+            (MetadataAnswers, "queues", self._around_queues),
         )
         with contextlib.ExitStack() as stack:
-            for owner, method, wrapper in wrapped:
+            for owner, method, around in wrappers:
+                wrapper = around(getattr(owner, method))
                 stack.enter_context(mock.patch.object(owner, method, wrapper))
             self._is_judging = True
             yield
@@ -174,9 +186,9 @@ class MetadataJudge:
             answer = await append(keeper, request, payload)
             self._judge_epoch(keeper, request.epoch)
             self._judge_confirmed(keeper, request.epoch, answer)
-            first_index = keeper._log.first_index
+            log = metadata_log_of(keeper)
             for entry in sent:
-                if entry[0] >= first_index and keeper._log.read(entry[0], 1)[:1] != [entry]:
+                if entry[0] >= log.first_index and log.read(entry[0], 1)[:1] != [entry]:
                     self._found(f"{_who(keeper)} confirms {answer.last_index}, without {entry[:2]}")
             if sent:
                 self._judge_disk(keeper)
@@ -233,7 +245,7 @@ class MetadataJudge:
 
     def _around_handle(self, handle: Any) -> Any:
         async def judged(controller: Controller, request: messages.AnyRequest) -> Any:
-            quorum = controller._quorum
+            quorum = quorum_of(controller)
             # It decides before it waits for the first time, so on all that is there now.
             needed = quorum.last_index
             name = type(request).__name__
@@ -259,11 +271,9 @@ class MetadataJudge:
         ) -> Any:
             names = None if asked is None else set(asked)
             answer = page(answers, asked, request)
-            fresh = MetadataAnswers(
-                answers._metadata, answers._cluster_id, is_registered=answers._is_registered
-            )
-            if ENCODER.encode(answer) != ENCODER.encode(page(fresh, names, request)):
-                self._found(f"{_who(answers._metadata)} tells clients what is no longer so")
+            fresh = page(fresh_answers(answers), names, request)
+            if ENCODER.encode(answer) != ENCODER.encode(fresh):
+                self._found(f"{_who(metadata_of(answers))} tells clients what is no longer so")
             return answer
 
         return judged
@@ -273,8 +283,9 @@ class MetadataJudge:
             answers: MetadataAnswers, request: messages.DescribeQueues, room: Any
         ) -> Any:
             answer = await queues(answers, request, room)
-            if answer.version == answers._metadata.version:
-                self._judge_queues(answers._metadata, request, answer)
+            metadata = metadata_of(answers)
+            if answer.version == metadata.version:
+                self._judge_queues(metadata, request, answer)
             return answer
 
         return judged
@@ -282,7 +293,7 @@ class MetadataJudge:
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge_epoch(self, keeper: MetadataKeeper, epoch: int) -> None:
-        directory = keeper._directory.meta.directory_id
+        directory = directory_of_metadata(keeper).meta.directory_id
         promised = self._promised[directory]
         if epoch < promised:
             self._found(f"{_who(keeper)} promised epoch {promised}, and follows {epoch}")
@@ -290,7 +301,7 @@ class MetadataJudge:
 
     def _judge_voters(self, keeper: MetadataKeeper, told: Sequence[tuple[int, str]]) -> None:
         """The newest set in the log counts, committed or not."""
-        log = keeper._log
+        log = metadata_log_of(keeper)
         if log.failure is not None:
             return  # It is opened again before anything else is promised.
         records = decode_records(log.snapshot_data) if log.snapshot_data else []
@@ -326,7 +337,7 @@ class MetadataJudge:
     def _judge_confirmed(
         self, keeper: MetadataKeeper, epoch: int, answer: messages.AppendMetadataResponse
     ) -> None:
-        index, log, quorum = answer.last_index, keeper._log, self._quorums[epoch]
+        index, log, quorum = answer.last_index, metadata_log_of(keeper), self._quorums[epoch]
         key = (epoch, answer.directory_id)
         self._confirmed[key] = max(self._confirmed[key], index)
         if index > max(log.last_index, log.snapshot_index or 0):
@@ -336,8 +347,8 @@ class MetadataJudge:
                 f"{_who(keeper)} confirms {index}, and controller epoch {epoch} has written up to "
                 f"{quorum.last_index}"
             )
-        elif index >= _first_index(quorum) and index >= log.first_index:
-            here, there = log.epoch_at(index), quorum._epoch_at(index)
+        elif index >= first_index_of(quorum) and index >= log.first_index:
+            here, there = log.epoch_at(index), epoch_at(quorum, index)
             if here != there:
                 self._found(
                     f"{_who(keeper)} confirms {index} in controller epoch {epoch}: its record is "
@@ -346,9 +357,9 @@ class MetadataJudge:
 
     def _judge_disk(self, keeper: MetadataKeeper) -> None:
         """Checks that whatever was promised or confirmed would survive a power loss now."""
-        disk = keeper._environment.disk.disk  # type: ignore[attr-defined]
+        disk = disk_of_metadata(keeper).disk
         for name in (ENTRIES, SNAPSHOT, PROMISE):
-            path = f"{keeper._directory.path}/metadata/{name}"
+            path = f"{directory_of_metadata(keeper).path}/metadata/{name}"
             if disk.find(path) is None:
                 continue
             length = len(disk.find_file(path).current)
@@ -368,10 +379,10 @@ class MetadataJudge:
                 f"controller epoch {quorum.epoch} begins with records up to {quorum.last_index}; "
                 f"{last} is committed"
             )
-        elif last >= _first_index(quorum) - 1 and quorum._epoch_at(last) != epoch:
+        elif last >= first_index_of(quorum) - 1 and epoch_at(quorum, last) != epoch:
             self._found(
                 f"controller epoch {quorum.epoch} begins with another record {last}: of epoch "
-                f"{quorum._epoch_at(last)}, not {epoch}"
+                f"{epoch_at(quorum, last)}, not {epoch}"
             )
 
     def _judge_answer(self, quorum: Quorum, needed: int, what: str) -> None:
@@ -434,10 +445,5 @@ def _told(encoded: bytes) -> str:
     return f"{decode_entry(encoded[8:])} of epoch {int.from_bytes(encoded[:8], 'big')}"
 
 
-def _first_index(quorum: Quorum) -> int:
-    """The first index whose record, and not only a snapshot, is in the controller's memory."""
-    return 1 if quorum._snapshot is None else quorum._snapshot[0] + 1
-
-
 def _who(keeper: MetadataKeeper) -> str:
-    return f"broker {keeper._directory.meta.broker}"
+    return f"broker {directory_of_metadata(keeper).meta.broker}"

@@ -115,6 +115,10 @@ class Process(Owner):
         self._only_names = only_names
         self._power_loss_too = power_loss
 
+    def spare_disk_operations(self) -> None:
+        """Takes `kill_at_disk_operation` back."""
+        self._operations_left = None
+
     def pause_at_disk_operation(self, count: int) -> None:
         """Pauses the process after its `count`-th change of the disk from now (1 is the next)."""
         self._operations_to_pause = count

@@ -10,6 +10,7 @@ from functools import partial
 
 from proving.simulation.loop import START_S
 from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
+from proving.simulation.server_view import taken_of
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
@@ -127,16 +128,16 @@ class TaskWorker:
             self._recorder.begun(self._noted_as(task), [task.value or b""])
 
     def _noted_as(self, task: QueueTask) -> str:
-        source = task._lease.taken.lane.source
+        source = taken_of(task).lane.source
         assert isinstance(source, Source)
         return self._plans[source.name].noted_as(source.queue_id)
 
     def _note_taken(self, tasks: Sequence[QueueTask]) -> None:
         by_answer: dict[int, list[QueueTask]] = {}
         for task in tasks:
-            by_answer.setdefault(id(task._lease.taken), []).append(task)
+            by_answer.setdefault(id(taken_of(task)), []).append(task)
         for some in by_answer.values():
-            taken = some[0]._lease.taken
+            taken = taken_of(some[0])
             self._recorder.took(
                 self._noted_as(some[0]),
                 self._name,
@@ -174,7 +175,7 @@ class TaskWorker:
     def _settle(self, task: QueueTask, what: str) -> list[tuple[int, QueueTask]]:
         delay_s = self._rng.choice((None, 0.0, 0.3, 1.5)) if what == "nack" else None
         if what == "fail":
-            is_last = task.delivery_count >= task._lease.taken.lane.source.config.max_deliveries
+            is_last = task.delivery_count >= taken_of(task).lane.source.config.max_deliveries
             noted = "reject" if is_last else "nack"
         else:
             noted = "nack" if what == "forget" else what
@@ -185,7 +186,7 @@ class TaskWorker:
             noted,  # type: ignore[arg-type]
             [(task.offset, lock_count(task))],
             at_s=self._now_s(),
-            state_epoch=task._lease.taken.state_epoch,
+            state_epoch=taken_of(task).state_epoch,
             seconds=delay_s,
         )
         if what == "forget":  # The client gives it back when the task is collected.

@@ -17,6 +17,7 @@ from typing import Any
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
+from proving.simulation.server_view import log_of
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
@@ -202,14 +203,14 @@ class TrimmedTopic:
     def _check_what_is_kept(self) -> None:
         """The log of each replica starts no later than it may."""
         topic_id = self._cluster.topic_id(TOPIC)
-        for process, host in self._cluster.replica_hosts.items():
-            for (held_id, number), replica in host._replicas.items() if process.alive else ():
-                log = replica._replica_log._log
-                if held_id != topic_id or log is None or log.start_offset <= self._asked[number]:
-                    continue
-                if log.size_bytes < self._kept_bytes_min:
-                    self._problems.append(
-                        f"{replica.where} of {process.name} starts at {log.start_offset} and has "
-                        f"{log.size_bytes} bytes; retention_bytes is {self.retention_bytes}, and "
-                        f"nobody asked to delete more than what is below {self._asked[number]}"
-                    )
+        for process, replica in self._cluster.live_replicas():
+            log = log_of(replica)
+            if replica.assignment.topic_id != topic_id or log is None:
+                continue
+            asked = self._asked[replica.assignment.partition]
+            if log.start_offset > asked and log.size_bytes < self._kept_bytes_min:
+                self._problems.append(
+                    f"{replica.where} of {process.name} starts at {log.start_offset} and has "
+                    f"{log.size_bytes} bytes; retention_bytes is {self.retention_bytes}, and "
+                    f"nobody asked to delete more than what is below {asked}"
+                )

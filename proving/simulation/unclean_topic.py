@@ -18,6 +18,7 @@ from functools import partial
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import new_producer
 from proving.simulation.faults import Faults
+from proving.simulation.server_view import replicas_of
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
@@ -145,7 +146,7 @@ def _kill_replica(place: TopicPartition, cluster: SimulatedCluster, broker: int)
         host = cluster.replica_hosts.get(process)
         if host is not None and any(
             (replica.assignment.topic, replica.assignment.partition) == place
-            for replica in host._replicas.values()
+            for replica in replicas_of(host).values()
         ):
             process.kill()
 

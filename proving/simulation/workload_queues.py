@@ -38,6 +38,7 @@ from proving.simulation.queue_lives import Lives
 from proving.simulation.queue_tasks import TaskWorker
 from proving.simulation.queue_workers import QueuePlan, RawWorker
 from proving.simulation.redrives import Redrives
+from proving.simulation.server_view import queue_leaders_of
 from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS
@@ -512,11 +513,9 @@ class QueueWorkload(Workload):
 
     def _leaders(self) -> Iterator[tuple[Process, QueueLeader]]:
         """The leaders of all queues in live processes, each with its process."""
-        for process, host in self._cluster.replica_hosts.items():
-            for replica in host._replicas.values() if process.alive else ():
-                if replica._queues is not None:
-                    for leader in replica._queues._queues.values():
-                        yield process, leader
+        for process, replica in self._cluster.live_replicas():
+            for leader in queue_leaders_of(replica):
+                yield process, leader
 
     def _queue_id(self, plan: QueuePlan) -> str:
         if plan.is_loose:

@@ -37,6 +37,7 @@ from proving.simulation.new_topic import create_topic
 from proving.simulation.object_store import ProcessObjectStore
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.server_view import open_log_of, role_of
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
 from proving.simulation.trimmed_topic import TrimmedTopic
@@ -118,7 +119,7 @@ class TieredTopic(TrimmedTopic):
         if start <= asked:
             return None
         pinned = replica.assignment.pinned_offset
-        if not isinstance(replica._role, Leader):
+        if not isinstance(role_of(replica), Leader):
             return None if self.retention_bytes is not None else f"{asked} was asked for"
         if pinned is not None and start > pinned:
             return f"{pinned} is pinned, and {asked} was asked for"
@@ -212,10 +213,9 @@ class RemoteStorage(Workload):
         if any(host.clock_changes for host in self._cluster.hosts):
             return []
         starts = {
-            key: replica._replica_log.log.start_offset
-            for process, host in self._cluster.replica_hosts.items()
-            for key, replica in (host._replicas.items() if process.alive else ())
-            if replica._replica_log.is_open
+            (replica.assignment.topic_id, replica.assignment.partition): log.start_offset
+            for _, replica in self._cluster.live_replicas()
+            if (log := open_log_of(replica)) is not None
         }
         found = []
         for topic, number, partition in self.tiered.state.all_partitions():
