@@ -422,6 +422,42 @@ def test_a_queue_that_is_gone_is_an_error_of_take(
         queue.flush()
 
 
+def test_a_close_says_that_the_queue_of_what_was_settled_is_gone(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
+    fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q", prefetch=0)
+    [task] = queue.take(1, PATIENCE_S)
+    fake.call(lambda: fake.queues.queues.pop("q"))
+    task.ack()
+    with pytest.raises(LockLostError, match="could not be told"):
+        queue.close()
+
+
+def test_a_flush_waits_for_what_was_settled_of_a_queue_that_was_created_again(
+    fake: FakeCluster, open_queue: OpenQueue
+) -> None:
+    played = fake.queues.create("q")
+    fake.write("q", [b"a"])
+    queue = open_queue("q", prefetch=0)
+    [old] = queue.take(1, PATIENCE_S)
+
+    def create_again() -> None:
+        played.queue_id = "another id"
+        played.locks.clear()
+
+    fake.call(create_again)
+    [new] = take_all(queue, 1)
+    old.ack()
+    with pytest.raises(LockLostError, match="could not be told"):
+        queue.flush()
+    new.ack()
+    queue.flush()
+    assert played.done == {(0, 0)}
+
+
 def test_wrong_arguments_are_refused(fake: FakeCluster, cluster: Cluster, open_queue: OpenQueue) -> None:
     fake.queues.create("q")
     queue = open_queue("q")

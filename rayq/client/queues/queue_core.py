@@ -78,6 +78,9 @@ class QueueCore:
         self.loop = asyncio.get_running_loop()
         self.is_closed = False
         self.sources: list[Source] = []
+        self._replaced: list[Source] = []
+        """Sources whose queue was deleted and created again, until what users decide about their
+        records has been reported."""
         self.prefetch = prefetch
         """The maximum number of records locked ahead."""
         self._weights = weights
@@ -241,7 +244,8 @@ class QueueCore:
     async def flush(self, timeout_s: float | None) -> None:
         """Waits until all decisions are durable. Raises LockLostError, TimeoutError."""
         self._work()
-        lanes = [lane for source in self.sources for lane in source.lanes]
+        sources = [*self.sources, *self._replaced]
+        lanes = [lane for source in sources for lane in source.lanes]
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(lane.flush() for lane in lanes))
@@ -250,6 +254,7 @@ class QueueCore:
                 f"flush: the leaders have not confirmed everything within {timeout_s:g} s. The "
                 "client goes on telling them: flush again to wait for it."
             ) from None
+        self._replaced = [source for source in self._replaced if source.out]
         lost, self._lost = self._lost, []
         if lost:
             more = f" So it was with {len(lost)} records since the last flush." if lost[1:] else ""
@@ -530,7 +535,7 @@ class QueueCore:
         self._look_soon()
 
     def _look_soon(self) -> None:
-        if self._looking is None and not self.is_closed:
+        if self._looking is None and self.sources:
             self._looking = self.client.environment.tasks.spawn(self._look(), "look for queues")
 
     async def _look(self) -> None:
@@ -561,6 +566,7 @@ class QueueCore:
             "queue %s was deleted and created again: it is taken from the start", source.name
         )
         source.close()
+        self._replaced.append(source)
         self.sources[index] = Source(self.client, self, found)
 
     async def _tick(self) -> None:
@@ -641,6 +647,6 @@ class QueueCore:
         for source in self.sources:
             if source.failure is None:
                 source.close()
-        self.sources = []
+        self.sources, self._replaced = [], []
         self._tell()
         self._on_close()
