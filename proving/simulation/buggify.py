@@ -23,7 +23,7 @@ from proving.simulation.owner import OWNER
 from proving.simulation.process import ProcessThreads
 from rayq.actors import coordinator_log
 from rayq.actors.metadata import quorum
-from rayq.actors.replica import follower, leader, leader_reads, replica_host
+from rayq.actors.replica import follower, leader_followers, leader_reads, replica_host
 from rayq.storage import cleaner, plans, recent_producers
 from rayq.wire import server
 
@@ -56,7 +56,7 @@ ONE_BYTE = 1
 CONSTANTS: dict[str, tuple[tuple[object, str, int], ...]] = {
     "one-batch-reads": (
         (follower, "BATCHES_AT_ONCE", 1),
-        (leader, "REPLICA_FETCH_BYTES_MAX", ONE_BYTE),
+        (leader_followers, "REPLICA_FETCH_BYTES_MAX", ONE_BYTE),
         (leader_reads, "CLIENT_FETCH_BYTES_MAX", ONE_BYTE),
         (coordinator_log, "READ_BYTES", ONE_BYTE),
     ),

@@ -28,6 +28,7 @@ from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.flush_lock import FlushLock
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.client import metadata as client_metadata
 from rayq.client.metadata import MetadataCache
@@ -330,14 +331,14 @@ def truncation_to_the_high_watermark() -> list[Patch]:
 
 @plants("9", "a leader compares ends, not epochs")
 def divergence_by_offset_only() -> list[Patch]:
-    check = Leader._check_follower
+    check = LeaderFollowers._check_follower
 
     def mutated(self: Any, leader: Any, log: Any, request: Any) -> Any:
         if request.offset <= log.end_offset:
             request = msgspec.structs.replace(request, last_epoch=None)
         return check(self, leader, log, request)
 
-    return [(Leader, "_check_follower", mutated)]
+    return [(LeaderFollowers, "_check_follower", mutated)]
 
 
 @plants("9", "a follower that diverges drops its last epoch, committed records too")

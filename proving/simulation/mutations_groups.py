@@ -11,7 +11,7 @@ from proving.simulation.planting import Patch, plants
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica import compactor
-from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.consuming.group_member import GroupMember
 from rayq.core.groups import changes as group_changes
@@ -148,7 +148,7 @@ def tombstones_dropped_at_once() -> list[Patch]:
 
 @plants("14", "a follower goes on below the horizon of its leader", GROUPS)
 def horizon_ignored() -> list[Patch]:
-    return [(Leader, "_is_below_horizon", lambda self, leader, log, request: False)]
+    return [(LeaderFollowers, "_is_below_horizon", lambda self, leader, log, request: False)]
 
 
 @plants("14", "compacted segments are swapped in before they are on disk", GROUPS)

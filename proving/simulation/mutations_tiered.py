@@ -18,7 +18,7 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.uploads import Uploads
 from rayq.actors.replica import replica
-from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core.cluster import remote_changes
 from rayq.core.cluster.records import RemoteMoved
@@ -195,14 +195,14 @@ def epochs_cut_at_the_local_start() -> list[Patch]:
 
 @plants("39", "a follower that begins anew begins at the high watermark", TIERED)
 def follower_begins_at_the_high_watermark() -> list[Patch]:
-    snapshot = Leader.replica_snapshot
+    snapshot = LeaderFollowers.snapshot
 
     def mutated(self: Any, *arguments: Any) -> Any:
         answer, payload = snapshot(self, *arguments)
         start = self._replica_log.high_watermark
         return msgspec.structs.replace(answer, local_start_offset=start), payload
 
-    return [(Leader, "replica_snapshot", mutated)]
+    return [(LeaderFollowers, "snapshot", mutated)]
 
 
 @plants("40", "a leader that lacks what is stored appends where its own log ends", TIERED)

@@ -22,6 +22,7 @@ from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition.state import PartitionState
@@ -276,9 +277,9 @@ def _follower_truncate(
     yield
 
 
-@_around(Leader, "_check_follower")
+@_around(LeaderFollowers, "_check_follower")
 def _check_follower(
-    self: Leader, leader: PartitionState, log: Log, request: messages.ReplicaFetch
+    self: LeaderFollowers, leader: PartitionState, log: Log, request: messages.ReplicaFetch
 ) -> Generator[None, Any, None]:
     early = yield
     if early is not None and early.reset_to is not None:

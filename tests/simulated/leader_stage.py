@@ -59,7 +59,7 @@ class Led:
         local_start: int = 0, copied_horizon: int = 0, bytes_max: int = 1 << 20, wait_ms: int = 0,
     ) -> Awaitable[tuple[messages.ReplicaFetchResponse, bytes]]:
         """What a follower hears and gets."""
-        return self.leader.replica_fetch(
+        return self.leader.followers.fetch(
             messages.ReplicaFetch(
                 "id", 0, broker, incarnation or f"{broker}a", LEADER_EPOCH, offset,
                 offset if flushed is None else flushed, log_start, last_epoch, bytes_max, wait_ms,

@@ -166,7 +166,7 @@ class QueueStage:
         """Leader and follower have all on disk: it is committed."""
         end = self.log.log.end_offset
         self.leader.flushed(end)
-        await self.leader.replica_fetch(
+        await self.leader.followers.fetch(
             messages.ReplicaFetch(
                 "id", 0, 2, "2a", self.epoch, end, end, 0, self.log.log.last_epoch, 1 << 20, 0
             )

@@ -56,7 +56,7 @@ def test_what_a_leader_tells_those_that_end_below_its_local_start() -> None:
             await led.fetched(2, 19, 4)
         led.leader.committed(assignment(2, [(1, "1a"), (3, "3a")]))
         assert (await led.fetched(2, 19, 4)).reset_to == 20
-        answer, payload = led.leader.replica_snapshot(
+        answer, payload = led.leader.followers.snapshot(
             messages.ReplicaSnapshot("id", 0, LEADER_EPOCH)
         )
         assert (answer.log_start_offset, answer.local_start_offset) == (3, 20)
@@ -73,7 +73,7 @@ def test_a_fetch_that_waits_while_the_records_leave_the_disk() -> None:
     async def work(led: Led) -> None:
         led.leader.committed(assignment(2, [(1, "1a"), (3, "3a")]))
         waits = asyncio.ensure_future(
-            led.leader.replica_fetch(
+            led.leader.followers.fetch(
                 messages.ReplicaFetch(
                     "id", 0, 2, "2a", LEADER_EPOCH, END, END, 0, 6, 1 << 20, 5000
                 )
@@ -99,14 +99,14 @@ def test_a_follower_with_a_hole_is_copied_anew_once_it_is_out_of_sync() -> None:
             "id", 0, 2, "2a", LEADER_EPOCH, END, END, 0, 6, 1 << 20, 0, local_start_offset=20
         )
         with pytest.raises(RemoteStorageError, match="out of the in-sync"):
-            await led.leader.replica_fetch(fetch)
+            await led.leader.followers.fetch(fetch)
         led.leader.committed(assignment(2, [(1, "1a"), (3, "3a")]))
-        answer, _ = await led.leader.replica_fetch(fetch)
+        answer, _ = await led.leader.followers.fetch(fetch)
         assert answer.reset_to == 0
         # None where this log has no more itself, or the log starts there.
         other = msgspec.structs.replace(fetch, log_start_offset=20)
-        assert (await led.leader.replica_fetch(other))[0].reset_to is None
+        assert (await led.leader.followers.fetch(other))[0].reset_to is None
         await led.log.drop_local(20)
-        assert (await led.leader.replica_fetch(fetch))[0].reset_to is None
+        assert (await led.leader.followers.fetch(fetch))[0].reset_to is None
 
     leading(work)

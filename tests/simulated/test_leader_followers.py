@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
-from rayq.actors.replica import leader as leader_module
+from rayq.actors.replica import leader_followers
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
     DivergedLogError,
@@ -91,7 +91,7 @@ def test_an_answer_has_as_many_bytes_as_the_follower_asks_for() -> None:
 def test_an_answer_has_no_more_bytes_than_the_leader_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leader_module, "REPLICA_FETCH_BYTES_MAX", 2 * BATCH_BYTES)
+    monkeypatch.setattr(leader_followers, "REPLICA_FETCH_BYTES_MAX", 2 * BATCH_BYTES)
 
     async def work(led: Led) -> None:
         assert offsets((await led.copying(2, 21, 6))[1]) == [21, 22]
@@ -377,7 +377,7 @@ def test_a_follower_that_is_refused_counts_for_nothing() -> None:
         ):
             await request
             assert led.log.high_watermark == 12
-        led.leader.replica_flushed(messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, END))
+        led.leader.followers.flushed(messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, END))
         assert led.log.high_watermark == 12, "it has not fetched in this epoch"
         await led.fetched(2, 29, 6, END)
         assert led.log.high_watermark == 29
@@ -394,7 +394,7 @@ def test_a_notice_of_a_flush_counts_as_far_as_it_goes() -> None:
         await led.fetched(3, END, 6)
         await led.fetched(2, END, 6, 20)
         for flushed, counted in ((25, 25), (22, 25), (END, END)):
-            led.leader.replica_flushed(
+            led.leader.followers.flushed(
                 messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, flushed)
             )
             assert led.log.high_watermark == counted
@@ -411,7 +411,7 @@ def test_only_the_registered_process_of_a_replica_counts() -> None:
             with pytest.raises(FencedEpochError):
                 await led.fetched(broker, 21, 4, incarnation=incarnation)
             with pytest.raises(FencedEpochError):
-                led.leader.replica_flushed(
+                led.leader.followers.flushed(
                     messages.ReplicaFlushed("id", 0, broker, incarnation, LEADER_EPOCH, END)
                 )
 
@@ -424,7 +424,7 @@ def test_who_begins_anew_hears_the_epochs_that_begin_below(
 ) -> None:
     async def work(led: Led) -> None:
         await led.log.drop_local(start)
-        answer, _ = led.leader.replica_snapshot(messages.ReplicaSnapshot("id", 0, LEADER_EPOCH))
+        answer, _ = led.leader.followers.snapshot(messages.ReplicaSnapshot("id", 0, LEADER_EPOCH))
         assert answer == messages.ReplicaSnapshotResponse(0, epochs, start)
 
     leading(work)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rayq import messages
-from rayq.actors.replica.leader import PROPOSAL_PAUSE_S
+from rayq.actors.replica.isr_proposals import PROPOSAL_PAUSE_S
 from rayq.config import ClusterConfig
 from rayq.errors import StalePartitionError, TimeoutError
 from tests.simulated.leader_stage import ALL, END, LEADER_EPOCH, Led, assignment, leading
@@ -63,7 +63,7 @@ def test_a_deposed_leader_and_one_without_its_broker_propose_nothing(is_ended: b
         led.leader.state.follower_fetched(
             3, "3a", flushed=END, log_start_offset=0, now_s=led.clock.monotonic()
         )
-        led.leader.propose_isr()
+        led.leader.proposals.propose()
         await asyncio.sleep(WAIT_S)
         assert led.proposals == []
 
@@ -195,13 +195,13 @@ def test_who_waits_for_a_proposal_that_failed_once_does_not_wait_long() -> None:
 def test_the_late_answer_to_a_proposal_of_an_earlier_epoch_holds_up_nothing() -> None:
     async def work(led: Led) -> None:
         late = asyncio.get_running_loop().create_future()
-        propose = led.leader._propose
+        propose = led.leader.proposals._propose
 
         async def slow(request: messages.AlterPartition) -> None:
             led.proposals.append(request)
             await late
 
-        led.leader._propose = slow
+        led.leader.proposals._propose = slow
         led.leader.committed(assignment(2, ALL[:2]))
         await led.fetched(3, END, 6)
         await asyncio.sleep(0)
@@ -211,7 +211,7 @@ def test_the_late_answer_to_a_proposal_of_an_earlier_epoch_holds_up_nothing() ->
         led.leader.committed(given)
         late.set_exception(StalePartitionError("no"))
         await asyncio.sleep(0.01)
-        led.leader._propose = propose
+        led.leader.proposals._propose = propose
         await led.fetched(3, END, 6, incarnation="3b")
         await asyncio.sleep(0.01)
         assert led.proposals[1].isr == [*ALL[:2], (3, "3b")]
@@ -226,7 +226,7 @@ def test_a_refusal_frees_what_waited_for_the_members_that_were_proposed() -> Non
         async def slow(request: messages.AlterPartition) -> None:
             await answer_of
 
-        led.leader._propose = slow
+        led.leader.proposals._propose = slow
         led.leader.committed(assignment(2, ALL[:2]))
         await led.all_agree()
         waiting = led.waiting(0)

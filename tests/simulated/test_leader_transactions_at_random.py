@@ -91,7 +91,7 @@ class Partition:
         request = messages.ReplicaFetch(
             "id", 0, 2, "2a", self.epoch, offset, offset, 0, last_epoch, 1 << 20, 0
         )
-        await self.leader.replica_fetch(request)
+        await self.leader.followers.fetch(request)
 
     def send(self, family: int, epoch: int, sequence: int) -> None:
         payload = encode_batch(

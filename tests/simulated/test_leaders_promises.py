@@ -156,7 +156,7 @@ def test_a_leader_that_is_deposed_acknowledges_nothing_more() -> None:
             waiting.result()
         led.flushed(31)
         for broker in (2, 3):
-            led.leader.replica_flushed(
+            led.leader.followers.flushed(
                 messages.ReplicaFlushed("id", 0, broker, f"{broker}a", LEADER_EPOCH, 31)
             )
         assert led.log.high_watermark == 30, "the log is another's by now"
@@ -478,7 +478,7 @@ def test_what_a_follower_has_flushed_counts_up_to_its_end_only() -> None:
         await led.fetched(3, END, 6)
         await led.fetched(2, 20, 4, flushed=30)
         assert led.log.high_watermark == 20
-        led.leader.replica_flushed(
+        led.leader.followers.flushed(
             messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, 99)
         )
         assert led.log.high_watermark == 30
@@ -510,7 +510,7 @@ def test_who_begins_anew_gets_the_producers_and_epochs_below_the_log_start_only(
         led.produce(1, acks=1)
         await led.log.advance_log_start(31)
         request = messages.ReplicaSnapshot("id", 0, LEADER_EPOCH)
-        answer, data = led.leader.replica_snapshot(request)
+        answer, data = led.leader.followers.snapshot(request)
         assert answer.log_start_offset == 31
         assert answer.epochs == [(LEADER_EPOCH, 30)]
         told = type(led.log.log.producers)()

@@ -28,13 +28,13 @@ def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> 
             for replica in host._replicas.values()
             if process.alive and isinstance(replica._role, Leader)
         )
-        propose, refused = leader._propose, list[messages.AlterPartition]()
+        propose, refused = leader.proposals._propose, list[messages.AlterPartition]()
 
         async def refuse(request: messages.AlterPartition) -> None:
             refused.append(request)
             raise StalePartitionError("not now")
 
-        leader._propose = refuse
+        leader.proposals._propose = refuse
         cluster.start_broker(away)
         await stage.until(lambda: len(refused) > 0, "a proposal to take it in again")
         for _ in range(int(REFUSED_FOR_S * 100)):  # A fetch of the follower follows each record.
@@ -42,7 +42,7 @@ def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> 
             await stage.pause(0.01)
         # 0, 0.1, 0.3, 0.7, 1.5, 2.3 ... s after the first; three hundred sends take up to 5 s.
         assert 3 <= len(refused) <= 9
-        leader._propose = propose
+        leader.proposals._propose = propose
         await stage.until(lambda: away in stage.in_sync("t"), "it to be in sync", limit_s=2)
 
     play(script)

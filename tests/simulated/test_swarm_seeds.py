@@ -10,7 +10,7 @@ import pytest
 from proving.simulation import World, buggify, situations
 from proving.simulation.situations import SITUATIONS
 from proving.simulation.steering import Steering
-from rayq.actors.replica import leader
+from rayq.actors.replica import leader_followers
 from tests.simulated.support import found_by, passing
 
 SWARM = ("--scenario", "swarm")
@@ -62,10 +62,10 @@ def test_each_probe_takes_what_its_method_takes() -> None:
 
 
 def test_a_constant_is_another_one_only_while_the_seed_runs() -> None:
-    before = leader.REPLICA_FETCH_BYTES_MAX
+    before = leader_followers.REPLICA_FETCH_BYTES_MAX
     with buggify.patched(frozenset({"one-batch-reads"})):
-        assert leader.REPLICA_FETCH_BYTES_MAX == 1 != before
-    assert before == leader.REPLICA_FETCH_BYTES_MAX
+        assert leader_followers.REPLICA_FETCH_BYTES_MAX == 1 != before
+    assert before == leader_followers.REPLICA_FETCH_BYTES_MAX
 
 
 def test_each_point_is_drawn_by_some_seed_and_some_seeds_draw_none() -> None:

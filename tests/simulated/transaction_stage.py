@@ -106,7 +106,7 @@ class Led:
         request = messages.ReplicaFetch(
             "id", 0, 2, "2a", LEADER_EPOCH, end, end, 0, last_epoch, 1 << 20, 0
         )
-        await self.leader.replica_fetch(request)
+        await self.leader.followers.fetch(request)
         await self.settle()
 
     def produce(

@@ -2,7 +2,8 @@
 
 One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
 from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 9).
-`LeaderReads` answers readers, and `LeaderTransactions` handles transactions.
+`LeaderFollowers` answers followers, `LeaderReads` answers readers, and `LeaderTransactions` handles
+transactions; `IsrProposals` asks the controller for another in-sync set.
 """
 
 from __future__ import annotations
@@ -19,46 +20,32 @@ from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.replica.isr_proposals import IsrProposals
+from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.replica.produced_batch import check_manifest, check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
-from rayq.actors.signal import Signal
-from rayq.backoff import Backoff
-from rayq.config import MIB
 from rayq.core.cluster.topic_changes import check_not_internal
-from rayq.core.partition.state import Isr, PartitionState
+from rayq.core.partition.state import PartitionState
 from rayq.errors import (
-    DivergedLogError,
-    FencedEpochError,
     LeadershipEndedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
     OffsetOutOfRangeError,
-    RayqError,
-    RemoteStorageError,
-    StalePartitionError,
     StorageError,
     TimeoutError,
 )
 from rayq.logs import log_event
 from rayq.messages.transaction_ids import is_transactional
 from rayq.storage.batch import BatchHeader, Marker
-from rayq.storage.log import Log
 from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
 
-REPLICA_FETCH_BYTES_MAX = 8 * MIB
 CONFIRM_CHECK_S = 0.1
-PROPOSAL_PAUSE_S = 0.1
-"""Backoff after a failed proposal: the metadata that explains it is on its way. Without the pause
-each fetch of a follower would repeat the proposal, as fast as the controller answers."""
-PROPOSAL_PAUSE_MAX_S = 0.8
-"""Maximum backoff. It doubles with each refusal in one partition epoch: a follower whose broker
-stopped has all records, and must not be in sync as long as that broker is away."""
 
 
 class Leader:
@@ -87,12 +74,8 @@ class Leader:
             replica_log.environment, assignment.topic, assignment.partition
         )
         self._assignment = assignment
-        self._propose = propose
         self._has_lease = has_lease
         self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
-        self._followers_moved = Signal()
-        self._propose_from_s = 0.0
-        self._refusals = Backoff(self._environment, PROPOSAL_PAUSE_S, PROPOSAL_PAUSE_MAX_S)
         self._ended: str | None = None
         self.where = replica_log.where
         log = replica_log.log
@@ -107,6 +90,23 @@ class Leader:
             flushed_offset=log.flushed_offset,
             high_watermark=min(replica_log.high_watermark, log.end_offset),
             started_s=self._environment.clock.monotonic(),
+        )
+        self.proposals = IsrProposals(
+            replica_log,
+            self.state,
+            assignment,
+            propose=propose,
+            may_propose=lambda: self._ended is None and has_lease(),
+            on_decided=self._after_progress,
+        )
+        self.followers = LeaderFollowers(
+            replica_log,
+            self.state,
+            self._metrics,
+            self.proposals,
+            check=self.check,
+            remote_end=lambda: None if self.remote is None else self.remote.log.end_offset,
+            on_progress=self._after_progress,
         )
         self.reads = LeaderReads(replica_log, self.state, self._metrics, check=self.check)
         self.transactions = LeaderTransactions(
@@ -149,8 +149,7 @@ class Leader:
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             # No proposal has failed in this partition epoch.
-            self._propose_from_s = 0.0
-            self._refusals.reset()
+            self.proposals.reset()
         state.committed(
             assignment.partition_epoch,
             assignment.isr,
@@ -169,7 +168,7 @@ class Leader:
                     "written."
                 )
             )
-        self.propose_isr()
+        self.proposals.propose()
 
     def _remote_committed(
         self, remote: LeaderRemote, assignment: messages.PartitionAssignment
@@ -194,7 +193,7 @@ class Leader:
             self.remote.end(reason)
         self._replica_log.appended.notify()
         self._replica_log.committed.notify()
-        self._followers_moved.notify()
+        self.followers.moved.notify()
 
     def check(self) -> None:
         """Raises NotLeaderError unless this still leads and the process has its broker's lease."""
@@ -377,7 +376,7 @@ class Leader:
                     f"{before}: the records below may or may not be there again under another "
                     "leader. Try again."
                 )
-            await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
+            await self.followers.moved.wait(min(remaining_s, CONFIRM_CHECK_S))
             self.check()
 
     # --- the object store -------------------------------------------------------------------
@@ -409,210 +408,7 @@ class Leader:
         self.check()
         return answer
 
-    # --- followers --------------------------------------------------------------------------
-
-    @answers(messages.ReplicaFetch)
-    async def replica_fetch(
-        self, request: messages.ReplicaFetch
-    ) -> tuple[messages.ReplicaFetchResponse, bytes]:
-        """Answers a follower's fetch. See `messages.ReplicaFetch`."""
-        clock = self._environment.clock
-        deadline_s = clock.monotonic() + request.wait_ms / 1000
-        is_first = True
-        while True:
-            self.check()
-            leader, log = self.state, self._replica_log.log
-            if is_first:
-                early = self._check_follower(leader, log, request)
-                if early is not None:
-                    return early, b""
-                is_first = False
-            horizon = log.tombstone_horizon
-            if request.offset < log.local_start_offset:
-                return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
-            if request.offset < log.end_offset:
-                data, _ = await self._replica_log.read(
-                    request.offset,
-                    log.end_offset,
-                    min(request.bytes_max, REPLICA_FETCH_BYTES_MAX),
-                )
-                self.check()
-                if self._is_below_horizon(leader, log, request):
-                    # Tombstones above the follower's end were removed while the fetch waited.
-                    return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
-                if log.tombstone_horizon != horizon:
-                    continue  # The read may be from before; the answer would name the new one.
-                self._metrics.replicated(data)
-                return self._fetch_answer(leader), data
-            if request.log_start_offset < log.start_offset:
-                return self._fetch_answer(leader), b""  # The follower moves its own.
-            remaining_s = deadline_s - clock.monotonic()
-            if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
-                return self._fetch_answer(leader), b""
-
-    def _check_follower(
-        self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
-    ) -> messages.ReplicaFetchResponse | None:
-        """Notes a follower whose log agrees with this one; else answers what it must do."""
-        leader.check_process(request.broker, request.incarnation)
-        is_in_sync = (request.broker, request.incarnation) in leader.isr
-        if request.offset < log.local_start_offset:
-            if is_in_sync and self._replica_log.restarted_at != log.local_start_offset:
-                raise DivergedLogError(
-                    f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
-                    f"{request.offset}, below the local start {log.local_start_offset} of its "
-                    "leader."
-                )
-            return self._fetch_answer(leader, reset_to=log.local_start_offset)
-        if self._has_hole(log, request):
-            if is_in_sync:
-                raise RemoteStorageError(
-                    f"{self.where} on broker {request.broker} begins at "
-                    f"{request.local_start_offset}, and what it lacks below is not in the object "
-                    "store: it is copied again once it is out of the in-sync replicas."
-                )
-            return self._fetch_answer(leader, reset_to=log.local_start_offset)
-        if self._is_below_horizon(leader, log, request):
-            return self._fetch_answer(leader, reset_to=log.local_start_offset)
-        if request.last_epoch is not None:
-            epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
-            if epoch != request.last_epoch or end < request.offset:
-                return self._fetch_answer(leader, diverging=(epoch, end))
-        elif request.offset > log.end_offset:
-            return self._fetch_answer(leader, diverging=(None, log.end_offset))
-        leader.follower_fetched(
-            request.broker,
-            request.incarnation,
-            flushed=min(request.flushed, request.offset),
-            log_start_offset=request.log_start_offset,
-            now_s=self._environment.clock.monotonic(),
-        )
-        self._followers_moved.notify()
-        self._after_progress()
-        self.propose_isr()
-        return None
-
-    def _has_hole(self, log: Log, request: messages.ReplicaFetch) -> bool:
-        """Returns whether the follower lacks records that this log has and that no longer count as
-        stored: it dropped them by metadata that were lost, or before the topic gave up its objects.
-        """
-        remote_end = None if self.remote is None else self.remote.log.end_offset
-        return request.local_start_offset > max(
-            log.local_start_offset, request.log_start_offset, remote_end or 0
-        )
-
-    def _is_below_horizon(
-        self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
-    ) -> bool:
-        """Returns whether the follower may hold records whose tombstones are gone here: it would
-        keep them forever (docs/protocol.md, rule 14). An empty log holds none, nor does a log that
-        was copied from here after they had gone: a copy that takes more than one fetch passes below
-        the horizon."""
-        if not request.log_start_offset < request.offset < log.tombstone_horizon:
-            return False
-        if request.copied_horizon >= log.tombstone_horizon:
-            return False
-        if (request.broker, request.incarnation) in leader.isr:
-            raise DivergedLogError(
-                f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
-                f"{request.offset}, below the tombstone horizon {log.tombstone_horizon} of its "
-                "leader."
-            )
-        return True
-
-    def _fetch_answer(
-        self,
-        leader: PartitionState,
-        *,
-        diverging: tuple[int | None, int] | None = None,
-        reset_to: int | None = None,
-    ) -> messages.ReplicaFetchResponse:
-        epoch, end = (None, None) if diverging is None else diverging
-        log = self._replica_log.log
-        return messages.ReplicaFetchResponse(
-            high_watermark=self._replica_log.high_watermark,
-            log_start_offset=log.start_offset,
-            epoch_start_offset=leader.epoch_start_offset,
-            diverging_epoch=epoch,
-            diverging_end=end,
-            reset_to=reset_to,
-            cleaned_offset=log.cleaned_offset,
-            tombstone_horizon=log.tombstone_horizon,
-        )
-
-    @answers(messages.ReplicaFlushed)
-    def replica_flushed(self, request: messages.ReplicaFlushed) -> None:
-        self.state.follower_flushed(
-            request.broker,
-            request.incarnation,
-            flushed=min(request.flushed, self._replica_log.log.end_offset),
-            now_s=self._environment.clock.monotonic(),
-        )
-        self._after_progress()
-
-    @answers(messages.ReplicaSnapshot)
-    def replica_snapshot(
-        self, request: messages.ReplicaSnapshot
-    ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
-        """Returns producer state and epochs for a follower that restarts at the local start.
-
-        It covers only batches below that: the rest may never be committed, and the follower learns
-        it from the batches themselves.
-        """
-        log = self._replica_log.log
-        start = log.local_start_offset
-        answer = messages.ReplicaSnapshotResponse(
-            log_start_offset=log.start_offset,
-            epochs=[entry for entry in log.epochs.entries() if entry[1] < start],
-            local_start_offset=start,
-        )
-        return answer, log.producer_snapshot_at(start)
-
-    # --- the in-sync set --------------------------------------------------------------------
-
-    def propose_isr(self) -> None:
-        leader, now_s = self.state, self._environment.clock.monotonic()
-        if self._ended is not None or not self._has_lease() or now_s < self._propose_from_s:
-            return
-        leader.log_start_offset = self._replica_log.log.start_offset
-        isr = leader.proposal(now_s)
-        if isr is None:
-            return
-        request = messages.AlterPartition(
-            topic_id=self._assignment.topic_id,
-            partition=self._assignment.partition,
-            broker=leader.broker,
-            incarnation=leader.incarnation,
-            leader_epoch=leader.leader_epoch,
-            partition_epoch=leader.partition_epoch,
-            isr=list(isr),
-        )
-        self._environment.tasks.spawn(
-            self._send_proposal(isr, request), f"propose the ISR of {self.where}"
-        )
-
-    async def _send_proposal(self, isr: Isr, request: messages.AlterPartition) -> None:
-        try:
-            await self._propose(request)
-        except (StalePartitionError, FencedEpochError) as error:
-            logger.info("ISR of %s: %s", self.where, error)
-            self.state.proposal_refused(isr, request.partition_epoch)
-            # Under min_insync_replicas writes wait for the refused member.
-            is_urgent = self.state.is_under_min_isr
-            self._pause_proposals(
-                request.partition_epoch, PROPOSAL_PAUSE_S if is_urgent else self._refusals.next_s()
-            )
-        except RayqError as error:
-            logger.info("ISR of %s: %s", self.where, error)
-            self.state.proposal_unknown(isr, request.partition_epoch)
-            self._pause_proposals(request.partition_epoch, PROPOSAL_PAUSE_S)
-        self._after_progress()
-
-    def _pause_proposals(self, partition_epoch: int, pause_s: float) -> None:
-        if partition_epoch == self.state.partition_epoch:
-            self._propose_from_s = self._environment.clock.monotonic() + pause_s
-
 
 Leader.handlers = HandlerTable(
-    "leader", Leader, reads=LeaderReads, transactions=LeaderTransactions
+    "leader", Leader, followers=LeaderFollowers, reads=LeaderReads, transactions=LeaderTransactions
 )

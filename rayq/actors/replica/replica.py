@@ -501,7 +501,7 @@ class Replica:
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)
         if isinstance(role, Leader):
-            role.propose_isr()
+            role.proposals.propose()
             role.transactions.look(now_s)
             if role.remote is None:
                 self._keep_retention(now_s)
