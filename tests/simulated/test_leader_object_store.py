@@ -30,7 +30,6 @@ class PlayedRemote:
         self._led = led
         self.loses_lease = False
         led.leader.remote = cast(Any, self)
-        led.leader.reads.remote = cast(Any, self)
 
     def committed(self, given: messages.PartitionAssignment) -> None:
         self.told.append(given)
@@ -60,11 +59,11 @@ def test_the_part_is_told_of_each_commit_until_the_topic_has_given_up_its_object
         gets_objects = assignment(3)
         led.leader.committed(gets_objects)
         assert remote.told == [has_objects, gets_objects]
-        assert led.leader.remote is remote and led.leader.reads.remote is remote
+        assert led.leader.remote is remote
         led.log.configure({"remote_storage": False})
         led.leader.committed(assignment(4))
         assert remote.told[2:] == ["the topic gave up its objects"]
-        assert led.leader.remote is None and led.leader.reads.remote is None
+        assert led.leader.remote is None
         led.leader.committed(assignment(5))
         led.leader.end("another leads")
         assert len(remote.told) == 3

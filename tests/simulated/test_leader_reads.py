@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,7 +81,7 @@ class PlayedReads:
 def stored(led: Led) -> PlayedReads:
     """The topic has an object store from now on."""
     played = PlayedReads()
-    led.leader.reads.remote = cast(Any, played)
+    led.leader.remote = Mock(**{"reads": played, "log.end_offset": None})
     return played
 
 

@@ -580,10 +580,10 @@ def test_what_a_queue_has_settled_leaves_disk_and_store_as_far_as_no_pin_holds_i
         await led.look()
         led.pinned = 12
         led.told()
-        led.log.held_offset = 33
+        led.log.hold_log_start(33)
         await led.look(60)
         assert led.log.log.start_offset == 0, "the queue only holds"
-        led.log.deletes_what_is_done = True
+        led.log.hold_log_start(33, deletes_what_is_done=True)
         await led.look(60)
         assert led.log.log.start_offset == 12
         led.pinned = None

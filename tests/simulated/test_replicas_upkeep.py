@@ -215,7 +215,7 @@ def test_retention_goes_as_far_as_a_queue_lets_it(
     async def work(hosted: Hosted) -> None:
         await hosted.write(12)
         await asyncio.sleep(11)
-        hosted.log.held_offset, hosted.log.deletes_what_is_done = held, follows
+        hosted.log.hold_log_start(held, deletes_what_is_done=follows)
         await hosted.tick(0)
         active = segment_starts(hosted)[-1]
         assert hosted.log.log.start_offset == (active if expected == "active" else expected)

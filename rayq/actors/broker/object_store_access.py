@@ -69,7 +69,7 @@ class ObjectStoreAccess:
     def attach(self, request: messages.AttachObjectServer) -> messages.Done:
         """See `ObjectServerProcess.attach`."""
         done = self._server.attach(request)
-        self._link.endpoint = self._server.endpoint
+        self._link.update(self._server.endpoint)
         return done
 
     def stop(self) -> None:

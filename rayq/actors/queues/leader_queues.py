@@ -95,8 +95,7 @@ class LeaderQueues:
             self._watching.cancel()
         for queue in self._queues.values():
             queue.end(self._ended)
-        self._replica_log.held_offset = None
-        self._replica_log.deletes_what_is_done = False
+        self._replica_log.hold_log_start(None)
         self._changed.notify()
 
     def handle(
@@ -154,8 +153,7 @@ class LeaderQueues:
                 limit = self._replica_log.log.start_offset
             held = limit if held is None else min(held, limit)
             is_followed = is_followed or queue.config.retention == "delete_done"
-        self._replica_log.held_offset = held
-        self._replica_log.deletes_what_is_done = is_followed
+        self._replica_log.hold_log_start(held, deletes_what_is_done=is_followed)
 
     def measure(self) -> list[Sample]:
         """The metrics of all open queues."""

@@ -17,6 +17,7 @@ import msgspec
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.sweeps import Sweeps
@@ -70,6 +71,7 @@ class LeaderRemote:
         self.log = remote_log
         environment, config = replica_log.environment, replica_log.config
         self._environment = environment
+        self.reads = RemoteReads(replica_log, remote_log)
         self._uploads = Uploads(replica_log, remote_log)
         self._retention = RemoteRetention(replica_log, remote_log)
         self._sweeps = Sweeps(environment, remote_log, config.remote_delete_delay_ms)
@@ -234,9 +236,9 @@ class LeaderRemote:
         try:
             await self.log.change(change)
         except StalePartitionError:
-            self._uploads.stored = []
+            self._uploads.forget_stored()
             raise
-        self._uploads.stored = []
+        self._uploads.forget_stored()
 
     def check_backlog(self) -> None:
         """Raises RemoteBacklogError while the topic accepts no more records."""

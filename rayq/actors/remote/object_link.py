@@ -53,6 +53,12 @@ class ObjectLink:
         """Bytes on this node's disk that wait to be uploaded to the object store."""
         self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
+    def update(
+        self, endpoint: Address | None, halt: str | None = None, backlog_bytes: int = 0
+    ) -> None:
+        """Takes what the broker says of the object server."""
+        self.endpoint, self.halt, self.backlog_bytes = endpoint, halt, backlog_bytes
+
     async def ask(
         self,
         request: messages.Request[messages.ResponseT],

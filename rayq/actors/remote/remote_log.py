@@ -139,6 +139,10 @@ class RemoteLog:
                             raise  # Else it was replaced meanwhile, and deleted.
         return None
 
+    def forget_superseded(self, count: int) -> None:
+        """Forgets the first `count` of `superseded`: they were deleted."""
+        del self.superseded[:count]
+
     # --- changes ----------------------------------------------------------------------------
 
     async def change(self, change: Callable[[Manifest], Manifest]) -> Manifest:

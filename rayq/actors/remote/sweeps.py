@@ -48,11 +48,10 @@ class Sweeps:
 
     async def delete_superseded(self) -> None:
         """Deletes manifests that others of this epoch replaced long enough ago."""
-        superseded = self._remote_log.superseded
         until_s = self._environment.clock.monotonic() - SUPERSEDED_S
-        old = [manifest for manifest in superseded if manifest[0] <= until_s]
-        await self._delete([name for _, name in old])
-        del superseded[: len(old)]
+        old = [name for since_s, name in self._remote_log.superseded if since_s <= until_s]
+        await self._delete(old)
+        self._remote_log.forget_superseded(len(old))
 
     async def sweep(self) -> None:
         """Deletes the partition's objects that nothing refers to: see `sweepable`."""

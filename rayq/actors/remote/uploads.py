@@ -67,6 +67,10 @@ class Uploads:
         later = [remote for remote in self.stored if remote.end > remote_end]
         return later if later and later[0].start >= remote_end else []
 
+    def forget_stored(self) -> None:
+        """Forgets the objects of `stored`: a manifest has them, or another leader's list counts."""
+        self.stored = []
+
     @property
     def has_work(self) -> bool:
         if self._replica_log.log.active_base_offset <= self.next_offset:

@@ -94,17 +94,17 @@ class Compactor:
         if cleaning is None:
             return True
         started_s = clock.monotonic()
-        replica_log.is_compacted_now = True
         try:
-            result = await self._run_cleaner(cleaning.job)
-            is_swapped = await replica_log.swap(cleaning, result, self._clock_watch.latest_ms())
+            with replica_log.compacting():
+                result = await self._run_cleaner(cleaning.job)
+                is_swapped = await replica_log.swap(
+                    cleaning, result, self._clock_watch.latest_ms()
+                )
         except CorruptBatchError as error:
             if log.is_current(cleaning):
                 # Below the recovery point this is damage, as a reader would find it.
                 replica_log.unreadable(log, log.generation, cleaning.job.dirty_offset, error)
             return True
-        finally:
-            replica_log.is_compacted_now = False
         if not is_swapped:
             return True
         self.unreadable_batches = result.unreadable_batches

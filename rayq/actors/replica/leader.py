@@ -14,16 +14,17 @@ from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
 from rayq import messages
+from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.peers import Peers
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
-from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.isr_proposals import IsrProposals
 from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
+from rayq.actors.replica.log_retention import LogRetention
 from rayq.actors.replica.produced_batch import check_manifest, check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
@@ -108,7 +109,13 @@ class Leader:
             remote_end=lambda: None if self.remote is None else self.remote.log.end_offset,
             on_progress=self._after_progress,
         )
-        self.reads = LeaderReads(replica_log, self.state, self._metrics, check=self.check)
+        self.reads = LeaderReads(
+            replica_log,
+            self.state,
+            self._metrics,
+            check=self.check,
+            remote=lambda: None if self.remote is None else self.remote.reads,
+        )
         self.transactions = LeaderTransactions(
             replica_log,
             assignment,
@@ -117,6 +124,7 @@ class Leader:
             produce=self.produce,
             check=self.check,
         )
+        self._retention = LogRetention(replica_log)
         self.remote: LeaderRemote | None = None
         if remote_log is not None:
             self.begin_remote(remote_log)
@@ -139,11 +147,11 @@ class Leader:
         """Starts remote storage: the topic's closed segments go to the object store from now on, or
         are there."""
         self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
-        self.reads.remote = RemoteReads(self._replica_log, remote_log)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """Takes the partition's committed metadata, in this epoch."""
-        self._assignment = self.transactions.assignment = assignment
+        self._assignment = assignment
+        self.transactions.committed(assignment)
         if self.remote is not None:
             self._remote_committed(self.remote, assignment)
         state = self.state
@@ -177,7 +185,7 @@ class Leader:
             remote.committed(assignment)
             return
         remote.end("the topic gave up its objects")
-        self.remote = self.reads.remote = None
+        self.remote = None
 
     def end(self, reason: str) -> None:
         """Ends this role, as another replica leads or this process stops: the requests that wait
@@ -189,6 +197,7 @@ class Leader:
         )
         self._delayed.fail(error)
         self.transactions.end(error)
+        self._retention.end()
         if self.remote is not None:
             self.remote.end(reason)
         self._replica_log.appended.notify()
@@ -318,6 +327,18 @@ class Leader:
         self._delayed.reached(high_watermark)
         self.transactions.reached(high_watermark)
         self._replica_log.committed.notify()
+
+    # --- periodic work ----------------------------------------------------------------------
+
+    def look(self, now_s: float, clock_watch: ClockWatch) -> None:
+        """Does what is due, once per heartbeat: proposes the in-sync set, asks about old
+        transactions, and applies retention. Raises StorageError."""
+        self.proposals.propose()
+        self.transactions.look(now_s)
+        if self.remote is None:
+            self._retention.tick(now_s, clock_watch.now_ms(), self._assignment)
+        else:
+            self.remote.tick(now_s, clock_watch)
 
     def expire_waiters(self, now_s: float) -> None:
         """Fails the requests that waited too long."""

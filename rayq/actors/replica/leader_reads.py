@@ -32,7 +32,8 @@ CLIENT_FETCH_BYTES_MAX = 16 * MIB
 
 
 class LeaderReads:
-    """See the module. `check()` raises when the process may no longer answer as leader."""
+    """See the module. `check()` raises when the process may no longer answer as leader; `remote()`
+    reads records in the object store, None for a topic that has and gets none there."""
 
     def __init__(
         self,
@@ -41,18 +42,18 @@ class LeaderReads:
         metrics: LeaderMetrics,
         *,
         check: Callable[[], None],
+        remote: Callable[[], RemoteReads | None],
     ) -> None:
         self._replica_log = replica_log
         self._state = state
         self._metrics = metrics
         self._check = check
+        self._remote = remote
         self._clock = replica_log.environment.clock
         self._where = replica_log.where
         self._stable = -1, 0
         """The high watermark at the last look, and the last stable offset then, which moves only
         with the high watermark."""
-        self.remote: RemoteReads | None = None
-        """Remote reads of a topic that has or gets records in the object store."""
 
     async def fetch(
         self, request: messages.Fetch, room: AnswerRoom
@@ -145,13 +146,14 @@ class LeaderReads:
         log = self._replica_log.log
         if not log.start_offset <= offset < log.local_start_offset:
             return None
-        if self.remote is None:
+        remote = self._remote()
+        if remote is None:
             raise RemoteMissingError(
                 f"Offset {offset} of {self._where} is below {log.local_start_offset}, where this "
                 "disk begins, and the topic has no records in an object store by its metadata, "
                 "which may be older than the log: set remote_storage to True to find them again."
             )
-        return self.remote
+        return remote
 
     def _fetch_limit(self, request: messages.Fetch) -> int:
         """Offset below which the request may read now."""
@@ -309,8 +311,9 @@ class LeaderReads:
         self.check_serving()
         self._check_start(request.start)
         ranges: list[messages.RemoteRange] = []
-        if self.remote is not None:
-            ranges = await self.remote.ranges(
+        remote = self._remote()
+        if remote is not None:
+            ranges = await remote.ranges(
                 request.start,
                 request.end,
                 ranges_max=request.ranges_max,

@@ -95,7 +95,7 @@ class LeaderTransactions:
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._clock = replica_log.environment.clock
-        self.assignment = assignment
+        self._assignment = assignment
         self._peers = peers
         self._append_marker = append_marker
         self._produce = produce
@@ -116,6 +116,10 @@ class LeaderTransactions:
     @property
     def _log(self) -> OpenTransactions:
         return self._replica_log.log.producers.transactions
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """Takes the partition's committed metadata, in this epoch."""
+        self._assignment = assignment
 
     def end(self, error: NotLeaderError) -> None:
         """Fails all waiting requests, as another replica leads."""
@@ -184,7 +188,7 @@ class LeaderTransactions:
         refusal: RayqError | None = None
         try:
             await self._peers.join(
-                family, epoch, self.assignment.topic_id, self.assignment.partition
+                family, epoch, self._assignment.topic_id, self._assignment.partition
             )
             if (family, epoch) not in self._sealed_meanwhile:
                 self._admission.joined(family, epoch, ended_epoch=self._log.ended_epoch(family))
@@ -267,7 +271,7 @@ class LeaderTransactions:
         if (family, epoch) in self._joining:
             self._sealed_meanwhile.add((family, epoch))
         written = self._replica_log.log.producers.records_of(family, epoch)
-        answer = messages.SealPartitionResponse(written, self.assignment.leader_epoch)
+        answer = messages.SealPartitionResponse(written, self._assignment.leader_epoch)
         return self._when_committed(self._seals, answer)
 
     def _end(self, family: int, epoch: int, is_commit: bool, coordinator_epoch: int) -> None:
@@ -346,7 +350,7 @@ class LeaderTransactions:
 
     def _is_before_unclean(self, offset: int) -> bool:
         """Returns whether an unclean election came after the record at `offset`."""
-        unclean_epoch = self.assignment.last_unclean_epoch
+        unclean_epoch = self._assignment.last_unclean_epoch
         epoch = self._replica_log.log.epochs.epoch_of(offset)
         return unclean_epoch is not None and epoch is not None and epoch < unclean_epoch
 
@@ -398,9 +402,9 @@ class LeaderTransactions:
             logger,
             logging.ERROR,
             "transaction_unknown" if state == "unknown" else "transaction_marker_lost",
-            topic=self.assignment.topic,
-            partition=self.assignment.partition,
-            epoch=self.assignment.leader_epoch,
+            topic=self._assignment.topic,
+            partition=self._assignment.partition,
+            epoch=self._assignment.leader_epoch,
             family=family,
             transaction_epoch=epoch,
             aborted=state == "aborted" or (state == "unknown" and abort),
@@ -413,7 +417,7 @@ class LeaderTransactions:
         log, sample = self._log, self._environment.metrics.sample
         if not log.is_used:
             return []
-        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        at = {"topic": self._assignment.topic, "partition": self._assignment.partition}
         watched = [
             transaction
             for (family, epoch), transaction in self._watched.items()

@@ -6,7 +6,6 @@ its process holds a lease, which means that its broker was heard within the last
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar, cast
@@ -38,13 +37,11 @@ from rayq.core.cluster.topic_changes import (
 )
 from rayq.environment import Environment
 from rayq.errors import (
-    DiskFullError,
     FencedEpochError,
     InvalidRequestError,
     NotLeaderError,
     UnknownEpochError,
 )
-from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire.pool import ConnectionPool
@@ -110,8 +107,7 @@ class Replica:
         self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
         self._queues: LeaderQueues | None = None
         """The queues of a data partition, while this replica leads it."""
-        self._look_s = self._retention_s = environment.clock.monotonic()
-        self._retention: asyncio.Task[None] | None = None
+        self._look_s = environment.clock.monotonic()
         self._clock_watch = ClockWatch(environment.clock)
         self._delay_clock = DelayClock(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
@@ -173,8 +169,6 @@ class Replica:
         self._end_role(reason)
         self._compactor.stop()
         self._local_retention.stop()
-        if self._retention is not None:
-            self._retention.cancel()
 
     def _is_alone(self) -> bool:
         return isinstance(self._role, Leader) and len(self._role.state.isr) == 1
@@ -501,52 +495,7 @@ class Replica:
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)
         if isinstance(role, Leader):
-            role.proposals.propose()
-            role.transactions.look(now_s)
-            if role.remote is None:
-                self._keep_retention(now_s)
-            else:
-                role.remote.tick(now_s, self._clock_watch)
-
-    def _keep_retention(self, now_s: float) -> None:
-        if now_s < self._retention_s or self._is_retention_running:
-            return
-        self._retention_s = now_s + self._config.retention_check_interval_ms / 1000
-        replica_log = self._replica_log
-        log = replica_log.log
-        start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
-        if not self.assignment.is_remote_doubted:
-            # The topic gave up its objects: records that are only there are gone.
-            start = max(start, log.local_start_offset)
-        held = replica_log.held_offset
-        if held is not None:
-            start = held if replica_log.deletes_what_is_done else min(start, held)
-        if start <= log.start_offset:
-            return
-        log_event(
-            logger,
-            logging.INFO,
-            "retention",
-            topic=self.assignment.topic,
-            partition=self.assignment.partition,
-            epoch=self.assignment.leader_epoch,
-            log_start_offset=start,
-        )
-
-        async def advance() -> None:
-            try:
-                await replica_log.advance_log_start(start)
-            except DiskFullError as error:
-                logger.warning("%s", error)
-            replica_log.appended.notify()  # Followers hear of it with their next fetch.
-
-        self._retention = self._environment.tasks.spawn(
-            replica_log.guard(advance), f"retention of {self.where}"
-        )
-
-    @property
-    def _is_retention_running(self) -> bool:
-        return self._retention is not None and not self._retention.done()
+            role.look(now_s, self._clock_watch)
 
 
 Replica.handlers = HandlerTable("replica", Replica)

@@ -215,8 +215,7 @@ class ReplicaHost:
                 self._apply(assignment)
             except RayqError as error:  # Only of this partition: the others must not wait for it.
                 logger.error("assignment of %s: %s", assignment.topic, error)
-        self._objects.endpoint, self._objects.halt = answer.object_server, answer.remote_halt
-        self._objects.backlog_bytes = answer.remote_backlog_bytes
+        self._objects.update(answer.object_server, answer.remote_halt, answer.remote_backlog_bytes)
         self._version = max(self._version, answer.version)
 
     @property

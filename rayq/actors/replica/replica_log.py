@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -519,7 +520,21 @@ class ReplicaLog:
             except OSError as error:  # Old files stay until the next start.
                 logger.warning("%s: old segments could not be removed: %s", self.where, error)
 
+    def hold_log_start(self, offset: int | None, *, deletes_what_is_done: bool = False) -> None:
+        """Holds retention at `offset`, for the queues that own the topic (None: there are none).
+        With `deletes_what_is_done` the log start follows the offset."""
+        self.held_offset, self.deletes_what_is_done = offset, deletes_what_is_done
+
     # --- compaction -------------------------------------------------------------------------
+
+    @contextmanager
+    def compacting(self) -> Iterator[None]:
+        """Marks the time in which a pass of the cleaner runs."""
+        self.is_compacted_now = True
+        try:
+            yield
+        finally:
+            self.is_compacted_now = False
 
     async def swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> bool:
         """Puts compacted segments in place, clean since `now_ms`. Returns False if nothing was
