@@ -10,15 +10,19 @@ from griffe import Attribute, Class, ExprCall, Extension, Function, Module
 
 class Blocking(Extension):
     """The methods of `rayq.Admin`: each is a line `name = _blocking(AsyncAdmin.name)`, and is shown
-    with the signature and documentation of the other."""
+    with the signature and documentation of the other, which the classes of its subjects have."""
 
-    def on_class_members(self, *, cls: Class, **_: Any) -> None:
-        for name, member in list(cls.members.items()):
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        if pkg.path != "rayq":
+            return
+        module = pkg["client.admin.admin"]
+        admin, coroutines = module["Admin"], module["AsyncAdmin"]
+        for name, member in list(admin.members.items()):
             if not isinstance(member, Attribute) or not isinstance(member.value, ExprCall):
                 continue
             if str(member.value.function) == "_blocking":
-                kind, _, method = str(member.value.arguments[0]).rpartition(".")
-                made_from = cls.parent.members[kind].members[method]
+                method = str(member.value.arguments[0]).rpartition(".")[2]
+                made_from = coroutines.all_members[method]
                 shown = Function(
                     name,
                     lineno=member.lineno,
@@ -27,7 +31,7 @@ class Blocking(Extension):
                     returns=made_from.returns,
                     docstring=made_from.docstring,
                 )
-                cls.set_member(name, shown)
+                admin.set_member(name, shown)
 
 
 class InternalErrors(Extension):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from rayq.client.admin.admin import INTERNAL_PREFIX, AsyncAdmin
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
+from rayq.client.admin.topics import INTERNAL_PREFIX
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC

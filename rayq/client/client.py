@@ -18,8 +18,8 @@ from rayq.client.broker_client import (
     HEDGE_S,
     BrokerClient,
 )
-from rayq.client.deadlines import time_left_s
 from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.timeouts import time_left_s
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (

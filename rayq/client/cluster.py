@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
-from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
+from rayq.client.admin.admin import Admin, AdminCore, AsyncAdmin
+from rayq.client.admin.base import ADMIN_TIMEOUT_S
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.queues import queue_name
 from rayq.client.admin.restart import check_may_stop, restart_broker

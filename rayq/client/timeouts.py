@@ -1,4 +1,4 @@
-"""Timeouts that callers may give: one rule for every `timeout_s`."""
+"""Timeouts that callers may give: one rule for every `timeout_s`, and the rest of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, ParamSpec, TypeVar
 
-from rayq.errors import InvalidRequestError
+from rayq.errors import InvalidRequestError, TimeoutError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,3 +54,15 @@ def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return call
+
+
+def time_left_s(now_s: float, deadline_s: float) -> float:
+    """Seconds until the deadline of a call. Raises TimeoutError once it is over: servers that
+    answer at once would else have the call go on for as long as they like."""
+    left_s = deadline_s - now_s
+    if left_s <= 0:
+        raise TimeoutError(
+            "The call took as long as it may, and not all of it was answered. Changes that it "
+            "asked for may have been made. Give it more time, or ask for less at once."
+        )
+    return left_s

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rayq.client.admin.queues import QueueAdmin
+from rayq.client.admin.base import Call
+from rayq.client.admin.queues import describe_queue
 from rayq.client.client import Client
 from rayq.client.consumer_pool import PoolSpec
 from rayq.core.pool_scaling import PartitionProgress
@@ -27,7 +28,7 @@ class QueueProgress:
     async def measure(self, *, has_consumers: bool) -> list[int]:
         """Measures all partitions. Returns those that keep their last value, because their leader
         has not answered. Raises RayqError if nothing can be measured."""
-        found = await QueueAdmin(self._client, DESCRIBE_TIMEOUT_S).describe(self._queue)
+        found = await describe_queue(Call(self._client, DESCRIBE_TIMEOUT_S), self._queue)
         unknown: list[int] = []
         for partition in found.partitions:
             if partition.ready is None or partition.locked is None or partition.end_offset is None:

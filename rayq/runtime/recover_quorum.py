@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayq.client.admin.admin import INTERNAL_PREFIX
+from rayq.client.admin.topics import INTERNAL_PREFIX
 from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,

@@ -249,7 +249,8 @@ def test_bad_input_is_refused_with_a_typed_error(cluster: Cluster) -> None:
 
 def test_the_admin_for_threads_has_every_method_of_the_other_with_its_help() -> None:
     def calls(kind: type) -> dict[str, Any]:
-        return {name: one for name, one in vars(kind).items() if not name.startswith("_")}
+        members = inspect.getmembers(kind, inspect.isfunction)
+        return {name: method for name, method in members if not name.startswith("_")}
 
     blocking, coroutines = calls(Admin), calls(AsyncAdmin)
     assert blocking.keys() == coroutines.keys() - {"close"}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rayq import messages
-from rayq.client.admin import moves
-from rayq.client.admin.moves import MoveAdmin
+from rayq.client.admin import brokers, moves
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.core.cluster import broker_changes, reassignment
 from rayq.core.cluster.records import (
     BrokerRegistered,
@@ -35,15 +35,16 @@ from rayq.records import TopicPartition
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
-class Played(MoveAdmin):
-    """Each look at the metadata takes a second, and calls `on_look` first."""
+class Played:
+    """A client whose every look at the metadata takes a second, and calls `on_look` first."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        super().__init__(self, 30.0)  # type: ignore[arg-type]  # It plays the client, too.
+        self.admin = AsyncAdmin(self)  # type: ignore[arg-type]
         self.state = ClusterState()
         self.version = 0
         self.on_look: Callable[[], None] = lambda: None
+        self.on_cancel: Callable[[], None] = lambda: None
         self.heard = set(range(4))
 
     def apply(self, records: Iterable[MetadataRecord]) -> None:
@@ -78,7 +79,7 @@ class Played(MoveAdmin):
     def value(self, name: str) -> PartitionValue:
         return self.state.topics[name].partitions[0].value
 
-    async def _all(self, *, version_min: int = 0, wait_ms: int = 0) -> messages.MetadataResponse:
+    async def fetch_all(self, **options: Any) -> messages.MetadataResponse:
         self.now += 1
         self.on_look()
         brokers = [
@@ -107,6 +108,8 @@ class Played(MoveAdmin):
         if isinstance(request, messages.CordonBroker):
             change = reassignment.cordon_broker(self.state, request.broker, request.cordoned)
         else:
+            if any(target is None for _, _, target in request.moves):
+                self.on_cancel()
             change = reassignment.alter_reassignments(
                 self.state, request.moves, request.throttle_bytes_per_s, self.heard
             )
@@ -114,20 +117,20 @@ class Played(MoveAdmin):
 
     def drain(self, broker: int, throttle: int | None = None, concurrency: int = 1) -> None:
         asyncio.run(
-            super().drain(
-                broker,
-                throttle_bytes_per_s=throttle,
-                concurrency=concurrency,
-                timeout_s=None,
-                tell=None,
+            self.admin.drain_broker(
+                broker, throttle_bytes_per_s=throttle, concurrency=concurrency
             )
         )
+
+    def cancel(self, partitions: Iterable[TopicPartition] | None = None) -> list[TopicPartition]:
+        return asyncio.run(self.admin.cancel_reassignments(partitions))
 
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     """Four brokers, 0 to 3: topic a is on 0 and 1, topic b on 0 and 2."""
-    monkeypatch.setattr(moves, "PAUSE_S", 0.0)
+    for module in (moves, brokers):
+        monkeypatch.setattr(module, "PAUSE_S", 0.0)
     played = Played()
     for broker in range(4):
         played.add_broker(broker)
@@ -204,19 +207,17 @@ def test_all_moves_are_cancelled_though_one_is_over_in_that_moment(played: Playe
             played.state, [("a", 0, [3, 1]), ("b", 0, [3, 2])], None, played.heard
         )
     )
-    take_back = played._take_back
 
-    async def too_late(places: Any) -> None:
+    def complete_first() -> None:
         if played.value("a").target:
             played.complete("a")
-        await take_back(places)
 
-    played._take_back = too_late  # type: ignore[method-assign]
-    assert asyncio.run(played.cancel(None)) == [B]
+    played.on_cancel = complete_first
+    assert played.cancel() == [B]
     assert (played.value("a").replicas, played.value("b").replicas) == ((3, 1), (0, 2))
-    assert asyncio.run(played.cancel(None)) == []
+    assert played.cancel() == []
     with pytest.raises(NoReassignmentError):
-        asyncio.run(played.cancel([A]))
+        played.cancel([A])
 
 
 def test_a_cancellation_of_which_half_was_done_before_an_answer_came_is_finished(
@@ -224,15 +225,16 @@ def test_a_cancellation_of_which_half_was_done_before_an_answer_came_is_finished
 ) -> None:
     begin = [("a", 0, [3, 1]), ("b", 0, [3, 2])]
     played.apply(reassignment.alter_reassignments(played.state, begin, None, played.heard))
-    take_back = played._take_back
 
-    async def halved(places: Any) -> None:
+    def cancel_half() -> None:
         """The controller dies with half of the records committed, and the next controller is
         asked."""
         if played.value("a").target:
-            await take_back([A])
-        await take_back(places)
+            change = reassignment.alter_reassignments(
+                played.state, [("a", 0, None)], None, played.heard
+            )
+            played.apply(change)
 
-    played._take_back = halved  # type: ignore[method-assign]
-    assert asyncio.run(played.cancel([A, B])) == [A, B]
+    played.on_cancel = cancel_half
+    assert played.cancel([A, B]) == [A, B]
     assert not played.state.moving

@@ -12,14 +12,16 @@ import pytest
 from rayq import messages
 from rayq.actors.queues.journal import Journal
 from rayq.batch.job_partition import JobPartition
+from rayq.client.admin.base import Call
 from rayq.client.admin.dead_letters import DeadLetters, _Place
-from rayq.client.admin.queues import QueueAdmin
+from rayq.client.admin.queues import QueueAdmin, create_queue
 from rayq.client.admin.remote import RemoteAdmin
 from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.large.collect import _References
 from rayq.client.leader_requests import known_end
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -34,6 +36,7 @@ from rayq.wire.paging import check_goes_on
 
 QUEUE = messages.QueueMetadata("id", "q", "tid", "t", {}, 1)
 PLACE = TopicPartition("t", 0)
+TOPIC = SimpleNamespace(partitions=[0], topic_id="tid")
 ASKED_MAX = 10
 
 
@@ -45,15 +48,18 @@ class Told:
     def __init__(self, places: list[Any]) -> None:
         self.places = places
         self.asked = 0
-        self.metadata = SimpleNamespace(oldest_acceptable=0, require=lambda version: None)
+        self.metadata = SimpleNamespace(
+            oldest_acceptable=0, require=lambda version: None, topics={TRANSACTIONS_TOPIC: TOPIC}
+        )
 
     def place(self) -> Any:
         self.asked += 1
         assert self.asked < ASKED_MAX, "it is asked forever"
         return self.places[(self.asked - 1) % len(self.places)]
 
-    async def ask_any(self, request: Any, **options: Any) -> Any:
-        return messages.DescribeQueuesResponse(1, [QUEUE], self.place())
+    async def ask_any(self, request: messages.DescribeQueues, **options: Any) -> Any:
+        after = None if request.names else self.place()
+        return messages.DescribeQueuesResponse(1, [QUEUE], after)
 
     async def ask_leader(self, topic: str, number: int, build: Any, **options: Any) -> Any:
         request = build("tid", SimpleNamespace(epoch=1))
@@ -67,7 +73,7 @@ class Told:
         raise AssertionError(request)
 
     async def topic(self, *names: Any, **options: Any) -> Any:
-        return SimpleNamespace(partitions=[0], topic_id="tid")
+        return TOPIC
 
 
 async def topics(told: Told) -> Any:
@@ -78,25 +84,22 @@ async def topics(told: Told) -> Any:
 
 
 async def queues(told: Told) -> Any:
-    return await QueueAdmin(cast(Any, told), 60).listed()
+    return await QueueAdmin(cast(Any, told), awaits_callbacks=True).list_queues(timeout_s=60)
 
 
 async def queue_records(told: Told) -> Any:
-    admin = QueueAdmin(cast(Any, told), 60)
-
-    async def find(name: str) -> messages.QueueMetadata:
-        return QUEUE
-
-    admin.find = find  # type: ignore[method-assign]
-    return await admin.records("q", states=[], limit=100)
+    admin = QueueAdmin(cast(Any, told), awaits_callbacks=True)
+    return await admin.list_queue_records("q", limit=100, timeout_s=60)
 
 
 async def transactions(told: Told) -> Any:
-    return await TransactionAdmin(cast(Any, told), 60)._list(0, idle=True)
+    admin = TransactionAdmin(cast(Any, told), awaits_callbacks=True)
+    return await admin.list_transactions(idle=True, timeout_s=60)
 
 
 async def objects(told: Told) -> Any:
-    return await RemoteAdmin(cast(Any, told), 60)._verify(PLACE, deep=False, repair=False)
+    admin = RemoteAdmin(cast(Any, told), awaits_callbacks=True)
+    return await admin.verify_remote("t", timeout_s=60)
 
 
 async def kept_records(told: Told) -> Any:
@@ -177,20 +180,18 @@ def test_the_pages_of_metadata_end_with_the_time_of_the_call() -> None:
 
 
 def test_a_queue_that_is_there_and_is_not_is_not_made_forever() -> None:
-    told = Growing(lambda number: None)
-    admin = QueueAdmin(cast(Any, told), 60)
+    class Undecided(Growing):
+        async def change(self, request: Any, **options: Any) -> None:
+            raise QueueExistsError("it is there")
 
-    async def change(request: Any, **options: Any) -> None:
-        raise QueueExistsError("it is there")
+        async def ask_any(self, request: Any, **options: Any) -> Any:
+            self.place()
+            raise UnknownQueueError("it is not")
 
-    async def find(name: str) -> messages.QueueMetadata:
-        told.place()
-        raise UnknownQueueError("it is not")
-
-    told.change = change  # type: ignore[attr-defined]
-    admin.find = find  # type: ignore[method-assign]
+    call = Call(cast(Any, Undecided(lambda number: None)), 60)
+    request = messages.CreateQueue(name="q", topic="t", config={})
     with pytest.raises(TimeoutError, match="not all of it was answered"):
-        asyncio.run(admin.create(messages.CreateQueue(name="q", topic="t", config={}), exist_ok=True))
+        asyncio.run(create_queue(call, request, exist_ok=True))
 
 
 def test_where_a_log_begins_or_ends_has_to_be_said() -> None:

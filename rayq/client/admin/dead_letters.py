@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayq.client.admin.queues import MOVED_AT_ONCE, QueueAdmin
+from rayq.client.admin.base import Call
+from rayq.client.admin.queues import (
+    MOVED_AT_ONCE,
+    create_queue,
+    find_queue,
+    list_queues,
+    move_records_in,
+    unsettled_records,
+)
 from rayq.client.client import Client
 from rayq.client.consuming.subscription import transaction_of
 from rayq.client.large.reader import LargeValues
@@ -131,8 +139,8 @@ class DeadLetters:
         self._name = name
         self._timeout_s = timeout_s
 
-    def _admin(self) -> QueueAdmin:
-        return QueueAdmin(self._client, self._timeout_s)
+    def _call(self) -> Call:
+        return Call(self._client, self._timeout_s)
 
     @property
     def _queue_name(self) -> str:
@@ -142,7 +150,7 @@ class DeadLetters:
         """Finds the queue or topic. Raises UnknownQueueError, UnknownTopicError."""
         found = {
             queue.name: queue
-            for queue in await self._admin().listed([self._name, self._queue_name])
+            for queue in await list_queues(self._call(), [self._name, self._queue_name])
         }
         if self._queue_name in found:
             queue = found[self._queue_name]
@@ -234,7 +242,9 @@ class DeadLetters:
                     assert place.queue is not None
                     some = offsets[: await pace.next(len(offsets))]
                     del offsets[: len(some)]
-                    outcome = await self._admin().move_in(place.queue, partition, some, to_topic)
+                    outcome = await move_records_in(
+                        self._call(), place.queue, partition, some, to_topic
+                    )
                     moved += len(outcome.moved)
                     for why in outcome.refused.values():
                         refused[why] = refused.get(why, 0) + 1
@@ -246,9 +256,9 @@ class DeadLetters:
         request = CreateQueue(
             name=self._queue_name, topic=place.topic, config={**DEAD_QUEUE, "retention": "topic"}
         )
-        admin = self._admin()
-        await admin.create(request, exist_ok=True)
-        return _Place(place.topic, await admin.find(self._queue_name))
+        call = self._call()
+        await create_queue(call, request, exist_ok=True)
+        return _Place(place.topic, await find_queue(call, self._queue_name))
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -283,7 +293,7 @@ class DeadLetters:
             return
         offset: int | None = start
         while offset is not None and offset < end:
-            page, offset = await self._admin().page(place.queue, partition, offset)
+            page, offset = await unsettled_records(self._call(), place.queue, partition, offset)
             page = [record for record in page if record.offset < end]
             async for letters in self._read(where, page):
                 yield letters

@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
 from rayq.client.arguments import as_partition, by_partition, shown
-from rayq.client.client import Client, check_partition
+from rayq.client.client import check_partition
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
-from rayq.client.deadlines import time_left_s
 from rayq.client.group_positions import check_group
 from rayq.client.leader_requests import list_offset
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ConsumerConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
@@ -54,42 +55,23 @@ END_OFFSET_TIMEOUT_S = 5.0
 """Timeout for a partition's end offset; without it the partition is shown without lag."""
 
 
-class GroupAdmin:
-    """One call of the admin on groups, which may take `timeout_s`."""
+class GroupAdmin(AdminMethods):
+    """Methods of `AsyncAdmin` about consumer groups."""
 
-    def __init__(self, client: Client, timeout_s: float) -> None:
-        self._client = client
-        self._timeout_s = timeout_s
-        self._deadline = client.now + timeout_s
-
-    @property
-    def _left_s(self) -> float:
-        return time_left_s(self._client.now, self._deadline)
-
-    def _coordinator(self, group: str) -> GroupCoordinator:
-        return GroupCoordinator(self._client, check_group(group), ConsumerConfig())
-
-    async def _check_any_group(self, group: str) -> None:
-        """Raises UnknownGroupError if no group was ever used."""
-        check_group(group)
-        count = await offsets_partitions(self._client, create=False, timeout_s=self._left_s)
-        if count == 0:
-            raise UnknownGroupError(f"There is no group {group!r}: no group was used so far.")
-
-    # --- looking --------------------------------------------------------------------------------
-
-    async def list_groups(self) -> list[GroupListing]:
-        client = self._client
-        count = await offsets_partitions(client, create=False, timeout_s=self._left_s)
+    @takes_timeout
+    async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
+        """All consumer groups, sorted by name, with their state and number of members."""
+        call = Call(self._client, timeout_s)
+        count = await offsets_partitions(self._client, create=False, timeout_s=call.left_s)
         answers: list[ListGroupsResponse] = await asyncio.gather(
             *(
-                client.ask_leader(
+                self._client.ask_leader(
                     OFFSETS_TOPIC,
                     partition,
                     lambda topic_id, leader, partition=partition: ListGroups(  # type: ignore[misc]
                         topic_id=topic_id, partition=partition, leader_epoch=leader.epoch
                     ),
-                    timeout_s=self._left_s,
+                    timeout_s=call.left_s,
                     attempt_timeout_s=ATTEMPT_TIMEOUT_S,
                 )
                 for partition in range(count)
@@ -104,13 +86,17 @@ class GroupAdmin:
             key=lambda listing: listing.group,
         )
 
-    async def describe_group(self, group: str) -> GroupInfo:
-        await self._check_any_group(group)
-        response: DescribeGroupResponse = await self._coordinator(group).ask(
+    @takes_timeout
+    async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
+        """Describes a group: its state, its members and their partitions, its offset and lag in
+        each partition, and the reason for the last rebalance. Raises UnknownGroupError."""
+        call = Call(self._client, timeout_s)
+        await _check_any_group(call, group)
+        response: DescribeGroupResponse = await _coordinator(call, group).ask(
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
-            timeout_s=self._left_s,
+            timeout_s=call.left_s,
         )
-        names = await self._topic_names()
+        names = await _topic_names(call)
         members = [
             GroupMemberInfo(
                 member=member.member,
@@ -125,7 +111,7 @@ class GroupAdmin:
         owner = {place: m.member for m in members for place in (*m.revoking, *m.assigned)}
         committed = _named(response.offsets, names)
         places = sorted({*owner, *committed})
-        ends = await asyncio.gather(*(self._end_offset(place) for place in places))
+        ends = await asyncio.gather(*(_end_offset(call, place) for place in places))
         return GroupInfo(
             group=response.group,
             state=response.state,
@@ -140,185 +126,225 @@ class GroupAdmin:
             rebalance_time_ms=response.rebalance_time_ms,
         )
 
-    async def _topic_names(self) -> dict[str, str]:
-        response = await self._client.fetch_all(timeout_s=self._left_s)
-        return {topic.topic_id: topic.name for topic in response.topics}
-
-    async def _end_offset(self, place: TopicPartition) -> int | None:
-        try:
-            return await self._list_offset(place, LATEST, min(END_OFFSET_TIMEOUT_S, self._left_s))
-        except RayqError:
-            return None
-
-    async def _list_offset(
-        self, place: TopicPartition, timestamp_ms: int, timeout_s: float
-    ) -> int | None:
-        response = await self._client.ask_leader(
-            place.topic,
-            place.partition,
-            list_offset(place.partition, timestamp_ms, READ_COMMITTED),
-            timeout_s=timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-        )
-        return response.offset
-
-    # --- changing -------------------------------------------------------------------------------
-
-    async def delete_group(self, group: str) -> None:
-        await self._check_any_group(group)
-        coordinator = self._coordinator(group)
-        await coordinator.ask(
-            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
-            timeout_s=self._left_s,
-        )
-        # The group existed a moment ago. If it is gone now, an earlier attempt deleted it (and its
-        # answer was lost), or somebody else did.
-        with contextlib.suppress(UnknownGroupError):
-            await coordinator.ask(
-                lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
-                timeout_s=self._left_s,
-            )
-
+    @takes_timeout
     async def set_group_offsets(
         self,
         group: str,
-        topics: str | Iterable[str | TopicPartition] | None,
+        topics: str | Iterable[str | TopicPartition] | None = None,
         *,
-        to: Target | None,
-        timestamp_ms: int | None,
-        shift: int | None,
-        dry_run: bool,
+        to: Target | None = None,
+        timestamp_ms: int | None = None,
+        shift: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
+        """Sets the offsets at which a group without members resumes, and returns them.
+
+        `topics` is a name, or several names or partitions; None means everything that the group has
+        committed. Give one of: `to` "earliest", "latest", an offset, or `{partition: offset}`
+        (without `topics`); `timestamp_ms`, the first record at or after that time; `shift`, the
+        number of records forward (or, if negative, back) from the committed offset. An offset
+        outside the log is moved to its nearer end. `dry_run` only returns the offsets. Raises
+        GroupNotEmptyError, UnknownTopicError, InvalidRequestError, OutcomeUnknownError (an answer
+        was lost, and members joined since).
+        """
         if sum(choice is not None for choice in (to, timestamp_ms, shift)) != 1:
             raise InvalidRequestError(
                 "set_group_offsets takes one of to=, timestamp_ms= and shift=."
             )
-        committed = await self._committed(group)
+        call = Call(self._client, timeout_s)
+        committed = await _committed(call, group)
         if isinstance(to, Mapping):
             if topics is not None:
                 raise InvalidRequestError("to={partition: offset} names the partitions already.")
             offsets = by_partition(to, "an offset")
             wanted = {place: _offset(offset) for place, offset in offsets.items()}
             places = list(wanted)
-            await self._check_places(places)
+            await _check_places(call, places)
         else:
             wanted = {}
-            places = await self._places(topics, committed)
+            places = await _places_of(call, topics, committed)
         found = await asyncio.gather(
             *(
-                self._new_offset(
-                    place, wanted.get(place, to), timestamp_ms, shift, committed.get(place)
+                _new_offset(
+                    call, place, wanted.get(place, to), timestamp_ms, shift, committed.get(place)
                 )
                 for place in places
             )
         )
         offsets = dict(zip(places, found, strict=True))
         if offsets and not dry_run:
-            await self._set_offsets(group, offsets)
+            await _set_offsets(call, group, offsets)
         return offsets
 
-    async def _set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        topics_known = self._client.metadata.topics
-        places = list(offsets)
-        attempts = 0
-
-        def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
-            nonlocal attempts
-            attempts += 1
-            positions = [
-                (topics_known[place.topic].topic_id, place.partition, offset)
-                for place, offset in some.items()
-            ]
-            return SetGroupOffsets(
-                topic_id=topic,
-                partition=number,
-                leader_epoch=epoch,
-                group=group,
-                offsets=positions,
-            )
-
-        try:
-            for first in range(0, len(places), POSITIONS_MAX):
-                some = {place: offsets[place] for place in places[first : first + POSITIONS_MAX]}
-                await self._coordinator(group).ask(build, timeout_s=self._left_s)
-        except GroupNotEmptyError as error:
-            if attempts == 1:
-                raise
-            raise OutcomeUnknownError(
-                f"Positions of group {group!r} may be set: an answer was lost, or only some had "
-                "been set, and then the group had members, which may have begun there. See "
-                "describe_group."
-            ) from error
-
-    async def _committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        response: FetchCommittedResponse = await self._coordinator(group).ask(
-            lambda topic, number, epoch: FetchCommitted(
-                topic_id=topic, partition=number, leader_epoch=epoch, group=group, partitions=None
-            ),
-            timeout_s=self._left_s,
+    @takes_timeout
+    async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Deletes a group without members, and its offsets. Raises UnknownGroupError,
+        GroupNotEmptyError."""
+        call = Call(self._client, timeout_s)
+        await _check_any_group(call, group)
+        coordinator = _coordinator(call, group)
+        await coordinator.ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
+            timeout_s=call.left_s,
         )
-        return _named(response.offsets, await self._topic_names())
-
-    async def _places(
-        self,
-        topics: str | Iterable[str | TopicPartition] | None,
-        committed: Mapping[TopicPartition, CommittedOffset],
-    ) -> list[TopicPartition]:
-        if topics is None:
-            return sorted(committed)
-        if not isinstance(topics, Iterable):
-            raise TypeError(
-                f"topics is a name, or a list of names and partitions, not {shown(topics)}."
+        # The group existed a moment ago. If it is gone now, an earlier attempt deleted it (and its
+        # answer was lost), or somebody else did.
+        with contextlib.suppress(UnknownGroupError):
+            await coordinator.ask(
+                lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
+                timeout_s=call.left_s,
             )
-        places: list[TopicPartition] = []
-        for wanted in [topics] if isinstance(topics, str | TopicPartition) else topics:
-            if isinstance(wanted, str):
-                topic = await self._client.topic(wanted, timeout_s=self._left_s)
-                places += [
-                    TopicPartition(wanted, number) for number in range(len(topic.partitions))
-                ]
-            else:
-                places.append(as_partition(wanted))
-        await self._check_places(places)
-        return places
 
-    async def _check_places(self, places: Iterable[TopicPartition]) -> None:
-        for topic, partition in places:
-            check_partition(await self._client.topic(topic, timeout_s=self._left_s), partition)
 
-    async def _new_offset(
-        self,
-        place: TopicPartition,
-        to: Any,
-        timestamp_ms: int | None,
-        shift: int | None,
-        committed: CommittedOffset | None,
-    ) -> int:
-        """The offset to set, moved to the nearer end if it lies outside the log."""
-        first = await self._list_offset(place, EARLIEST, self._left_s)
-        end = await self._list_offset(place, LATEST, self._left_s)
-        assert first is not None and end is not None, "a log has a beginning and an end"
-        if timestamp_ms is not None:
-            if type(timestamp_ms) is not int or timestamp_ms < 0:
-                raise InvalidRequestError(
-                    f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms!r}."
-                )
-            found = await self._list_offset(place, timestamp_ms, self._left_s)
-            return end if found is None else found
-        if shift is not None:
-            if type(shift) is not int:
-                raise TypeError(f"shift is an int, not {type(shift).__name__}.")
-            if committed is None:
-                raise InvalidRequestError(
-                    f"{place.topic}-{place.partition} has no committed offset to shift: set it "
-                    "with to= or timestamp_ms=."
-                )
-            return min(max(committed.offset + shift, first), end)
-        if to == "earliest":
-            return first
-        if to == "latest":
-            return end
-        return min(max(_offset(to), first), end)
+def _coordinator(call: Call, group: str) -> GroupCoordinator:
+    return GroupCoordinator(call.client, check_group(group), ConsumerConfig())
+
+
+async def _check_any_group(call: Call, group: str) -> None:
+    """Raises UnknownGroupError if no group was ever used."""
+    check_group(group)
+    count = await offsets_partitions(call.client, create=False, timeout_s=call.left_s)
+    if count == 0:
+        raise UnknownGroupError(f"There is no group {group!r}: no group was used so far.")
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+async def _topic_names(call: Call) -> dict[str, str]:
+    response = await call.client.fetch_all(timeout_s=call.left_s)
+    return {topic.topic_id: topic.name for topic in response.topics}
+
+
+async def _end_offset(call: Call, place: TopicPartition) -> int | None:
+    try:
+        timeout_s = min(END_OFFSET_TIMEOUT_S, call.left_s)
+        return await _list_offset(call, place, LATEST, timeout_s)
+    except RayqError:
+        return None
+
+
+async def _list_offset(
+    call: Call, place: TopicPartition, timestamp_ms: int, timeout_s: float
+) -> int | None:
+    response = await call.client.ask_leader(
+        place.topic,
+        place.partition,
+        list_offset(place.partition, timestamp_ms, READ_COMMITTED),
+        timeout_s=timeout_s,
+        attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+    )
+    return response.offset
+
+
+async def _committed(call: Call, group: str) -> dict[TopicPartition, CommittedOffset]:
+    response: FetchCommittedResponse = await _coordinator(call, group).ask(
+        lambda topic, number, epoch: FetchCommitted(
+            topic_id=topic, partition=number, leader_epoch=epoch, group=group, partitions=None
+        ),
+        timeout_s=call.left_s,
+    )
+    return _named(response.offsets, await _topic_names(call))
+
+
+# --- setting offsets ------------------------------------------------------------------------------
+
+
+async def _set_offsets(call: Call, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    topics_known = call.client.metadata.topics
+    places = list(offsets)
+    attempts = 0
+
+    def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
+        nonlocal attempts
+        attempts += 1
+        positions = [
+            (topics_known[place.topic].topic_id, place.partition, offset)
+            for place, offset in some.items()
+        ]
+        return SetGroupOffsets(
+            topic_id=topic,
+            partition=number,
+            leader_epoch=epoch,
+            group=group,
+            offsets=positions,
+        )
+
+    try:
+        for first in range(0, len(places), POSITIONS_MAX):
+            some = {place: offsets[place] for place in places[first : first + POSITIONS_MAX]}
+            await _coordinator(call, group).ask(build, timeout_s=call.left_s)
+    except GroupNotEmptyError as error:
+        if attempts == 1:
+            raise
+        raise OutcomeUnknownError(
+            f"Positions of group {group!r} may be set: an answer was lost, or only some had "
+            "been set, and then the group had members, which may have begun there. See "
+            "describe_group."
+        ) from error
+
+
+async def _places_of(
+    call: Call,
+    topics: str | Iterable[str | TopicPartition] | None,
+    committed: Mapping[TopicPartition, CommittedOffset],
+) -> list[TopicPartition]:
+    if topics is None:
+        return sorted(committed)
+    if not isinstance(topics, Iterable):
+        raise TypeError(
+            f"topics is a name, or a list of names and partitions, not {shown(topics)}."
+        )
+    places: list[TopicPartition] = []
+    for wanted in [topics] if isinstance(topics, str | TopicPartition) else topics:
+        if isinstance(wanted, str):
+            topic = await call.client.topic(wanted, timeout_s=call.left_s)
+            places += [TopicPartition(wanted, number) for number in range(len(topic.partitions))]
+        else:
+            places.append(as_partition(wanted))
+    await _check_places(call, places)
+    return places
+
+
+async def _check_places(call: Call, places: Iterable[TopicPartition]) -> None:
+    for topic, partition in places:
+        check_partition(await call.client.topic(topic, timeout_s=call.left_s), partition)
+
+
+async def _new_offset(
+    call: Call,
+    place: TopicPartition,
+    to: Any,
+    timestamp_ms: int | None,
+    shift: int | None,
+    committed: CommittedOffset | None,
+) -> int:
+    """The offset to set, moved to the nearer end if it lies outside the log."""
+    first = await _list_offset(call, place, EARLIEST, call.left_s)
+    end = await _list_offset(call, place, LATEST, call.left_s)
+    assert first is not None and end is not None, "a log has a beginning and an end"
+    if timestamp_ms is not None:
+        if type(timestamp_ms) is not int or timestamp_ms < 0:
+            raise InvalidRequestError(
+                f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms!r}."
+            )
+        found = await _list_offset(call, place, timestamp_ms, call.left_s)
+        return end if found is None else found
+    if shift is not None:
+        if type(shift) is not int:
+            raise TypeError(f"shift is an int, not {type(shift).__name__}.")
+        if committed is None:
+            raise InvalidRequestError(
+                f"{place.topic}-{place.partition} has no committed offset to shift: set it "
+                "with to= or timestamp_ms=."
+            )
+        return min(max(committed.offset + shift, first), end)
+    if to == "earliest":
+        return first
+    if to == "latest":
+        return end
+    return min(max(_offset(to), first), end)
 
 
 def _offset(value: object) -> int:

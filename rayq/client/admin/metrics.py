@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
-from rayq.client.deadlines import time_left_s
+from rayq.client.timeouts import time_left_s
 from rayq.config import ConsumerConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address

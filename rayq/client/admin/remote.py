@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from rayq.client.client import Client, check_partition
-from rayq.client.deadlines import time_left_s
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.arguments import partition_numbers, topic_name, topic_names
+from rayq.client.client import check_partition
+from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.environment import Address
 from rayq.errors import InvalidRequestError, RayqError, UnknownTopicError
 from rayq.messages import (
@@ -15,7 +17,6 @@ from rayq.messages import (
     DescribeObjectStoreResponse,
     DescribeRemoteStorage,
     DescribeRemoteStorageResponse,
-    TopicMetadata,
     UnpinSnapshot,
     VerifyRemote,
     VerifyRemoteResponse,
@@ -40,161 +41,177 @@ VERIFIED_AT_ONCE, VERIFIED_DEEP_AT_ONCE = 1000, 4
 """Maximum number of objects of a page. With `deep`, each of them is read, at most 64 MiB."""
 
 
-class RemoteAdmin:
-    """One call of the admin on remote storage, which may take `timeout_s`."""
+class RemoteAdmin(AdminMethods):
+    """Methods of `AsyncAdmin` about the object store and what topics have in it."""
 
-    def __init__(self, client: Client, timeout_s: float) -> None:
-        self._client = client
-        self._deadline = client.now + timeout_s
+    @takes_timeout
+    async def describe_object_store(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> ObjectStoreInfo:
+        """Describes the cluster's object store, the pins at which retention stops, and the deleted
+        topics that still have objects there."""
+        return await _describe_object_store(Call(self._client, timeout_s))
 
-    @property
-    def _left_s(self) -> float:
-        return time_left_s(self._client.now, self._deadline)
-
-    async def describe_object_store(self) -> ObjectStoreInfo:
-        """Describes the object store. All live brokers are asked at once; the trouble of one that
-        does not answer is reported elsewhere."""
-        response = await self._client.fetch_all(timeout_s=self._left_s)
-        live = [broker for broker in response.brokers if broker.live]
-        answers = dict(
-            zip(
-                (broker.broker for broker in live),
-                await asyncio.gather(*(self._ask((broker.host, broker.port)) for broker in live)),
-                strict=True,
-            )
-        )
-        found: DescribeObjectStoreResponse = await self._client.ask_any(
-            DescribeObjectStore(),
-            timeout_s=self._left_s,
-            accept=lambda answer: answer.version >= self._client.metadata.version_min,
-        )
-        return ObjectStoreInfo(
-            url=found.url,
-            troubles={
-                broker: answer.trouble
-                for broker, answer in answers.items()
-                if answer is not None and answer.trouble is not None
-            },
-            pins=[
-                SnapshotPin(pin.pin_id, pin.topic, pin.starts, pin.ttl_ms) for pin in found.pins
-            ],
-            garbage=[
-                DeletedRemoteTopic(topic.name, topic.topic_id, topic.deleted_ms)
-                for topic in found.garbage
-            ],
-        )
-
-    async def _ask(self, address: Address) -> DescribeObjectStoreResponse | None:
-        try:
-            answer, _ = await self._client.ask(
-                address, DescribeObjectStore(), timeout_s=min(self._left_s, BROKER_TIMEOUT_S)
-            )
-        except RayqError as error:
-            if not error.retriable:
-                raise
-            return None
-        return answer
-
-    async def unpin(self, pin_id: str) -> None:
-        pins = (await self.describe_object_store()).pins
-        if not any(pin.pin_id == pin_id for pin in pins):
-            raise InvalidRequestError(f"There is no pin {pin_id!r}: it has ended, or never was.")
-        await self._client.change(UnpinSnapshot(pin_id=pin_id), timeout_s=self._left_s)
-
-    # --- leaders --------------------------------------------------------------------------------
-
-    async def describe(self, topics: Iterable[str] | None) -> list[RemotePartitionInfo]:
-        """Describes each partition of these topics; None: of all that have remote storage."""
-        if topics is None:
-            response = await self._client.fetch_all(timeout_s=self._left_s)
+    @takes_timeout
+    async def describe_remote_storage(
+        self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[RemotePartitionInfo]:
+        """Describes how much of each partition of these topics (None: of all with `remote_storage`)
+        is in the object store, as its leader reports; without figures if none answers. Raises
+        UnknownTopicError."""
+        names = None if topics is None else topic_names(topics)
+        call = Call(self._client, timeout_s)
+        if names is None:
+            response = await self._client.fetch_all(timeout_s=call.left_s)
             found = [topic for topic in response.topics if topic.config.get("remote_storage")]
         else:
             found = [
-                await self._client.topic(name, timeout_s=self._left_s, age_max_s=0.0)
-                for name in topics
+                await self._client.topic(name, timeout_s=call.left_s, age_max_s=0.0)
+                for name in names
             ]
-        return list(
-            await asyncio.gather(*(self._describe(partition) for partition in _places(found)))
+        return await asyncio.gather(
+            *(
+                _describe_partition(call, TopicPartition(topic.name, partition.partition))
+                for topic in found
+                for partition in topic.partitions
+            )
         )
 
-    async def _describe(self, place: TopicPartition) -> RemotePartitionInfo:
-        try:
-            answer: DescribeRemoteStorageResponse = await self._client.ask_leader(
-                place.topic,
-                place.partition,
-                lambda topic_id, leader: DescribeRemoteStorage(
-                    topic_id, place.partition, leader.epoch
-                ),
-                timeout_s=min(self._left_s, DESCRIBE_TIMEOUT_S),
-                attempt_timeout_s=DESCRIBE_TIMEOUT_S,
-            )
-        except RayqError as error:
-            if not (error.retriable or isinstance(error, UnknownTopicError)):
-                raise
-            return RemotePartitionInfo(
-                place, None, None, None, None, None, None, None, trouble=str(error)
-            )
-        pointer = answer.pointer
-        return RemotePartitionInfo(
-            topic_partition=place,
-            log_start_offset=answer.log_start_offset,
-            local_start_offset=answer.local_start_offset,
-            remote_end_offset=None if pointer is None else pointer.end,
-            high_watermark=answer.high_watermark,
-            remote_bytes=0 if pointer is None else pointer.data_bytes,
-            lag_bytes=answer.lag_bytes,
-            lag_ms=answer.lag_ms,
-            trouble=answer.trouble,
-        )
-
-    async def verify(
-        self, topic: str, partitions: Iterable[int] | None, *, deep: bool, repair: bool
+    @takes_timeout
+    async def verify_remote(
+        self,
+        topic: str,
+        partitions: Iterable[int] | None = None,
+        *,
+        deep: bool = False,
+        repair: bool = False,
+        timeout_s: float | None = None,
     ) -> list[RemoteVerification]:
-        """Verifies one partition after the other: the leaders continue their work meanwhile."""
-        found = await self._client.topic(topic, timeout_s=self._left_s, age_max_s=0.0)
-        numbers = range(len(found.partitions)) if partitions is None else sorted(set(partitions))
+        """Checks that the objects of a topic's partitions (None: of all) are in the object store
+        with their sizes. With `deep` each object is read, and its CRCs, offsets and epochs are
+        checked. With `repair` missing or damaged objects are stored again, if the leader still has
+        the records on its own disk. `timeout_s` None means no timeout. Raises UnknownTopicError,
+        RemoteStorageError."""
+        topic_name(topic)
+        chosen = partition_numbers(partitions)
+        call = Call(self._client, TIMEOUT_S_MAX if timeout_s is None else timeout_s)
+        found = await self._client.topic(topic, timeout_s=call.left_s, age_max_s=0.0)
+        numbers = range(len(found.partitions)) if chosen is None else sorted(set(chosen))
         for number in numbers:
             check_partition(found, number)
-        return [
-            await self._verify(TopicPartition(topic, number), deep=deep, repair=repair)
+        return [  # One after the other: the leaders continue their work meanwhile.
+            await _verify(call, TopicPartition(topic, number), deep=deep, repair=repair)
             for number in numbers
         ]
 
-    async def _verify(
-        self, place: TopicPartition, *, deep: bool, repair: bool
-    ) -> RemoteVerification:
-        checked = 0
-        problems: list[RemoteProblem] = []
-        repaired: list[str] = []
-        next_offset: int | None = 0
-        while (start := next_offset) is not None:
-            answer: VerifyRemoteResponse = await self._client.ask_leader(
-                place.topic,
+    @takes_timeout
+    async def unpin(self, pin_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Ends a pin: retention continues. A batch job that still reads may then find records gone.
+        Raises InvalidRequestError if there is no such pin."""
+        call = Call(self._client, timeout_s)
+        pins = (await _describe_object_store(call)).pins
+        if not any(pin.pin_id == pin_id for pin in pins):
+            raise InvalidRequestError(f"There is no pin {pin_id!r}: it has ended, or never was.")
+        await self._client.change(UnpinSnapshot(pin_id=pin_id), timeout_s=call.left_s)
+
+
+async def _describe_object_store(call: Call) -> ObjectStoreInfo:
+    """Describes the object store. All live brokers are asked at once; the trouble of one that does
+    not answer is reported elsewhere."""
+    client = call.client
+    response = await client.fetch_all(timeout_s=call.left_s)
+    live = [broker for broker in response.brokers if broker.live]
+    answers = await asyncio.gather(*(_ask(call, (broker.host, broker.port)) for broker in live))
+    found: DescribeObjectStoreResponse = await client.ask_any(
+        DescribeObjectStore(),
+        timeout_s=call.left_s,
+        accept=lambda answer: answer.version >= client.metadata.version_min,
+    )
+    return ObjectStoreInfo(
+        url=found.url,
+        troubles={
+            broker.broker: answer.trouble
+            for broker, answer in zip(live, answers, strict=True)
+            if answer is not None and answer.trouble is not None
+        },
+        pins=[SnapshotPin(pin.pin_id, pin.topic, pin.starts, pin.ttl_ms) for pin in found.pins],
+        garbage=[
+            DeletedRemoteTopic(topic.name, topic.topic_id, topic.deleted_ms)
+            for topic in found.garbage
+        ],
+    )
+
+
+async def _ask(call: Call, address: Address) -> DescribeObjectStoreResponse | None:
+    try:
+        answer, _ = await call.client.ask(
+            address, DescribeObjectStore(), timeout_s=min(call.left_s, BROKER_TIMEOUT_S)
+        )
+    except RayqError as error:
+        if not error.retriable:
+            raise
+        return None
+    return answer
+
+
+async def _describe_partition(call: Call, place: TopicPartition) -> RemotePartitionInfo:
+    try:
+        answer: DescribeRemoteStorageResponse = await call.client.ask_leader(
+            place.topic,
+            place.partition,
+            lambda topic_id, leader: DescribeRemoteStorage(
+                topic_id, place.partition, leader.epoch
+            ),
+            timeout_s=min(call.left_s, DESCRIBE_TIMEOUT_S),
+            attempt_timeout_s=DESCRIBE_TIMEOUT_S,
+        )
+    except RayqError as error:
+        if not (error.retriable or isinstance(error, UnknownTopicError)):
+            raise
+        return RemotePartitionInfo(
+            place, None, None, None, None, None, None, None, trouble=str(error)
+        )
+    pointer = answer.pointer
+    return RemotePartitionInfo(
+        topic_partition=place,
+        log_start_offset=answer.log_start_offset,
+        local_start_offset=answer.local_start_offset,
+        remote_end_offset=None if pointer is None else pointer.end,
+        high_watermark=answer.high_watermark,
+        remote_bytes=0 if pointer is None else pointer.data_bytes,
+        lag_bytes=answer.lag_bytes,
+        lag_ms=answer.lag_ms,
+        trouble=answer.trouble,
+    )
+
+
+async def _verify(
+    call: Call, place: TopicPartition, *, deep: bool, repair: bool
+) -> RemoteVerification:
+    checked = 0
+    problems: list[RemoteProblem] = []
+    repaired: list[str] = []
+    next_offset: int | None = 0
+    while (start := next_offset) is not None:
+        answer: VerifyRemoteResponse = await call.client.ask_leader(
+            place.topic,
+            place.partition,
+            lambda topic_id, leader, start=start: VerifyRemote(  # type: ignore[misc]
+                topic_id,
                 place.partition,
-                lambda topic_id, leader, start=start: VerifyRemote(  # type: ignore[misc]
-                    topic_id,
-                    place.partition,
-                    leader.epoch,
-                    start,
-                    deep,
-                    repair,
-                    VERIFIED_DEEP_AT_ONCE if deep else VERIFIED_AT_ONCE,
-                ),
-                timeout_s=self._left_s,
-                attempt_timeout_s=VERIFY_TIMEOUT_S,
-                patience_s=VERIFY_TIMEOUT_S,
-            )
-            checked += answer.checked_objects
-            problems += [RemoteProblem(*problem) for problem in answer.problems]
-            repaired += answer.repaired
-            next_offset = answer.next_offset
-            check_goes_on(start, next_offset, f"the objects of {place}")
-        return RemoteVerification(place, checked, problems, repaired)
-
-
-def _places(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
-    return [
-        TopicPartition(topic.name, partition.partition)
-        for topic in topics
-        for partition in topic.partitions
-    ]
+                leader.epoch,
+                start,
+                deep,
+                repair,
+                VERIFIED_DEEP_AT_ONCE if deep else VERIFIED_AT_ONCE,
+            ),
+            timeout_s=call.left_s,
+            attempt_timeout_s=VERIFY_TIMEOUT_S,
+            patience_s=VERIFY_TIMEOUT_S,
+        )
+        checked += answer.checked_objects
+        problems += [RemoteProblem(*problem) for problem in answer.problems]
+        repaired += answer.repaired
+        next_offset = answer.next_offset
+        check_goes_on(start, next_offset, f"the objects of {place}")
+    return RemoteVerification(place, checked, problems, repaired)

@@ -1,19 +1,37 @@
-"""Administration of topics: create one and wait until it is ready, describe one, delete its
-records."""
+"""Administration of topics and their records, and the description of the cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Unpack
 
-from rayq.client.client import Client
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods
+from rayq.client.arguments import by_partition, partition_numbers, topic_name, whole_number
+from rayq.client.client import Client, check_partition
 from rayq.client.metadata import leader_of
-from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError, counted
+from rayq.client.timeouts import takes_timeout
+from rayq.config import TopicConfig, given_values
+from rayq.config.keywords import TopicKeywords
+from rayq.errors import (
+    InvalidRequestError,
+    RayqError,
+    TimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+    counted,
+)
 from rayq.messages import (
     MILLISECONDS_MAX,
+    AlterTopicConfig,
+    Change,
+    CreatePartitions,
     CreateTopic,
     DeleteRecords,
+    DeleteTopic,
     DescribeReplica,
-    MetadataResponse,
+    ElectLeaders,
+    EndRemoteStorage,
     PartitionMetadata,
     ReplicaEndpoint,
     TopicMetadata,
@@ -27,6 +45,8 @@ from rayq.records import (
     TopicPartition,
 )
 
+INTERNAL_PREFIX = "__"
+"""Prefix of the names of rayq's own topics."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Timeout for a replica's description; without it the replica is shown without offsets."""
 READY_POLL_MS = 500
@@ -34,29 +54,202 @@ READY_POLL_MS = 500
 NOT_READY_PAUSE_S = 0.02
 
 
-async def create_topic(
-    client: Client, request: CreateTopic, *, exist_ok: bool, timeout_s: float
-) -> None:
-    """Creates a topic: see `AsyncAdmin.create_topic`."""
-    deadline = client.now + timeout_s
-    while True:
-        try:
-            await client.change(request, timeout_s=max(deadline - client.now, 0.0))
-            break
-        except TopicExistsError:
-            if not exist_ok:
-                raise
-        left_s = max(deadline - client.now, 0.0)
-        try:
-            found = await client.topic(request.name, timeout_s=left_s, age_max_s=0.0)
-        except UnknownTopicError:  # It was deleted meanwhile.
-            continue
-        _check_as_asked(found, request)
-        return
-    await until_ready(client, request.name, request.partitions, timeout_s=timeout_s)
+class TopicAdmin(AdminMethods):
+    """Methods of `AsyncAdmin` about topics and the cluster."""
+
+    @takes_timeout
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        *,
+        exist_ok: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Unpack[TopicKeywords],
+    ) -> None:
+        """Creates a topic; returns when every partition has a leader and a full in-sync set.
+        `timeout_s` starts over whenever a replica has started or come in sync, because many of them
+        may take long on a slow machine.
+
+        `replication_factor` None means min(3, brokers). `config` is as in `TopicConfig`. With
+        `exist_ok` an existing topic is left as it is, and not waited for; if it has a different
+        number of partitions, or differs in a value given here, TopicExistsError says so.
+
+        Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
+        InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
+        """
+        request = CreateTopic(
+            name=topic_name(name),
+            partitions=whole_number("partitions", partitions),
+            replication_factor=None
+            if replication_factor is None
+            else whole_number("replication_factor", replication_factor),
+            config=given_values(TopicConfig, config),
+        )
+        client = self._client
+        deadline = client.now + timeout_s
+        while True:
+            try:
+                await client.change(request, timeout_s=max(deadline - client.now, 0.0))
+                break
+            except TopicExistsError:
+                if not exist_ok:
+                    raise
+            left_s = max(deadline - client.now, 0.0)
+            try:
+                found = await client.topic(name, timeout_s=left_s, age_max_s=0.0)
+            except UnknownTopicError:  # It was deleted meanwhile.
+                continue
+            _check_as_asked(found, request)
+            return
+        await until_ready(client, name, partitions, timeout_s=timeout_s)
+
+    @takes_timeout
+    async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Deletes a topic and its records. Raises UnknownTopicError."""
+        await self._client.change(DeleteTopic(name=topic_name(name)), timeout_s=timeout_s)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    @takes_timeout
+    async def create_partitions(
+        self,
+        name: str,
+        total: int,
+        *,
+        force: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> None:
+        """Increases the partitions of a topic to `total`, and waits as `create_topic` does. Records
+        with a key may go to other partitions from then on. Raises InvalidPartitionsError, also if a
+        queue handles the records of each key in order, unless `force` is True."""
+        total = whole_number("total", total)
+        request = CreatePartitions(name=topic_name(name), total=total, force=force)
+        await self._client.change(request, timeout_s=timeout_s)
+        await until_ready(self._client, name, total, timeout_s=timeout_s)
+
+    @takes_timeout
+    async def alter_topic_config(
+        self,
+        name: str,
+        *,
+        delete_remote: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **changes: Unpack[TopicKeywords],
+    ) -> None:
+        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError.
+
+        `remote_storage=False` can be given with `delete_remote=True`, and then no other key: the
+        topic's objects in the object store are removed, and records that are no longer on any
+        broker's disk are gone at once.
+        """
+        if not changes:
+            raise InvalidRequestError("alter_topic_config needs at least one key to change.")
+        config = given_values(TopicConfig, changes)
+        request: Change = AlterTopicConfig(name=topic_name(name), changes=config)
+        if delete_remote:
+            if config != {"remote_storage": False}:
+                raise InvalidRequestError(
+                    "delete_remote=True is for remote_storage=False alone: change other keys by a "
+                    "call of their own."
+                )
+            request = EndRemoteStorage(name=topic_name(name))
+        await self._client.change(request, timeout_s=timeout_s)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    @takes_timeout
+    async def elect_leaders(
+        self,
+        name: str,
+        partitions: list[int] | None = None,
+        *,
+        unclean: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> None:
+        """Makes the first replica of each partition the leader if it is in sync. With `unclean`, a
+        partition without a leader takes any live replica, which may lose acknowledged records."""
+        request = ElectLeaders(
+            name=topic_name(name), partitions=partition_numbers(partitions), unclean=unclean
+        )
+        await self._client.change(request, timeout_s=timeout_s)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    @takes_timeout
+    async def list_topics(
+        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
+        """The names of all topics, sorted. With `internal`, rayq's own topics (`__...`) too."""
+        response = await self._client.fetch_all(timeout_s=timeout_s)
+        names = (topic.name for topic in response.topics)
+        return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
+
+    @takes_timeout
+    async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
+        """Describes a topic and its partitions. Each replica is asked for its offsets, which are
+        None if it does not answer. Raises UnknownTopicError."""
+        topic = await self._client.topic(topic_name(name), timeout_s=timeout_s, age_max_s=0.0)
+        partitions = await asyncio.gather(
+            *(_describe_partition(self._client, topic, partition) for partition in topic.partitions)
+        )
+        return TopicInfo(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=partitions,
+            config=dict(topic.config),
+        )
+
+    @takes_timeout
+    async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
+        """Describes the cluster: its brokers, its controller and the voters."""
+        response = await self._client.fetch_all(timeout_s=timeout_s)
+        return ClusterInfo(
+            cluster_id=response.cluster_id,
+            brokers=[
+                BrokerInfo(
+                    broker=broker.broker,
+                    host=broker.host,
+                    port=broker.port,
+                    node_id=broker.node_id,
+                    live=broker.live,
+                    cordoned=broker.cordoned,
+                )
+                for broker in sorted(response.brokers, key=lambda broker: broker.broker)
+            ],
+            controller=response.controller,
+            controller_epoch=response.controller_epoch,
+            voters=list(response.voters),
+        )
+
+    @takes_timeout
+    async def delete_records(
+        self,
+        before: Mapping[TopicPartition, int | None],
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        """Deletes the records below an offset (None: all that are committed) of each partition, for
+        good. Returns the new log start of each, once no replica that may lead starts below it.
+        Waits for transactions with records there to end. Raises OffsetOutOfRangeError beyond the
+        committed records; TimeoutError, which says whether nothing was deleted (too few replicas
+        were in sync, a transaction is open), or the deletion may or may not last."""
+        limits = by_partition(before, "the offset that records are deleted before")
+        for (topic, partition), offset in limits.items():
+            check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
+            if offset is not None and (type(offset) is not int or offset < 0):
+                raise InvalidRequestError(
+                    f"delete_records of {topic}-{partition} needs an offset from 0, or None for "
+                    f"all that is committed, not {offset!r}."
+                )
+        starts = await asyncio.gather(
+            *(
+                _delete_records(self._client, partition, offset, timeout_s=timeout_s)
+                for partition, offset in limits.items()
+            )
+        )
+        return dict(zip(limits, starts, strict=True))
 
 
-async def delete_records(
+async def _delete_records(
     client: Client, place: TopicPartition, before: int | None, *, timeout_s: float
 ) -> int:
     """Deletes the records of one partition below an offset (None: all that are committed). Returns
@@ -75,40 +268,6 @@ async def delete_records(
         attempt_timeout_s=timeout_s,
     )
     return response.log_start_offset
-
-
-def cluster_info(metadata: MetadataResponse) -> ClusterInfo:
-    brokers = [
-        BrokerInfo(
-            broker=broker.broker,
-            host=broker.host,
-            port=broker.port,
-            node_id=broker.node_id,
-            live=broker.live,
-            cordoned=broker.cordoned,
-        )
-        for broker in sorted(metadata.brokers, key=lambda broker: broker.broker)
-    ]
-    return ClusterInfo(
-        cluster_id=metadata.cluster_id,
-        brokers=brokers,
-        controller=metadata.controller,
-        controller_epoch=metadata.controller_epoch,
-        voters=list(metadata.voters),
-    )
-
-
-async def describe_topic(client: Client, name: str, *, timeout_s: float) -> TopicInfo:
-    topic = await client.topic(name, timeout_s=timeout_s, age_max_s=0.0)
-    partitions = await asyncio.gather(
-        *(_describe_partition(client, topic, partition) for partition in topic.partitions)
-    )
-    return TopicInfo(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=list(partitions),
-        config=dict(topic.config),
-    )
 
 
 async def _describe_partition(

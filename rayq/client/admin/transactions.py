@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from rayq.client.arguments import shown
-from rayq.client.client import Client
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.arguments import shown, topic_names
 from rayq.client.coordinator import TransactionsCoordinator, coordinator_partitions
-from rayq.client.deadlines import time_left_s
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ProducerConfig, is_unicode
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import InvalidRequestError
@@ -36,85 +36,36 @@ ATTEMPT_TIMEOUT_S = 10.0
 ID_CHARACTERS_MAX = 256
 
 
-class TransactionAdmin:
-    """One call of the admin on transactions, which may take `timeout_s`."""
+class TransactionAdmin(AdminMethods):
+    """Methods of `AsyncAdmin` about transactions: those that their coordinators know, and those
+    that no coordinator knows."""
 
-    def __init__(self, client: Client, timeout_s: float) -> None:
-        self._client = client
-        self._deadline = client.now + timeout_s
+    @takes_timeout
+    async def list_transactions(
+        self, *, idle: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[TransactionListing]:
+        """The transactions that are open, or decided while some partitions lack their markers,
+        oldest first. With `idle`, also the transactional ids without a transaction in progress."""
+        return await _list_transactions(Call(self._client, timeout_s), idle=idle)
 
-    @property
-    def _left_s(self) -> float:
-        return time_left_s(self._client.now, self._deadline)
+    @takes_timeout
+    async def describe_transaction(
+        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> TransactionInfo:
+        """Describes a transactional id: its transactions in progress, and the partitions that take
+        part in them; those of deleted topics are left out. Raises InvalidRequestError for an id
+        that nobody uses."""
+        return await _describe(Call(self._client, timeout_s), transactional_id)
 
-    async def _coordinators(self) -> int:
-        """The number of partitions of `__transaction_state`; 0 before the first transaction."""
-        return await coordinator_partitions(
-            self._client, TRANSACTIONS_TOPIC, create=False, timeout_s=self._left_s
-        )
-
-    # --- by their coordinators ------------------------------------------------------------------
-
-    async def list_transactions(self, *, idle: bool) -> list[TransactionListing]:
-        pages = await asyncio.gather(
-            *(self._list(partition, idle=idle) for partition in range(await self._coordinators()))
-        )
-        listed = [_listing(summary) for page in pages for summary in page]
-        return sorted(
-            listed, key=lambda listing: (-(listing.age_ms or 0), listing.transactional_id)
-        )
-
-    async def _list(self, partition: int, *, idle: bool) -> list[TransactionSummary]:
-        """The transactions that one coordinator lists, page by page."""
-        found: list[TransactionSummary] = []
-        after: str | None = ""
-        while after is not None:
-            answer: ListTransactionsResponse = await self._client.ask_leader(
-                TRANSACTIONS_TOPIC,
-                partition,
-                lambda topic_id, leader, after=after: ListTransactions(  # type: ignore[misc]
-                    topic_id, partition, leader.epoch, after, idle
-                ),
-                timeout_s=self._left_s,
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-            )
-            found += answer.transactions
-            check_goes_on(after, answer.next_after, f"transactions of coordinator {partition}")
-            after = answer.next_after
-        return found
-
-    async def describe_transaction(self, transactional_id: str) -> TransactionInfo:
-        check_transactional_id(transactional_id)
-        if await self._coordinators() == 0:
-            raise InvalidRequestError(
-                f"There is no transactional id {transactional_id!r}: no transaction was begun so "
-                "far."
-            )
-        answer: DescribeTransactionResponse = await self._coordinator(transactional_id).ask(
-            lambda topic, number, epoch: DescribeTransaction(
-                topic, number, epoch, transactional_id
-            ),
-            timeout_s=self._left_s,
-        )
-        response = await self._client.fetch_all(timeout_s=self._left_s)
-        names = {topic.topic_id: topic.name for topic in response.topics}
-        return TransactionInfo(
-            transactional_id=answer.transactional_id,
-            owner=answer.owner,
-            transaction_timeout_ms=answer.transaction_timeout_ms,
-            last_name=answer.last_name,
-            transactions=[_listing(summary) for summary in answer.transactions],
-            participants=[
-                TransactionParticipant(
-                    family, epoch, TopicPartition(names[topic_id], number), is_written
-                )
-                for family, epoch, topic_id, number, is_written in answer.participants
-                if topic_id in names
-            ],
-        )
-
-    async def abort_transaction(self, transactional_id: str) -> None:
-        info = await self.describe_transaction(transactional_id)
+    @takes_timeout
+    async def abort_transaction(
+        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        """Aborts the open transaction of a transactional id; its producer gets
+        TransactionAbortedError. Returns once that is decided, or once the producer has ended it at
+        the same moment. Raises InvalidRequestError if the id is unknown or has nothing open."""
+        call = Call(self._client, timeout_s)
+        info = await _describe(call, transactional_id)
         found = next(
             (listing for listing in info.transactions if listing.state in ("open", "sealed")), None
         )
@@ -124,64 +75,52 @@ class TransactionAdmin:
                 f"{transactional_id!r} has no open transaction to abort (it is {states}). What is "
                 "decided ends as it was decided."
             )
-        await self._coordinator(transactional_id).ask(
+        await _coordinator(call, transactional_id).ask(
             lambda topic, number, epoch: AbortTransaction(
                 topic, number, epoch, found.producer_id, found.epoch
             ),
-            timeout_s=self._left_s,
+            timeout_s=call.left_s,
         )
 
-    def _coordinator(self, transactional_id: str) -> TransactionsCoordinator:
-        return TransactionsCoordinator(self._client, transactional_id, ProducerConfig())
-
-    # --- that no coordinator knows --------------------------------------------------------------
-
-    async def find_hanging(self, topics: Iterable[str] | None) -> list[HangingTransaction]:
-        """Finds transactions that hang. A coordinator hears of a transaction before a partition
-        does, and forgets it after all partitions have its marker. So a transaction hangs if it is
-        open in a partition before and after the coordinators were asked, and unknown to them."""
-        if topics is None:
-            response = await self._client.fetch_all(timeout_s=self._left_s)
-            topics = [topic.name for topic in response.topics if topic.name != TRANSACTIONS_TOPIC]
+    @takes_timeout
+    async def find_hanging_transactions(
+        self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[HangingTransaction]:
+        """Finds transactions in all partitions of these topics (None: of all topics) that their
+        coordinators do not know, as after the loss of `__transaction_state`. It asks the leader of
+        each partition; a partition without a leader is an error, as in every call."""
+        # A coordinator hears of a transaction before a partition does, and forgets it after all
+        # partitions have its marker. So a transaction hangs if it is open in a partition before and
+        # after the coordinators were asked, and unknown to them.
+        names = None if topics is None else topic_names(topics)
+        call = Call(self._client, timeout_s)
+        if names is None:
+            response = await self._client.fetch_all(timeout_s=call.left_s)
+            names = tuple(t.name for t in response.topics if t.name != TRANSACTIONS_TOPIC)
         places = [
             TopicPartition(name, number)
-            for name in topics
+            for name in names
             for number in range(
-                len((await self._client.topic(name, timeout_s=self._left_s)).partitions)
+                len((await self._client.topic(name, timeout_s=call.left_s)).partitions)
             )
         ]
-        found = await self._open_in(places)
+        found = await _open_in(call, places)
         if found:
-            listed = await self.list_transactions(idle=False)
+            listed = await _list_transactions(call, idle=False)
             known = {(listing.producer_id, listing.epoch) for listing in listed}
             found = {t for t in found if (t.producer_id, t.epoch) not in known}
-            found &= await self._open_in({t.topic_partition for t in found})
+            found &= await _open_in(call, {t.topic_partition for t in found})
         return sorted(found, key=lambda t: (t.topic_partition, t.first_offset))
 
-    async def _open_in(self, places: Iterable[TopicPartition]) -> set[HangingTransaction]:
-        """The transactions that are open in these partitions, whether they hang or not."""
-        places = list(places)
-        answers: list[DescribeOpenTransactionsResponse] = await asyncio.gather(
-            *(
-                self._client.ask_leader(
-                    place.topic,
-                    place.partition,
-                    lambda topic_id, leader, place=place: DescribeOpenTransactions(  # type: ignore[misc]
-                        topic_id, place.partition, leader.epoch, None
-                    ),
-                    timeout_s=self._left_s,
-                    attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-                )
-                for place in places
-            )
-        )
-        return {
-            HangingTransaction(place, *fields)
-            for place, answer in zip(places, answers, strict=True)
-            for fields in answer.open
-        }
-
-    async def abort_hanging(self, hanging: HangingTransaction) -> None:
+    @takes_timeout
+    async def abort_hanging_transaction(
+        self, hanging: HangingTransaction, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        """Aborts a transaction that `find_hanging_transactions` has found, in its partition only;
+        does nothing if it is no longer open there. If the same transaction was committed, its
+        records in this partition are lost to readers of committed records. Raises
+        InvalidRequestError if its coordinator knows it."""
+        call = Call(self._client, timeout_s)
         place = hanging.topic_partition
         await self._client.ask_leader(
             place.topic,
@@ -189,9 +128,99 @@ class TransactionAdmin:
             lambda topic_id, leader: AbortUnknownTransaction(
                 topic_id, place.partition, leader.epoch, hanging.producer_id, hanging.epoch
             ),
-            timeout_s=self._left_s,
-            attempt_timeout_s=self._left_s,
+            timeout_s=call.left_s,
+            attempt_timeout_s=call.left_s,
         )
+
+
+def _coordinator(call: Call, transactional_id: str) -> TransactionsCoordinator:
+    return TransactionsCoordinator(call.client, transactional_id, ProducerConfig())
+
+
+async def _coordinators(call: Call) -> int:
+    """The number of partitions of `__transaction_state`; 0 before the first transaction."""
+    return await coordinator_partitions(
+        call.client, TRANSACTIONS_TOPIC, create=False, timeout_s=call.left_s
+    )
+
+
+async def _list_transactions(call: Call, *, idle: bool) -> list[TransactionListing]:
+    pages = await asyncio.gather(
+        *(_list(call, partition, idle=idle) for partition in range(await _coordinators(call)))
+    )
+    listed = [_listing(summary) for page in pages for summary in page]
+    return sorted(listed, key=lambda listing: (-(listing.age_ms or 0), listing.transactional_id))
+
+
+async def _list(call: Call, partition: int, *, idle: bool) -> list[TransactionSummary]:
+    """The transactions that one coordinator lists, page by page."""
+    found: list[TransactionSummary] = []
+    after: str | None = ""
+    while after is not None:
+        answer: ListTransactionsResponse = await call.client.ask_leader(
+            TRANSACTIONS_TOPIC,
+            partition,
+            lambda topic_id, leader, after=after: ListTransactions(  # type: ignore[misc]
+                topic_id, partition, leader.epoch, after, idle
+            ),
+            timeout_s=call.left_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        )
+        found += answer.transactions
+        check_goes_on(after, answer.next_after, f"transactions of coordinator {partition}")
+        after = answer.next_after
+    return found
+
+
+async def _describe(call: Call, transactional_id: str) -> TransactionInfo:
+    check_transactional_id(transactional_id)
+    if await _coordinators(call) == 0:
+        raise InvalidRequestError(
+            f"There is no transactional id {transactional_id!r}: no transaction was begun so far."
+        )
+    answer: DescribeTransactionResponse = await _coordinator(call, transactional_id).ask(
+        lambda topic, number, epoch: DescribeTransaction(topic, number, epoch, transactional_id),
+        timeout_s=call.left_s,
+    )
+    response = await call.client.fetch_all(timeout_s=call.left_s)
+    names = {topic.topic_id: topic.name for topic in response.topics}
+    return TransactionInfo(
+        transactional_id=answer.transactional_id,
+        owner=answer.owner,
+        transaction_timeout_ms=answer.transaction_timeout_ms,
+        last_name=answer.last_name,
+        transactions=[_listing(summary) for summary in answer.transactions],
+        participants=[
+            TransactionParticipant(
+                family, epoch, TopicPartition(names[topic_id], number), is_written
+            )
+            for family, epoch, topic_id, number, is_written in answer.participants
+            if topic_id in names
+        ],
+    )
+
+
+async def _open_in(call: Call, places: Collection[TopicPartition]) -> set[HangingTransaction]:
+    """The transactions that are open in these partitions, whether they hang or not."""
+    answers: list[DescribeOpenTransactionsResponse] = await asyncio.gather(
+        *(
+            call.client.ask_leader(
+                place.topic,
+                place.partition,
+                lambda topic_id, leader, place=place: DescribeOpenTransactions(  # type: ignore[misc]
+                    topic_id, place.partition, leader.epoch, None
+                ),
+                timeout_s=call.left_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            )
+            for place in places
+        )
+    )
+    return {
+        HangingTransaction(place, *fields)
+        for place, answer in zip(places, answers, strict=True)
+        for fields in answer.open
+    }
 
 
 def check_transactional_id(given: object) -> None:

@@ -15,7 +15,8 @@ import threading
 from collections import deque
 from typing import Any
 
-from rayq.client.admin.queues import QueueAdmin
+from rayq.client.admin.base import Call
+from rayq.client.admin.queues import find_queue
 from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues.arguments import PREFETCH_MAX, whole_between
@@ -270,8 +271,8 @@ class QueueCore:
         async with self._opening:
             if self.sources:
                 return
-            admin = QueueAdmin(self.client, FIND_TIMEOUT_S)
-            found = [await admin.find(name) for name in self.names]
+            call = Call(self.client, FIND_TIMEOUT_S)
+            found = [await find_queue(call, name) for name in self.names]
             for queue in found:
                 await self.client.topic(queue.topic, timeout_s=FIND_TIMEOUT_S)
             self.check_open()
@@ -551,7 +552,7 @@ class QueueCore:
 
     async def _look_for(self, index: int, source: Source) -> None:
         try:
-            found = await QueueAdmin(self.client, FIND_TIMEOUT_S).find(source.name)
+            found = await find_queue(Call(self.client, FIND_TIMEOUT_S), source.name)
             if source.is_now(found):
                 return
             await self.client.topic(found.topic, timeout_s=FIND_TIMEOUT_S, age_max_s=0.0)
