@@ -242,11 +242,15 @@ class _Reader:
         await self._partition.load_topic()
         subscription = Subscription()
         subscription.assigned = {split.place: self._assigned}
-        self._fetcher = Fetcher(self._client, self._config, subscription)
-        self._fetcher.add_listener(self._news.set)
         if await uses_remote_storage(self._client, split.topic, self._timeout_s):
             self._direct = DirectReads(self._partition, split.end)
-            self._fetcher.elsewhere = self._direct.next
+        self._fetcher = Fetcher(
+            self._client,
+            self._config,
+            subscription,
+            read_directly=None if self._direct is None else self._direct.next,
+        )
+        self._fetcher.add_listener(self._news.set)
         self._fetcher.start([self._assigned.stream])
         self.made_progress()
 

@@ -175,7 +175,7 @@ class PoolMember(Member):
             await self._commit(self._consumer, numbers)
         self._forget(numbers)
 
-    async def _on_lost(self, places: set[TopicPartition]) -> None:
+    def _on_lost(self, places: set[TopicPartition]) -> None:
         numbers = _numbers(places)
         self._gone |= numbers
         self._partitions -= numbers

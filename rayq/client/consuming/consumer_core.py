@@ -20,6 +20,7 @@ from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, pattern_text
+from rayq.client.consuming.group_offsets import GroupOffsets
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.member_state import Interest
 from rayq.client.consuming.subscription import (
@@ -30,6 +31,7 @@ from rayq.client.consuming.subscription import (
     Stream,
     Subscription,
 )
+from rayq.client.coordinator import GroupCoordinator
 from rayq.client.group_positions import check_group
 from rayq.client.unreadable import is_final, is_skipped
 from rayq.config import MIB, ConsumerConfig, check_group_keys
@@ -86,12 +88,14 @@ class ConsumerCore:
         self.client = client
         self.config = config
         self.subscription = Subscription()
-        self.fetcher = Fetcher(client, config, self.subscription)
-        self.group: GroupConsumer | None = None
+        offsets: GroupOffsets | None = None
         if group is None:
             check_group_keys(config)
         else:
-            self.group = GroupConsumer(self, client, config, check_group(group))
+            coordinator = GroupCoordinator(client, check_group(group), config)
+            offsets = GroupOffsets(coordinator, config)
+        self.fetcher = Fetcher(client, config, self.subscription, group_offsets=offsets)
+        self.group = None if offsets is None else GroupConsumer(self, client, config, offsets)
         self.is_closed = False
         self.loop = asyncio.get_running_loop()
         self.ahead: deque[Record[Any, Any]] = deque()

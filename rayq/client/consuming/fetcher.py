@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from rayq.backoff import Backoff
 from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.consuming.group_offsets import GroupOffsets
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.large.reader import LargeValues
@@ -38,7 +39,6 @@ from rayq.messages import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    CommittedOffset,
     Fetch,
 )
 from rayq.records import TopicPartition
@@ -59,10 +59,8 @@ BACKOFF_MAX_S = 1.0
 TOPIC_WAIT_S = 0.2
 """Interval between two checks for a partition that a group's coordinator granted and the metadata
 lacks."""
-Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
-"""Looks up the group's position in a partition of the topic with that id."""
-Elsewhere = Callable[[int, int], Awaitable[Fetched | None]]
-"""`elsewhere(offset, bytes_max)` gets committed batches without the leader. None: ask the
+ReadDirectly = Callable[[int, int], Awaitable[Fetched | None]]
+"""`read_directly(offset, bytes_max)` gets committed batches without the leader. None: ask the
 leader."""
 CORRUPT_TRIES_MAX = 5
 """Maximum number of times in a row that one batch may arrive with a wrong CRC before the consumer
@@ -73,7 +71,16 @@ class Fetcher:
     """The fetcher of a consumer. Belongs to the loop; the consumer's thread may call the methods
     under "any thread"."""
 
-    def __init__(self, client: Client, config: ConsumerConfig, subscription: Subscription) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        subscription: Subscription,
+        *,
+        group_offsets: GroupOffsets | None = None,
+        read_directly: ReadDirectly | None = None,
+    ) -> None:
+        """In a group, `group_offsets` know where a stream without a start begins."""
         self._client = client
         self._config = config
         self._subscription = subscription
@@ -89,11 +96,8 @@ class Fetcher:
         self._closed = False
         is_committed = config.isolation_level == "read_committed"
         self.isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
-        self.committed: Lookup | None = None
-        """Looks up the start of a stream without one; only in a group."""
-        self.is_member: Callable[[], bool] = lambda: False
-        """True if a group's coordinator decides which partitions are read."""
-        self.elsewhere: Elsewhere | None = None
+        self._group_offsets = group_offsets
+        self._read_directly = read_directly
         self.large = LargeValues(client, config)
 
     # --- any thread -----------------------------------------------------------------------------
@@ -198,7 +202,8 @@ class Fetcher:
             try:
                 await self._fetch_for_ever(stream)
             except UnknownTopicError as error:
-                if self.is_member():
+                # The coordinator decides which partitions a member reads.
+                if self._group_offsets is not None and self._group_offsets.member is not None:
                     await self._wait_for_topic(stream, error)
                 else:
                     stream.error = error
@@ -232,7 +237,7 @@ class Fetcher:
             await self._wait_for_room(stream)
             leader = self._client.metadata.leader(*self._place(stream, topic))
             try:
-                if await self._fetch_elsewhere(stream, topic):
+                if await self._fetch_directly(stream, topic):
                     continue
                 if leader is None:
                     raise self._client.no_leader_error(*self._place(stream, topic))
@@ -279,8 +284,8 @@ class Fetcher:
         if stream.start is not None and stream.start >= 0:
             stream.offset_known(stream.start)
             return
-        if stream.start is None and self.committed is not None:
-            found = await self.committed(stream.partition, topic_id)
+        if stream.start is None and self._group_offsets is not None:
+            found = await self._group_offsets.lookup(stream.partition, topic_id)
             if found is not None:
                 stream.offset_known(found.offset, found.last_epoch)
                 return
@@ -425,15 +430,14 @@ class Fetcher:
             if not parts.is_over:
                 await self._wait_for_room(stream)
 
-    async def _fetch_elsewhere(self, stream: Stream, topic_id: str) -> bool:
+    async def _fetch_directly(self, stream: Stream, topic_id: str) -> bool:
         """Fetches without the leader, if possible. Returns False if the leader has to be asked."""
-        elsewhere = self.elsewhere
-        if elsewhere is None:
+        if self._read_directly is None:
             return False
         assert stream.fetch_offset is not None
         # Half the size, so that the next one arrives while the user's thread takes records of this
         # one.
-        found = await elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
+        found = await self._read_directly(stream.fetch_offset, max(self._bytes_max // 2, 1))
         if found is None:
             return False
         await self._deliver(

@@ -25,7 +25,6 @@ from rayq.client.consuming.group_offsets import (
 )
 from rayq.client.consuming.member_state import Interest, Partitions
 from rayq.client.consuming.subscription import Start, Stream, Subscription
-from rayq.client.coordinator import GroupCoordinator
 from rayq.client.group_positions import GroupPositions, checked_position
 from rayq.config import ConsumerConfig
 from rayq.core.groups.topic_pattern import check_pattern
@@ -118,18 +117,16 @@ class GroupConsumer:
     """See the module."""
 
     def __init__(
-        self, reader: Reader, client: Client, config: ConsumerConfig, group: str
+        self, reader: Reader, client: Client, config: ConsumerConfig, offsets: GroupOffsets
     ) -> None:
-        self.group = group
+        self.group = offsets.coordinator.group
         self.member: GroupMember | None = None
         """None while partitions are assigned by hand, or nothing is subscribed to yet."""
         self._reader = reader
         self._client = client
         self._config = config
-        self._coordinator = GroupCoordinator(client, group, config)
-        self._offsets = GroupOffsets(self._coordinator, config)
-        reader.fetcher.committed = self._offsets.lookup
-        reader.fetcher.is_member = lambda: self.member is not None
+        self._coordinator = offsets.coordinator
+        self._offsets = offsets
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
         self._is_in_poll = False

@@ -79,7 +79,7 @@ class GroupOffsets:
         self.known: dict[TopicPartition, int | None] = {}
         """The committed offsets, as far as this consumer has seen. Its thread reads this too."""
         self._tenures: dict[TopicPartition, int] = {}
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._client = coordinator.client
         self._config = config
         self.sequences = itertools.count(1)
@@ -119,7 +119,7 @@ class GroupOffsets:
         self._waiting.append(_CommitInFlight(positions, self.member, generation, done))
         if self._sender is None:
             self._sender = self._client.environment.tasks.spawn(
-                self._send_all(), f"commit of group {self._coordinator.group}"
+                self._send_all(), f"commit of group {self.coordinator.group}"
             )
         return done
 
@@ -208,7 +208,7 @@ class GroupOffsets:
                     topic_id=topic_id,
                     partition=partition,
                     leader_epoch=leader_epoch,
-                    group=self._coordinator.group,
+                    group=self.coordinator.group,
                     member="" if member is None else member.member_id,
                     member_epoch=0 if member is None else member.state.epoch,
                     sequence=sequence,
@@ -219,7 +219,7 @@ class GroupOffsets:
                 )
 
             try:
-                response = await self._coordinator.ask(
+                response = await self.coordinator.ask(
                     build, timeout_s=max(deadline - client.now, 0.001)
                 )
             except _MovedOnError:
@@ -240,7 +240,7 @@ class GroupOffsets:
             wait_s = backoff.next_s()
             if client.now + wait_s >= deadline:
                 raise TimeoutError(
-                    f"Positions of group {self._coordinator.group!r} were not committed within "
+                    f"Positions of group {self.coordinator.group!r} were not committed within "
                     f"{timeout_s:g} s (default_api_timeout_ms): {again}"
                 ) from again
             await asyncio.sleep(wait_s)
@@ -344,12 +344,12 @@ class GroupOffsets:
     async def _fetch(
         self, wanted: list[tuple[str, int]] | None
     ) -> dict[tuple[str, int], CommittedOffset]:
-        response: FetchCommittedResponse = await self._coordinator.ask(
+        response: FetchCommittedResponse = await self.coordinator.ask(
             lambda topic_id, partition, leader_epoch: FetchCommitted(
                 topic_id=topic_id,
                 partition=partition,
                 leader_epoch=leader_epoch,
-                group=self._coordinator.group,
+                group=self.coordinator.group,
                 partitions=wanted,
             )
         )
