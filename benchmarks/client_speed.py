@@ -32,8 +32,8 @@ from rich.table import Table
 
 from benchmarks.report import Row, show
 from rayq.client.client import Client
-from rayq.client.client_access import ClientAccess
 from rayq.client.cluster import Cluster
+from rayq.client.cluster_access import ClusterAccess
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, TopicConfig, as_dict
 from rayq.environment import Buffer
@@ -206,7 +206,7 @@ class PlayedPool:
         pass
 
 
-class PlayedAccess(ClientAccess):
+class PlayedAccess(ClusterAccess):
     def __init__(self, far: Far) -> None:
         super().__init__([("127.0.0.1", 1)], client_key(SECRET), None, ClusterConfig())
         self._far = far

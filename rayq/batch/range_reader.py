@@ -22,9 +22,9 @@ from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import binary_column, headers_column, int64_column, load_pyarrow
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.subscription import AssignedPartition, Slice, Stream, Subscription
+from rayq.client.record_errors import is_final, is_skipped
 from rayq.client.timeouts import takes_timeout
-from rayq.client.unreadable import is_final, is_skipped
-from rayq.client.waiting import Wakeup
+from rayq.client.wakeup import Wakeup
 from rayq.config import MIB, ConsumerConfig, OnCorrupt
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (

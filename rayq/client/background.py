@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from rayq.client.loop_thread import LoopThread
-from rayq.client.waiting import Wakeup
+from rayq.client.wakeup import Wakeup
 from rayq.errors import ClosedError, InvalidRequestError, RayqError
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from rayq.client.broker_client import (
     HEDGE_S,
     BrokerClient,
 )
+from rayq.client.leader_requests import LEADER_PATIENCE_S, epoch_of, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.timeouts import time_left_s
 from rayq.config import ClusterConfig
@@ -63,9 +64,6 @@ be behind."""
 
 LEADER_BACKOFF_MAX_S = 1.0
 """Maximum wait between two requests to a partition's leader."""
-
-LEADER_PATIENCE_S = 1.0
-"""Time without an answer after which a leader is suspect: it may hang."""
 
 SUSPICION_S = 3.0
 """Time for which a partition's leader stays suspect, and newer metadata is wanted, after one
@@ -443,18 +441,6 @@ class Client(BrokerClient):
             )
         reason = known.offline_reason or "its leader's process is not running"
         return PartitionOfflineError(f"{topic}-{partition} has no leader now: {reason}.")
-
-
-def epoch_of(leader: LeaderAndEpoch | None) -> int:
-    """The epoch under which a leader failed; below every epoch if there was none."""
-    return -1 if leader is None else leader.epoch
-
-
-def may_retry(error: RayqError) -> bool:
-    """Returns whether the client may ask the leader of a partition again after this error. A
-    process that does not know a topic may only be behind: the metadata says whether the topic is
-    gone."""
-    return error.retriable or isinstance(error, UnknownTopicError)
 
 
 def check_partition(topic: TopicMetadata, partition: int) -> None:

@@ -18,8 +18,7 @@ from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import Client
-from rayq.client.client_access import ClientAccess
-from rayq.client.closing import closing_after
+from rayq.client.cluster_access import ClusterAccess
 from rayq.client.consumer_pool import (
     ConsumerPool,
     Handler,
@@ -33,15 +32,16 @@ from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
+from rayq.client.finalizers import unwatch, watch, watch_loop
 from rayq.client.group_positions import check_group
-from rayq.client.left_open import unwatch, watch, watch_loop
-from rayq.client.made import Made
+from rayq.client.open_clients import OpenClients
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX, names_and_weights, whole_between
 from rayq.client.queues.queue import AsyncQueue, Queue
 from rayq.client.queues.queue_core import QueueCore
 from rayq.client.timeouts import takes_timeout
+from rayq.client.user_objects import closing_after
 from rayq.config import (
     ClusterConfig,
     ConsumerConfig,
@@ -151,10 +151,10 @@ class Cluster:
         """`addresses` are the `host:port` (port 9392 by default), or pairs, of some brokers. `key`
         is the client key (`rayq.wire.authentication`). `cluster_id` is the id that the cluster must
         have; None accepts any. Only the TLS files and limits of `config` are used."""
-        self._access = ClientAccess(addresses, key, cluster_id, config or ClusterConfig())
+        self._access = ClusterAccess(addresses, key, cluster_id, config or ClusterConfig())
         self.name = name
         self._lifecycle = lifecycle
-        self._made = Made()
+        self._open_clients = OpenClients()
         self.admin = Admin(self.shared_client)
 
     # --- the process's current one --------------------------------------------------------------
@@ -270,7 +270,7 @@ class Cluster:
         core = background.run(make())
         producer: Producer[SentValueT, SentKeyT] = Producer(core, background)
         watch(producer, core, "A producer")
-        self._made.add(producer)
+        self._open_clients.add(producer)
         return producer
 
     def consumer(
@@ -317,7 +317,7 @@ class Cluster:
         core = background.run(make())
         consumer: Consumer[ValueT, KeyT] = Consumer(core, background, callbacks)
         watch(consumer, core, _name("A consumer", group, names))
-        self._made.add(consumer)
+        self._open_clients.add(consumer)
         return consumer
 
     def async_producer(
@@ -532,7 +532,7 @@ class Cluster:
             core, background, lambda: self.producer(large_values=large_values or "chunks")
         )
         watch(queue, core, f"A queue of {', '.join(map(repr, checked))}")
-        self._made.add(queue)
+        self._open_clients.add(queue)
         return queue
 
     def async_queue(
@@ -755,7 +755,7 @@ class Cluster:
         self._access.is_closed = True
         if Cluster._current is self:
             Cluster._current = None
-        first_error = self._made.close_all()
+        first_error = self._open_clients.close_all()
         self._access.give_back()
         if first_error is not None:
             raise first_error
@@ -770,7 +770,7 @@ class Cluster:
         lifecycle = self._lifecycle
         undelivered: RayqError | None = None
         try:
-            undelivered = self._made.close_all()
+            undelivered = self._open_clients.close_all()
         finally:
             lifecycle.stop()
             self.close()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rayq.client.closing import closing_after
 from rayq.client.queues.arguments import PREFETCH
 from rayq.client.timeouts import takes_timeout
+from rayq.client.user_objects import closing_after
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, TimeoutError, counted
 from rayq.records import PoolStatus

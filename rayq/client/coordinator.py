@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rayq.client.client import LEADER_PATIENCE_S, Client
+from rayq.client.client import Client
+from rayq.client.leader_requests import LEADER_PATIENCE_S
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.core.groups.records import partition_of_group

@@ -1,13 +1,29 @@
-"""Requests to the leader of a partition that several parts of a client make: functions that build
-one for each attempt, as `Client.ask_leader` takes it."""
+"""Requests to the leader of a partition: how long it may be silent, after which errors it is asked
+again, and the requests that several parts of a client make. A function builds one for each attempt,
+as `Client.ask_leader` takes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.errors import ProtocolError
+from rayq.errors import ProtocolError, RayqError, UnknownTopicError
 from rayq.messages import CheckRange, Fetch, ListOffsets, ListOffsetsResponse
+
+LEADER_PATIENCE_S = 1.0
+"""Time without an answer after which a leader is suspect: it may hang."""
+
+
+def epoch_of(leader: LeaderAndEpoch | None) -> int:
+    """The epoch under which a leader failed; below every epoch if there was none."""
+    return -1 if leader is None else leader.epoch
+
+
+def may_retry(error: RayqError) -> bool:
+    """Returns whether the client may ask the leader of a partition again after this error. A
+    process that does not know a topic may only be behind: the metadata says whether the topic is
+    gone."""
+    return error.retriable or isinstance(error, UnknownTopicError)
 
 
 def fetch_now(

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from rayq.client.callbacks import outcome_of
 from rayq.client.consumer_pool import Handler
-from rayq.client.user_calls import outcome_of
 from rayq.environment import Threads
 from rayq.errors import HandlerError
 from rayq.records import Outgoing

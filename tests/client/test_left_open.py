@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rayq import AsyncQueue, Cluster, QueueTask
-from rayq.client import left_open
+from rayq.client import finalizers
 from rayq.client.client import Client
 from rayq.errors import OutcomeUnknownError
 from rayq.messages import Produce, Settle
@@ -229,7 +229,7 @@ def test_an_async_queue_that_is_open_when_its_loop_ends_settles_and_gives_back(
     began_s = time.monotonic()
     with pytest.warns(ResourceWarning, match="async queue of 'q' was open when its event loop"):
         asyncio.run(work())
-    assert time.monotonic() - began_s < left_open.LAST_PATIENCE_S
+    assert time.monotonic() - began_s < finalizers.LAST_PATIENCE_S
     assert played.done == ({(0, 0), (0, 1)} if use is _acked_and_being_told else {(0, 0)})
     assert not played.locks
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayq.client import left_open
+from rayq.client import finalizers
 from rayq.client.cluster import Cluster
 from rayq.client.producing import transaction_core
 from rayq.errors import (
@@ -938,10 +938,10 @@ def test_the_end_of_the_program_tells_of_what_nobody_ended(
     with cluster.producer(transactional_id="billing") as producer:
         with producer.transaction():
             pass
-        left_open._deliver()
+        finalizers._deliver()
         assert "transaction" not in caplog.text
         producer.begin_transaction()
-        left_open._deliver()
+        finalizers._deliver()
         assert "open transaction, which nobody ended" in caplog.text
 
 

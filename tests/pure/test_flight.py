@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayq.client.client import LEADER_PATIENCE_S
+from rayq.client.leader_requests import LEADER_PATIENCE_S
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import PartitionQueue, ProducerBatch
 from rayq.client.producing.flight import (

@@ -19,14 +19,14 @@ from rayq.client.admin.topics import TopicAdmin
 from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
-from rayq.client.no_pickle import no_pickle_error
+from rayq.client.user_objects import no_pickle_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class AdminCore:
-    """The inner half of an async admin (see `left_open`): its hold on the shared client."""
+    """The inner half of an async admin (see `finalizers`): its hold on the shared client."""
 
     def __init__(self, on_closed: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()

@@ -21,9 +21,9 @@ from rayq.client.admin.moves import (
     waits_of,
 )
 from rayq.client.arguments import whole_number
+from rayq.client.callbacks import call_callback, finish_callback
 from rayq.client.client import Client
 from rayq.client.timeouts import takes_timeout
-from rayq.client.user_calls import call_callback, finish_callback
 from rayq.core.cluster import move_plans
 from rayq.errors import (
     InvalidReassignmentError,

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from rayq.client.arguments import as_partitions, by_partition
 from rayq.client.background import BackgroundLoop
+from rayq.client.callbacks import call_callback
 from rayq.client.consuming import polling
 from rayq.client.consuming.arrow import ARROW_RECORDS_MAX, load_pyarrow, table_of
 from rayq.client.consuming.consumer_core import ConsumerCore
@@ -29,10 +30,9 @@ from rayq.client.consuming.group_consumer import (
 from rayq.client.consuming.one_thread import OneThread, concurrent_use_error
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.group_positions import GroupPositions
-from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
-from rayq.client.user_calls import call_callback
-from rayq.client.waiting import Wakeup
+from rayq.client.user_objects import no_pickle_error
+from rayq.client.wakeup import Wakeup
 from rayq.errors import InvalidRequestError
 from rayq.messages import EARLIEST, LATEST
 from rayq.records import (

@@ -33,7 +33,7 @@ from rayq.client.consuming.subscription import (
 )
 from rayq.client.coordinator import GroupCoordinator
 from rayq.client.group_positions import check_group
-from rayq.client.unreadable import is_final, is_skipped
+from rayq.client.record_errors import is_final, is_skipped
 from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,

@@ -14,14 +14,21 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from rayq.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.client import Client
 from rayq.client.consuming.group_offsets import GroupOffsets
 from rayq.client.consuming.large_parts import LargeParts
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import check_range, known_end, list_offset
+from rayq.client.leader_requests import (
+    LEADER_PATIENCE_S,
+    check_range,
+    epoch_of,
+    known_end,
+    list_offset,
+    may_retry,
+)
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.client.unreadable import is_skipped
+from rayq.client.record_errors import is_skipped
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rayq.client.consuming.subscription import Fetched, LargeValue, Stream
 from rayq.client.large.reader import LargeValues
-from rayq.client.unreadable import is_final
+from rayq.client.record_errors import is_final
 from rayq.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,

@@ -16,7 +16,7 @@ from rayq.client.large.cache import ChunkCache
 from rayq.client.large.objects import is_below, read_object
 from rayq.client.leader_requests import check_range, fetch_now, list_offset
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.client.unreadable import of_large_value
+from rayq.client.record_errors import of_large_value
 from rayq.config import MIB, ConsumerConfig
 from rayq.config.urls import without_credentials
 from rayq.core.large.values import Manifest, Place, check_chunk, join, read_manifest

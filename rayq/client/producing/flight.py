@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rayq.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S, may_retry
+from rayq.client.leader_requests import LEADER_PATIENCE_S, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import ProducerBatch
 from rayq.config import ProducerConfig

@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from rayq.client.callbacks import ends_program
 from rayq.client.timeouts import seconds
-from rayq.client.user_calls import ends_program
-from rayq.client.waiting import Wakeup
+from rayq.client.wakeup import Wakeup
 from rayq.errors import InvalidRequestError, RayqError, TimeoutError
 from rayq.records import OffsetRange, RecordMetadata
 from rayq.user_functions import check_function, check_ran

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from zlib import crc32
 
-from rayq.client.user_calls import call_callback
+from rayq.client.callbacks import call_callback
 from rayq.config import Partitioner
 from rayq.errors import InvalidRequestError
 from rayq.user_functions import close_unrun

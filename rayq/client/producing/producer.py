@@ -13,8 +13,6 @@ from typing import Any, Generic, Self
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
-from rayq.client.closing import closing_after
-from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producing.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.producing.futures import (
     DeliveryFuture,
@@ -35,7 +33,8 @@ from rayq.client.producing.transaction import (
     none_begun_error,
 )
 from rayq.client.timeouts import takes_timeout
-from rayq.client.waiting import Wakeup
+from rayq.client.user_objects import closing_after, no_pickle_error
+from rayq.client.wakeup import Wakeup
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError
 from rayq.records import OfValueAndKey, RecordMetadata

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from rayq.client.callbacks import finish_callback
 from rayq.client.client import Client
 from rayq.client.large.objects import object_uri, write_object
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
@@ -23,7 +24,6 @@ from rayq.client.producing.futures import ManyDeliveryFuture, Part
 from rayq.client.producing.intake import Intake, StoredValue, TopicQueues
 from rayq.client.producing.sender import Sender
 from rayq.client.producing.transaction_core import TransactionCore
-from rayq.client.user_calls import finish_callback
 from rayq.config import ProducerConfig
 from rayq.core.large.values import VALUE_ID_BYTES, crc_of, manifest_of_object
 from rayq.errors import (

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from rayq.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of
+from rayq.client.client import Client
+from rayq.client.leader_requests import LEADER_PATIENCE_S, epoch_of
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from rayq.client.producing.flight import (

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 from rayq.client.arguments import by_partition, shown
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import check_partition
-from rayq.client.closing import closing_after
 from rayq.client.group_positions import GroupPositions, check_group, checked_position
-from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.producing.transaction_core import TransactionCore
+from rayq.client.user_objects import closing_after, no_pickle_error
 from rayq.config import is_unicode
 from rayq.errors import (
     CommitRefusedError,

@@ -13,9 +13,9 @@ import logging
 from typing import Protocol
 
 from rayq.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
+from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import check_range
+from rayq.client.leader_requests import LEADER_PATIENCE_S, check_range, epoch_of, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settler import (
     BACKOFF_FIRST_S,
@@ -27,7 +27,7 @@ from rayq.client.queues.settler import (
 from rayq.client.queues.settling import Settlement
 from rayq.client.queues.taken import Origin, Row, Taken
 from rayq.client.queues.task import REASON_CHARACTERS_MAX
-from rayq.client.unreadable import is_final
+from rayq.client.record_errors import is_final
 from rayq.core.queues.lock_times import LONG_TIMEOUTS
 from rayq.errors import (
     CorruptBatchError,

@@ -8,8 +8,6 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from rayq.client.background import BackgroundLoop
-from rayq.client.closing import closing_after
-from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producing.futures import DeliveryFuture
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.queues.arguments import (
@@ -26,6 +24,7 @@ from rayq.client.queues.queue_core import Handed, QueueCore
 from rayq.client.queues.task import QueueTask
 from rayq.client.queues.working import STOP_TIMEOUT_S, AsyncWorker, Handler, ThreadWorker
 from rayq.client.timeouts import takes_timeout
+from rayq.client.user_objects import closing_after, no_pickle_error
 from rayq.errors import InvalidRequestError
 from rayq.records import RecordMetadata
 

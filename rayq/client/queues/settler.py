@@ -11,7 +11,8 @@ import logging
 from typing import Protocol
 
 from rayq.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S, Client, may_retry
+from rayq.client.client import Client
+from rayq.client.leader_requests import LEADER_PATIENCE_S, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.settling import Round, Settlement
 from rayq.config import QueueConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
-from rayq.client.no_pickle import no_pickle_error
 from rayq.client.queues.arguments import DELAY_S_MAX, seconds_between
 from rayq.client.queues.taken import Row, Taken
+from rayq.client.user_objects import no_pickle_error
 from rayq.errors import InvalidRequestError, LockLostError
 from rayq.records import Headers
 from rayq.user_functions import told

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol
 
+from rayq.client.callbacks import call_here, outcome_of
 from rayq.client.queues.functions import Functions
 from rayq.client.queues.task import QueueTask
-from rayq.client.user_calls import call_here, outcome_of
 from rayq.environment import ThreadPool
 from rayq.errors import ClosedError, LockLostError, RayqError, TaskArgumentsError
 from rayq.user_functions import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -10,14 +11,13 @@ from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.broker_client import BOOTSTRAP_MAX
 from rayq.client.client import Client
 from rayq.client.environment import process_name, system_environment
-from rayq.client.shared_clients import acquire
 from rayq.config import ClusterConfig
 from rayq.environment import Address
 from rayq.errors import ClosedError, ConfigError
 from rayq.wire.authentication import Identity
 
 
-class ClientAccess:
+class ClusterAccess:
     """The addresses, key and clients of one `Cluster` object. Cheap to make: it connects at first
     use.
 
@@ -84,7 +84,7 @@ class ClientAccess:
 
     def acquire(self) -> tuple[Client, Callable[[], None]]:
         """The shared client for the running loop, and the function that gives it back."""
-        client, release = acquire((self._goes_to, self.key, self.config), self.new_client)
+        client, release = _acquire((self._goes_to, self.key, self.config), self.new_client)
         self._clients.add(client)
         client.add_bootstrap(self._bootstrap)
         return client, release
@@ -121,3 +121,43 @@ class ClientAccess:
 
         if self._shared is not None:
             background.run(on_loop())
+
+
+# --- the clients of this process: one for each cluster on each event loop ------------------------
+
+
+class _Shared:
+    """A client, and the number of its users: it is closed with the last of them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.users = 0
+
+
+_clients: dict[tuple[asyncio.AbstractEventLoop, object], _Shared] = {}
+"""The clients by event loop and cluster. Each entry is touched only on its loop."""
+
+
+def _acquire(cluster_key: object, make: Callable[[], Client]) -> tuple[Client, Callable[[], None]]:
+    """The client for a cluster on the running loop, made at its first use, and the function that
+    gives it back. Equal keys share a client."""
+    key = (asyncio.get_running_loop(), cluster_key)
+    for known in list(_clients):
+        if known[0].is_closed():
+            _clients.pop(known, None)
+    found = _clients.get(key)
+    if found is None:
+        found = _clients[key] = _Shared(make())
+    shared = found
+    shared.users += 1
+
+    def release() -> None:
+        if key[0].is_closed():
+            _clients.pop(key, None)
+            return
+        shared.users -= 1
+        if shared.users == 0:
+            del _clients[key]
+            shared.client.close()
+
+    return shared.client, release

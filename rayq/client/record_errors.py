@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from rayq.client.client import may_retry
+from rayq.client.leader_requests import may_retry
 from rayq.errors import (
     AuthenticationError,
     ClosedError,

@@ -1,4 +1,5 @@
-"""The end of a `with` block."""
+"""Rules of all objects that users get from a cluster: the end of a `with` block, and that they stay
+in their process."""
 
 from __future__ import annotations
 
@@ -27,3 +28,11 @@ def closing_after(error: BaseException | None) -> Iterator[None]:
         if error is None or (is_left and isinstance(error, Exception)):
             raise
         logger.error("%s", failed)
+
+
+def no_pickle_error(made: object, what: str) -> TypeError:
+    """The error for an object that a cluster has made. `what` names it, such as "a producer"."""
+    return TypeError(
+        f"{type(made).__name__} cannot be sent to another process (a Ray task, for example): send "
+        f"the Cluster, and make {what} from it there."
+    )

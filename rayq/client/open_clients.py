@@ -1,4 +1,5 @@
-"""The producers, consumers and queues for threads that one `Cluster` object has made."""
+"""The producers, consumers and queues for threads that one `Cluster` object has made, and that are
+closed with it."""
 
 from __future__ import annotations
 
@@ -13,24 +14,24 @@ from rayq.client.queues.queue import Queue
 from rayq.errors import ConcurrentUseError, RayqError
 
 
-class Made:
+class OpenClients:
     """A registry of objects that are closed with their cluster. It does not keep alive an object
     that the user drops."""
 
     def __init__(self) -> None:
-        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
+        self._clients: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any] | Queue] = (
             weakref.WeakSet()
         )
 
-    def add(self, made: Producer[Any, Any] | Consumer[Any, Any] | Queue) -> None:
-        self._made.add(made)
+    def add(self, client: Producer[Any, Any] | Consumer[Any, Any] | Queue) -> None:
+        self._clients.add(client)
 
     def close_all(self) -> RayqError | None:
         """Closes all consumers and queues, then all producers, because a consumer's callbacks may
         send at its end. Returns the first error."""
         first_error: RayqError | None = None
-        made = list(self._made)
-        for consumer in (closable for closable in made if isinstance(closable, Consumer)):
+        clients = list(self._clients)
+        for consumer in (client for client in clients if isinstance(client, Consumer)):
             try:
                 try:
                     consumer.close()
@@ -38,13 +39,13 @@ class Made:
                     consumer.abandon()
             except RayqError as error:
                 first_error = first_error or error
-        for queue in (closable for closable in made if isinstance(closable, Queue)):
+        for queue in (client for client in clients if isinstance(client, Queue)):
             try:
                 queue.close()
             except RayqError as error:
                 first_error = first_error or error
         # All at once: each takes as long as its records may, if no broker answers.
-        closing = [closable.closing() for closable in made if isinstance(closable, Producer)]
+        closing = [client.closing() for client in clients if isinstance(client, Producer)]
 
         async def close_producers() -> list[BaseException | None]:
             return await asyncio.gather(*closing, return_exceptions=True)
