@@ -448,12 +448,12 @@ def batch_in_doubt_numbered_anew() -> list[Patch]:
     start = Flight._start_new_epoch
 
     def mutated(self: Any) -> None:
-        doubted = [shipment for shipment in self.waiting if shipment.in_doubt]
-        for shipment in doubted:
-            shipment.in_doubt = False
+        doubted = [inflight for inflight in self.waiting if inflight.in_doubt]
+        for inflight in doubted:
+            inflight.in_doubt = False
         start(self)
-        for shipment in doubted:
-            shipment.in_doubt = True
+        for inflight in doubted:
+            inflight.in_doubt = True
 
     return [(Flight, "_start_new_epoch", mutated)]
 

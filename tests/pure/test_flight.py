@@ -15,8 +15,8 @@ from rayq.client.producing.flight import (
     PRODUCER_EPOCH_MAX,
     Fail,
     Flight,
+    InFlightBatch,
     Numbers,
-    Shipment,
     SuspectLeader,
     TakeBatch,
     TakeProducerId,
@@ -90,16 +90,16 @@ def step(flight: Flight, now: float = NOW, opened_at: float | None = None) -> An
     return flight.next_step(now, opened_at, is_hurried=False)
 
 
-def send_next(flight: Flight, now: float = NOW) -> tuple[Shipment, int]:
+def send_next(flight: Flight, now: float = NOW) -> tuple[InFlightBatch, int]:
     """Sends the first batch that waits."""
     found = step(flight, now)
-    assert isinstance(found, Shipment)
+    assert isinstance(found, InFlightBatch)
     if found.payload is None:
         flight.packed(found, bytearray(1), flight.next_numbers())
     return found, flight.sent(found, now)
 
 
-def send_new(flight: Flight, number: int = 1) -> list[tuple[Shipment, int]]:
+def send_new(flight: Flight, number: int = 1) -> list[tuple[InFlightBatch, int]]:
     sent = []
     for _ in range(number):
         flight.add(a_batch())
@@ -107,10 +107,10 @@ def send_new(flight: Flight, number: int = 1) -> list[tuple[Shipment, int]]:
     return sent
 
 
-def put_in_doubt(flight: Flight, shipment: Shipment, attempt: int) -> None:
+def put_in_doubt(flight: Flight, inflight: InFlightBatch, attempt: int) -> None:
     """The batch's answer is lost, and the wait after that is over."""
-    flight.failed(shipment, attempt, DisconnectedError("lost"), NOW)
-    assert shipment.in_doubt
+    flight.failed(inflight, attempt, DisconnectedError("lost"), NOW)
+    assert inflight.in_doubt
     flight.resume_at = 0.0
 
 
@@ -163,8 +163,8 @@ def test_at_most_so_many_are_in_flight(in_flight_max: int) -> None:
 def test_none_is_sent_five_or_more_behind_an_unresolved_one() -> None:
     flight = a_flight()
     sent = send_new(flight, 5)
-    for shipment, attempt in sent[1:]:
-        assert flight.acknowledged(shipment, attempt)
+    for inflight, attempt in sent[1:]:
+        assert flight.acknowledged(inflight, attempt)
     assert step(flight, opened_at=NOW) is None
     assert flight.acknowledged(*sent[0])
     assert isinstance(step(flight, opened_at=NOW), TakeBatch)
@@ -172,8 +172,8 @@ def test_none_is_sent_five_or_more_behind_an_unresolved_one() -> None:
 
 def test_without_numbers_nothing_is_to_be_recognised() -> None:
     flight = a_flight(acks=1)
-    for shipment, attempt in send_new(flight, 5)[1:]:
-        flight.acknowledged(shipment, attempt)
+    for inflight, attempt in send_new(flight, 5)[1:]:
+        flight.acknowledged(inflight, attempt)
     assert isinstance(step(flight, opened_at=NOW), TakeBatch)
 
 
@@ -183,8 +183,8 @@ def test_numbers_go_on_by_records_and_wrap() -> None:
         Numbers(40, 0, 0), Numbers(40, 0, 10),
     ]
     flight.next_sequence = 2**31 - 4
-    ((shipment, _),) = send_new(flight)
-    assert shipment.numbers == Numbers(40, 0, 2**31 - 4)
+    ((inflight, _),) = send_new(flight)
+    assert inflight.numbers == Numbers(40, 0, 2**31 - 4)
     assert flight.next_numbers() == Numbers(40, 0, 6)
 
 
@@ -199,8 +199,8 @@ def test_a_batch_that_cannot_be_packed_takes_no_number() -> None:
 
 def test_what_is_sent_without_acknowledgements_is_done_with() -> None:
     flight = a_flight(acks=0)
-    ((shipment, _),) = send_new(flight)
-    flight.let_go(shipment)
+    ((inflight, _),) = send_new(flight)
+    flight.let_go(inflight)
     assert step(flight) is None and flight.tick(NOW + 1000) == []
 
 
@@ -243,22 +243,22 @@ def test_an_error_decides_by_what_it_says_and_by_what_was_sent_before(
     in_doubt: bool,
 ) -> None:
     flight = a_flight()
-    ((shipment, attempt),) = send_new(flight)
+    ((inflight, attempt),) = send_new(flight)
     if in_doubt:
-        put_in_doubt(flight, shipment, attempt)
-        shipment, attempt = send_next(flight)
+        put_in_doubt(flight, inflight, attempt)
+        inflight, attempt = send_next(flight)
     error = kind("why")
-    actions = flight.failed(shipment, attempt, error, NOW)
+    actions = flight.failed(inflight, attempt, error, NOW)
     expected = when_in_doubt if in_doubt else when_sure
     assert flight.in_flight == []
-    assert shipment.in_doubt == (in_doubt or leaves_doubt)
+    assert inflight.in_doubt == (in_doubt or leaves_doubt)
     if expected == AGAIN:
-        assert flight.waiting == [shipment]
+        assert flight.waiting == [inflight]
         assert flight.is_stalled and flight.resume_at > NOW
         assert actions == ([SuspectLeader(OLD)] if suspects else [])
         return
     ((batch, outcome),) = actions  # type: ignore[misc]
-    assert batch is shipment.batch and flight.waiting == [] and flight.needs_new_epoch
+    assert batch is inflight.batch and flight.waiting == [] and flight.needs_new_epoch
     if expected == UNKNOWN:
         assert isinstance(outcome, OutcomeUnknownError) and "why" in str(outcome)
     else:
@@ -283,8 +283,8 @@ def test_the_batches_of_one_window_that_fail_together_are_one_failure() -> None:
     # Five batches in flight to a leader that died once cost five doublings: writes to its
     # successor paused for up to a second where 20 ms were meant.
     flight = a_flight()
-    for shipment, attempt in send_new(flight, 5):
-        flight.failed(shipment, attempt, NotEnoughReplicasError("too few"), NOW)
+    for inflight, attempt in send_new(flight, 5):
+        flight.failed(inflight, attempt, NotEnoughReplicasError("too few"), NOW)
     assert flight.resume_at == NOW + 0.02
     flight.stalled(NotEnoughReplicasError("too few, again"), NOW + 1)
     assert flight.resume_at == NOW + 1.04
@@ -295,8 +295,8 @@ def test_an_acknowledgement_ends_the_doubling() -> None:
     (one, first), (two, second) = send_new(flight, 2)
     flight.failed(one, first, NotEnoughReplicasError("too few"), NOW)
     flight.acknowledged(two, second)
-    shipment, attempt = send_next(flight, NOW + 1)
-    flight.failed(shipment, attempt, NotEnoughReplicasError("too few"), NOW + 1)
+    inflight, attempt = send_next(flight, NOW + 1)
+    flight.failed(inflight, attempt, NotEnoughReplicasError("too few"), NOW + 1)
     assert flight.resume_at == NOW + 1.02
 
 
@@ -314,28 +314,28 @@ def test_where_nothing_is_numbered_errors_about_numbers_are_as_others() -> None:
 
 def test_what_is_heard_of_an_attempt_that_was_given_up_counts_no_more() -> None:
     flight = a_flight()
-    ((shipment, first),) = send_new(flight)
+    ((inflight, first),) = send_new(flight)
     assert flight.led_by(NEW)
     for _ in range(2):  # while the batch waits, and once it is in flight again
-        assert not flight.acknowledged(shipment, first)
-        assert flight.failed(shipment, first, RecordTooLargeError("too large"), NOW) == []
+        assert not flight.acknowledged(inflight, first)
+        assert flight.failed(inflight, first, RecordTooLargeError("too large"), NOW) == []
         if not flight.in_flight:
             _, second = send_next(flight)
-    assert flight.in_flight == [shipment]
-    assert flight.acknowledged(shipment, second)
-    assert not flight.acknowledged(shipment, second)
+    assert flight.in_flight == [inflight]
+    assert flight.acknowledged(inflight, second)
+    assert not flight.acknowledged(inflight, second)
 
 
 def test_a_new_leader_gets_what_was_in_flight_under_the_same_numbers_and_at_once() -> None:
     flight = a_flight()
-    sent = [shipment for shipment, _ in send_new(flight, 3)]
-    numbers = [shipment.numbers for shipment in sent]
+    sent = [inflight for inflight, _ in send_new(flight, 3)]
+    numbers = [inflight.numbers for inflight in sent]
     flight.stalled(NotLeaderError("moved"), NOW)
     assert not flight.led_by(OLD)
     assert flight.led_by(NEW)
-    assert flight.leader == NEW and all(shipment.in_doubt for shipment in sent)
+    assert flight.leader == NEW and all(inflight.in_doubt for inflight in sent)
     assert [send_next(flight)[0] for _ in sent] == sent
-    assert [shipment.numbers for shipment in sent] == numbers
+    assert [inflight.numbers for inflight in sent] == numbers
 
 
 # --- a break in the sequence ----------------------------------------------------------------------
@@ -365,8 +365,8 @@ def test_a_batch_that_fails_for_good_has_the_others_numbered_anew() -> None:
     flight.failed(one, first, RecordTooLargeError("too large"), NOW)
     assert step(flight, opened_at=NOW) is None  # no new batch before the other is resolved
     flight.failed(two, second, OutOfOrderSequenceError("expected 0"), NOW)
-    shipment, _ = send_next(flight, NOW + 1)
-    assert shipment is two and two.numbers == Numbers(40, 1, 0)
+    inflight, _ = send_next(flight, NOW + 1)
+    assert inflight is two and two.numbers == Numbers(40, 1, 0)
     assert flight.next_numbers() == Numbers(40, 1, 10)
 
 
@@ -378,8 +378,8 @@ def test_a_batch_in_doubt_is_never_sent_under_other_numbers() -> None:
     put_in_doubt(flight, two, second)
     assert flight.needs_new_epoch
     # Both batches are sent again as they were, and no new batch is taken.
-    shipment, attempt = send_next(flight)
-    assert shipment is two and two.numbers == Numbers(40, 0, 10)
+    inflight, attempt = send_next(flight)
+    assert inflight is two and two.numbers == Numbers(40, 0, 10)
     assert send_next(flight)[0] is three and three.numbers == Numbers(40, 0, 20)
     assert step(flight, opened_at=NOW) is None
     # Only the batch's own answer ends the doubt.
@@ -390,11 +390,11 @@ def test_a_batch_in_doubt_is_never_sent_under_other_numbers() -> None:
 
 def test_a_batch_that_was_not_packed_yet_gets_its_number_in_the_new_epoch() -> None:
     flight = a_flight()
-    ((shipment, attempt),) = send_new(flight)
+    ((inflight, attempt),) = send_new(flight)
     flight.add(a_batch())
     flight.needs_new_epoch = True
     assert step(flight) is None
-    flight.acknowledged(shipment, attempt)
+    flight.acknowledged(inflight, attempt)
     assert send_next(flight)[0].numbers == Numbers(40, 1, 0)
 
 
@@ -403,9 +403,9 @@ def test_whose_id_is_fenced_or_whose_epochs_are_spent_takes_another_id(is_fenced
     flight = a_flight()
     if not is_fenced:
         flight.producer_epoch = PRODUCER_EPOCH_MAX
-    ((shipment, attempt),) = send_new(flight)
+    ((inflight, attempt),) = send_new(flight)
     error = ProducerFencedError("taken") if is_fenced else RecordTooLargeError("too large")
-    flight.failed(shipment, attempt, error, NOW)
+    flight.failed(inflight, attempt, error, NOW)
     assert step(flight, opened_at=NOW) == TakeProducerId(40)
     flight.producer_id = 41
     assert flight.next_numbers() == Numbers(41, 0, 0)
@@ -468,7 +468,7 @@ def test_no_number_is_used_twice_and_none_changes_while_a_batch_is_in_doubt(seed
     batch_of: dict[Numbers, ProducerBatch] = {}
     outcomes: dict[ProducerBatch, Any] = {}
     made: list[ProducerBatch] = []
-    attempts: list[tuple[Shipment, int]] = []
+    attempts: list[tuple[InFlightBatch, int]] = []
     now, ids, epoch = NOW, 40, 7
 
     def resolve(batch: ProducerBatch, outcome: Any) -> None:
@@ -491,22 +491,22 @@ def test_no_number_is_used_twice_and_none_changes_while_a_batch_is_in_doubt(seed
                 case TakeBatch():
                     made.append(a_batch(source.randint(1, 9), opened_at=now - 0.01))
                     flight.add(made[-1])
-                case Shipment() as shipment:
-                    if shipment.payload is None:
-                        flight.packed(shipment, bytearray(1), flight.next_numbers())
-                    assert shipment.numbers is not None
-                    assert batch_of.setdefault(shipment.numbers, shipment.batch) is shipment.batch
+                case InFlightBatch() as inflight:
+                    if inflight.payload is None:
+                        flight.packed(inflight, bytearray(1), flight.next_numbers())
+                    assert inflight.numbers is not None
+                    assert batch_of.setdefault(inflight.numbers, inflight.batch) is inflight.batch
                     unresolved = [one.serial for one in (*flight.in_flight, *flight.waiting)]
-                    assert shipment.serial - min(unresolved) < 5
-                    attempts.append((shipment, flight.sent(shipment, now)))
+                    assert inflight.serial - min(unresolved) < 5
+                    attempts.append((inflight, flight.sent(inflight, now)))
         elif event < 0.93 and attempts:
-            shipment, attempt = attempts.pop(source.randrange(len(attempts)))
+            inflight, attempt = attempts.pop(source.randrange(len(attempts)))
             if source.random() < 0.6:
-                if flight.acknowledged(shipment, attempt):
-                    resolve(shipment.batch, None)
+                if flight.acknowledged(inflight, attempt):
+                    resolve(inflight.batch, None)
             else:
                 error = source.choice(ERRORS)("why")
-                actions = flight.failed(shipment, attempt, error, now)
+                actions = flight.failed(inflight, attempt, error, now)
         elif event < 0.97:
             epoch += 1
             flight.led_by(LeaderAndEpoch(1, "a", 1, epoch))
@@ -543,12 +543,12 @@ def in_transaction() -> Flight:
 
 def test_each_transaction_counts_from_0_under_the_numbers_given() -> None:
     flight = in_transaction()
-    for (shipment, attempt), sequence in zip(send_new(flight, 2), (0, 10), strict=True):
-        assert shipment.numbers == Numbers(FAMILY, 7, sequence)
-        assert flight.acknowledged(shipment, attempt)
+    for (inflight, attempt), sequence in zip(send_new(flight, 2), (0, 10), strict=True):
+        assert inflight.numbers == Numbers(FAMILY, 7, sequence)
+        assert flight.acknowledged(inflight, attempt)
     flight.begin(FAMILY, 8)
-    ((shipment, _),) = send_new(flight)
-    assert shipment.numbers == Numbers(FAMILY, 8, 0)
+    ((inflight, _),) = send_new(flight)
+    assert inflight.numbers == Numbers(FAMILY, 8, 0)
 
 
 @pytest.mark.parametrize(
@@ -557,24 +557,24 @@ def test_each_transaction_counts_from_0_under_the_numbers_given() -> None:
 )
 def test_after_a_failure_in_a_transaction_nothing_is_numbered_anew(error: RayqError) -> None:
     flight = in_transaction()
-    (shipment, attempt), _ = send_new(flight, 2)
-    fails = flight.failed(shipment, attempt, error, NOW)
-    assert fails == [Fail(shipment.batch, error)]
+    (inflight, attempt), _ = send_new(flight, 2)
+    fails = flight.failed(inflight, attempt, error, NOW)
+    assert fails == [Fail(inflight.batch, error)]
     flight.add(a_batch())
     assert step(flight, NOW + 9) is None
     assert flight.next_numbers() == Numbers(FAMILY, 7, 20)
     flight.fail_all(TransactionAbortedError("over"))
     flight.begin(FAMILY, 8)
-    ((shipment, _),) = send_new(flight)
-    assert shipment.numbers == Numbers(FAMILY, 8, 0)
+    ((inflight, _),) = send_new(flight)
+    assert inflight.numbers == Numbers(FAMILY, 8, 0)
 
 
 def test_a_batch_in_doubt_goes_again_under_its_numbers_and_has_its_transaction_aborted() -> None:
     flight = in_transaction()
-    ((shipment, attempt),) = send_new(flight)
-    put_in_doubt(flight, shipment, attempt)
+    ((inflight, attempt),) = send_new(flight)
+    put_in_doubt(flight, inflight, attempt)
     again, _ = send_next(flight)
-    assert again is shipment and shipment.numbers == Numbers(FAMILY, 7, 0)
+    assert again is inflight and inflight.numbers == Numbers(FAMILY, 7, 0)
     (fail,) = flight.tick(NOW + DELIVERY_TIMEOUT_S)
     assert isinstance(fail, Fail) and isinstance(fail.error, TransactionAbortedError)
 
@@ -585,18 +585,18 @@ def test_a_batch_of_a_transaction_that_has_ended_says_how(
     kind: type[RayqError], in_doubt: bool
 ) -> None:
     flight = in_transaction()
-    ((shipment, attempt),) = send_new(flight)
+    ((inflight, attempt),) = send_new(flight)
     if in_doubt:
-        put_in_doubt(flight, shipment, attempt)
-        shipment, attempt = send_next(flight)
-    (fail,) = flight.failed(shipment, attempt, kind("over"), NOW)
+        put_in_doubt(flight, inflight, attempt)
+        inflight, attempt = send_next(flight)
+    (fail,) = flight.failed(inflight, attempt, kind("over"), NOW)
     assert isinstance(fail, Fail) and type(fail.error) is kind
 
 
 def test_a_batch_waits_for_the_marker_of_the_transaction_before() -> None:
     flight = in_transaction()
-    ((shipment, attempt),) = send_new(flight)
-    assert flight.failed(shipment, attempt, TransactionOrderError("wait"), NOW) == []
+    ((inflight, attempt),) = send_new(flight)
+    assert flight.failed(inflight, attempt, TransactionOrderError("wait"), NOW) == []
     assert isinstance(step(flight), WaitUntil)
     again, _ = send_next(flight, NOW + 9)
-    assert again is shipment and not shipment.in_doubt
+    assert again is inflight and not inflight.in_doubt

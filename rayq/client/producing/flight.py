@@ -59,8 +59,8 @@ class Numbers(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Shipment:
-    """A batch in flight or waiting: its numbers, its attempts."""
+class InFlightBatch:
+    """A batch in flight, or about to be sent (again): its numbers, its attempts."""
 
     batch: ProducerBatch
     deadline: float
@@ -115,8 +115,8 @@ class TakeProducerId(NamedTuple):
 
 Action = Fail | SuspectLeader
 """An action that an event asks for."""
-NextStep = Shipment | TakeBatch | WaitUntil | TakeProducerId
-"""The next step without an event. A shipment is packed, if it has no payload yet, and sent."""
+NextStep = InFlightBatch | TakeBatch | WaitUntil | TakeProducerId
+"""The next step without an event. A batch is packed, if it has no payload yet, and sent."""
 
 
 class Flight:
@@ -129,10 +129,10 @@ class Flight:
         self.producer_epoch = 0
         self.next_sequence = 0
         self.next_serial = 0
-        self.in_flight: list[Shipment] = []
-        """The shipments in flight, in the order in which they were sent."""
-        self.waiting: list[Shipment] = []
-        """The shipments to be sent, or sent again, in order."""
+        self.in_flight: list[InFlightBatch] = []
+        """The batches in flight, in the order in which they were sent."""
+        self.waiting: list[InFlightBatch] = []
+        """The batches to be sent, or sent again, in order."""
         self.is_stalled = False
         """True if a failure stalls the flight, until all answers are in and `resume_at` has
         come."""
@@ -181,9 +181,9 @@ class Flight:
                 return TakeProducerId(self._spent_producer_id)
         if len(self.in_flight) >= self._in_flight_max:
             return None
-        for shipment in self.waiting:
-            if shipment.payload is not None or not self.needs_new_epoch:
-                return shipment
+        for inflight in self.waiting:
+            if inflight.payload is not None or not self.needs_new_epoch:
+                return inflight
         if opened_at is None or self.needs_new_epoch:
             return None
         if self.in_flight and self._is_idempotent:
@@ -197,7 +197,7 @@ class Flight:
 
     def _start_new_epoch(self) -> None:
         """Starts numbers from 0 under a new epoch, once everything in doubt has resolved."""
-        if self.in_flight or any(shipment.in_doubt for shipment in self.waiting):
+        if self.in_flight or any(inflight.in_doubt for inflight in self.waiting):
             return
         if self.producer_epoch == PRODUCER_EPOCH_MAX:
             # There are no epochs left, so a new id is needed.
@@ -206,17 +206,18 @@ class Flight:
         self.producer_epoch += 1
         self.next_sequence = 0
         self.needs_new_epoch = False
-        for shipment in self.waiting:
-            shipment.payload = shipment.numbers = None
+        for inflight in self.waiting:
+            inflight.payload = inflight.numbers = None
 
     # --- on the way out -------------------------------------------------------------------------
 
-    def add(self, batch: ProducerBatch) -> Shipment:
-        """Adds the batch that was taken after `TakeBatch`. Its shipment is next."""
-        shipment = Shipment(batch, batch.opened_at + self._delivery_timeout_s, self.next_serial)
+    def add(self, batch: ProducerBatch) -> InFlightBatch:
+        """Adds the batch that was taken after `TakeBatch`. It is next."""
+        deadline = batch.opened_at + self._delivery_timeout_s
+        inflight = InFlightBatch(batch, deadline, self.next_serial)
         self.next_serial += 1
-        self.waiting.append(shipment)
-        return shipment
+        self.waiting.append(inflight)
+        return inflight
 
     def next_numbers(self) -> Numbers | None:
         """The numbers of the batch that is packed next; None without idempotence."""
@@ -224,76 +225,76 @@ class Flight:
             return None
         return Numbers(self.producer_id, self.producer_epoch, self.next_sequence)
 
-    def packed(self, shipment: Shipment, payload: bytearray, numbers: Numbers | None) -> None:
+    def packed(self, inflight: InFlightBatch, payload: bytearray, numbers: Numbers | None) -> None:
         """Handles a batch that was encoded with `next_numbers`, which are its own from here on."""
-        shipment.payload = payload
-        shipment.numbers = numbers
+        inflight.payload = payload
+        inflight.numbers = numbers
         if numbers is not None:
-            self.next_sequence = (self.next_sequence + shipment.batch.count) % SEQUENCE_COUNT
+            self.next_sequence = (self.next_sequence + inflight.batch.count) % SEQUENCE_COUNT
 
-    def sent(self, shipment: Shipment, now: float) -> int:
+    def sent(self, inflight: InFlightBatch, now: float) -> int:
         """Handles a batch that is being sent. Returns the number of the attempt, for its
         outcome."""
-        self.waiting.remove(shipment)
-        self.in_flight.append(shipment)
-        shipment.sent_at = now
-        self._attempts = shipment.attempt = self._attempts + 1
-        return shipment.attempt
+        self.waiting.remove(inflight)
+        self.in_flight.append(inflight)
+        inflight.sent_at = now
+        self._attempts = inflight.attempt = self._attempts + 1
+        return inflight.attempt
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def acknowledged(self, shipment: Shipment, attempt: int) -> bool:
+    def acknowledged(self, inflight: InFlightBatch, attempt: int) -> bool:
         """Handles an acknowledgement of the leader: the batch succeeds. Returns False if the
         attempt was given up before, and its answer does not count."""
-        if shipment.attempt != attempt:
+        if inflight.attempt != attempt:
             return False
-        self.let_go(shipment)
+        self.let_go(inflight)
         self._backoff.reset()
         return True
 
-    def let_go(self, shipment: Shipment) -> None:
+    def let_go(self, inflight: InFlightBatch) -> None:
         """Forgets a batch: nothing more is heard of it. Without acknowledgements, that is once it
         is sent."""
-        shipment.attempt = None
-        self.in_flight.remove(shipment)
+        inflight.attempt = None
+        self.in_flight.remove(inflight)
 
     def failed(
-        self, shipment: Shipment, attempt: int, error: RayqError, now: float
+        self, inflight: InFlightBatch, attempt: int, error: RayqError, now: float
     ) -> list[Action]:
         """Handles an attempt that ended with an error. The error of an attempt that was given up
         before does not count."""
-        if shipment.attempt != attempt:
+        if inflight.attempt != attempt:
             return []
         self.last_error = error
         goes_again = may_retry(error)
-        if shipment.numbers is not None and error.breaks_sequence:
-            if error.retriable and not self._is_first(shipment):
+        if inflight.numbers is not None and error.breaks_sequence:
+            if error.retriable and not self._is_first(inflight):
                 # The leader lacks a predecessor. If an earlier attempt is unanswered, both may
                 # still be on their way to it, on a connection that was given up: only its number
                 # tells a batch in doubt from its own repetition.
-                self._wait_again(shipment)
+                self._wait_again(inflight)
                 self.is_stalled = True
                 return []
             # The missing predecessor was acknowledged once, or has failed for good.
             self.needs_new_epoch = True
-            goes_again = not (shipment.in_doubt or self._is_transactional)
+            goes_again = not (inflight.in_doubt or self._is_transactional)
         elif error.outcome_unknown or (goes_again and not error.not_written):
-            shipment.in_doubt = True
+            inflight.in_doubt = True
         if goes_again:
-            self._wait_again(shipment)
+            self._wait_again(inflight)
             return self.stalled(error, now)
-        if shipment.numbers is not None and isinstance(error, ProducerFencedError):
+        if inflight.numbers is not None and isinstance(error, ProducerFencedError):
             self.producer_epoch = PRODUCER_EPOCH_MAX  # another producer has the id: take a new one
-        return [self.give_up(shipment, error)]
+        return [self.give_up(inflight, error)]
 
-    def _is_first(self, shipment: Shipment) -> bool:
+    def _is_first(self, inflight: InFlightBatch) -> bool:
         """Returns whether nothing sent before it is unresolved."""
-        return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.waiting))
+        return all(other.serial >= inflight.serial for other in (*self.in_flight, *self.waiting))
 
-    def _wait_again(self, shipment: Shipment) -> None:
-        shipment.attempt = None
-        self.in_flight.remove(shipment)
-        self.waiting.append(shipment)
+    def _wait_again(self, inflight: InFlightBatch) -> None:
+        inflight.attempt = None
+        self.in_flight.remove(inflight)
+        self.waiting.append(inflight)
         self.waiting.sort(key=lambda other: other.serial)
 
     def stalled(self, error: RayqError, now: float) -> list[Action]:
@@ -313,9 +314,9 @@ class Flight:
         if leader == self.leader:
             return False
         self.leader = leader
-        for shipment in self.in_flight[:]:
-            shipment.in_doubt = True
-            self._wait_again(shipment)
+        for inflight in self.in_flight[:]:
+            inflight.in_doubt = True
+            self._wait_again(inflight)
         self.resume_at = 0.0
         self._backoff.reset()
         return True
@@ -324,7 +325,7 @@ class Flight:
         """Fails batches that are past their deadline, and suspects a leader that does not
         answer."""
         late = [
-            shipment for shipment in (*self.in_flight, *self.waiting) if shipment.deadline <= now
+            inflight for inflight in (*self.in_flight, *self.waiting) if inflight.deadline <= now
         ]
         actions: list[Action] = []
         if late:
@@ -342,35 +343,35 @@ class Flight:
 
     def in_doubt(self) -> list[ProducerBatch]:
         """The batches that were sent, and may or may not be written."""
-        shipments = (*self.in_flight, *self.waiting)
+        pending = (*self.in_flight, *self.waiting)
         return [
-            shipment.batch
-            for shipment in shipments
-            if shipment.in_doubt or shipment.attempt is not None
+            inflight.batch
+            for inflight in pending
+            if inflight.in_doubt or inflight.attempt is not None
         ]
 
     def _give_up_all(
-        self, shipments: list[Shipment], error: RayqError, unwritten: RayqError
+        self, pending: list[InFlightBatch], error: RayqError, unwritten: RayqError
     ) -> list[Fail]:
-        for shipment in shipments:
-            shipment.in_doubt = shipment.in_doubt or shipment.attempt is not None
-        shipments.sort(key=lambda shipment: shipment.serial)
+        for inflight in pending:
+            inflight.in_doubt = inflight.in_doubt or inflight.attempt is not None
+        pending.sort(key=lambda inflight: inflight.serial)
         return [
-            self.give_up(shipment, error if shipment.in_doubt else unwritten)
-            for shipment in shipments
+            self.give_up(inflight, error if inflight.in_doubt else unwritten)
+            for inflight in pending
         ]
 
-    def give_up(self, shipment: Shipment, error: RayqError) -> Fail:
+    def give_up(self, inflight: InFlightBatch, error: RayqError) -> Fail:
         """Fails a batch for good; its numbers, if it has any, are lost with it."""
-        (self.waiting if shipment.attempt is None else self.in_flight).remove(shipment)
-        shipment.attempt = None
-        if shipment.numbers is not None:
+        (self.waiting if inflight.attempt is None else self.in_flight).remove(inflight)
+        inflight.attempt = None
+        if inflight.numbers is not None:
             self.needs_new_epoch = True
         if self._is_transactional:
-            error = _in_transaction(self.name, error, shipment.in_doubt)
-        elif shipment.in_doubt:
+            error = _in_transaction(self.name, error, inflight.in_doubt)
+        elif inflight.in_doubt:
             error = _unknown(self.name, error)
-        return Fail(shipment.batch, error)
+        return Fail(inflight.batch, error)
 
     def timeout_error(self) -> DeliveryTimeoutError:
         """The error of a batch whose deadline has passed."""

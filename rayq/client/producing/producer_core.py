@@ -61,7 +61,9 @@ class ProducerCore:
         clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
         self.intake = Intake(config, self.accumulator, clock, client.environment.random)
-        self._sender = Sender(client, config, self.accumulator, self._failed)
+        self._sender = Sender(
+            client, config, self.accumulator, self._failed, self._how_it_ended
+        )
         self.transactions: TransactionCore | None = None
         """None without a transactional id."""
         if config.transactional_id is not None:
@@ -190,6 +192,10 @@ class ProducerCore:
             self._first_error = error
         if self.transactions is not None:
             self.transactions.failed(error)
+
+    async def _how_it_ended(self, error: RayqError, family: int, epoch: int) -> RayqError:
+        assert self.transactions is not None
+        return await self.transactions.how_it_ended(error, family, epoch)
 
     def _metadata_changed(self) -> None:
         topics = self.intake.topics

@@ -23,7 +23,7 @@ from rayq.client.producing.flight import (
     Action,
     Fail,
     Flight,
-    Shipment,
+    InFlightBatch,
     SuspectLeader,
     TakeBatch,
     TakeProducerId,
@@ -92,6 +92,8 @@ class _Channel:
 
 
 HowItEnded = Callable[[RayqError, int, int], Awaitable[RayqError]]
+"""Asks how the transaction with this producer id and epoch ended, after a leader reports that it
+has. The result is the error of its batches."""
 
 
 class Sender:
@@ -104,6 +106,7 @@ class Sender:
         config: ProducerConfig,
         accumulator: Accumulator,
         on_failure: Callable[[ProducerBatch, RayqError], None],
+        how_it_ended: HowItEnded,
     ) -> None:
         """`on_failure(batch, error)` is called for each batch that was not delivered."""
         self._client = client
@@ -118,9 +121,7 @@ class Sender:
         """The error because of which nothing more of the transaction is sent."""
         self.has_numbered = False
         """True if a batch of the transaction was numbered, and so perhaps written."""
-        self.how_it_ended: HowItEnded | None = None
-        """Asks how the transaction with this producer id and epoch ended, after a leader reports
-        that it has. The result is the error of its batches. None without transactions."""
+        self._how_it_ended = how_it_ended
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -246,11 +247,11 @@ class Sender:
                     is_held_up = step.is_open_due
                     self._pump_at(channel, now + HELD_UP_PAUSE_S if is_held_up else step.due_at)
                     return
-                shipment = flight.add(batch)
+                inflight = flight.add(batch)
             else:
-                shipment = step
-            if shipment.payload is not None or self._pack(channel, shipment):
-                self._ship(channel, shipment, connection, now)
+                inflight = step
+            if inflight.payload is not None or self._pack(channel, inflight):
+                self._send_batch(channel, inflight, connection, now)
 
     def _pump_at(self, channel: _Channel, at: float) -> None:
         channel.stop_timer()
@@ -314,11 +315,11 @@ class Sender:
         else:
             self._stall(channel, error)
 
-    def _ship(
-        self, channel: _Channel, shipment: Shipment, connection: Connection, now: float
+    def _send_batch(
+        self, channel: _Channel, inflight: InFlightBatch, connection: Connection, now: float
     ) -> None:
         flight, queue, config = channel.flight, channel.queue, self._config
-        assert shipment.payload is not None and flight.leader is not None
+        assert inflight.payload is not None and flight.leader is not None
         request = Produce(
             topic_id=queue.topic_id,
             partition=queue.partition,
@@ -326,23 +327,23 @@ class Sender:
             acks=_ACKS[config.acks],
             timeout_ms=config.request_timeout_ms,
         )
-        attempt = flight.sent(shipment, now)
+        attempt = flight.sent(inflight, now)
         if config.acks == 0:
             try:
-                connection.send(request, shipment.payload)
+                connection.send(request, inflight.payload)
             except RayqError as error:
-                self._carry_out(channel, flight.failed(shipment, attempt, error, now))
+                self._carry_out(channel, flight.failed(inflight, attempt, error, now))
             else:
-                flight.let_go(shipment)
-                self._succeed(shipment.batch, None, None)
+                flight.let_go(inflight)
+                self._succeed(inflight.batch, None, None)
             return
         timeout_s = config.request_timeout_ms / 1000 + ANSWER_SLACK_S
-        answer = connection.request(request, shipment.payload, timeout_s=timeout_s)
-        answer.add_done_callback(partial(self._answered, channel, shipment, attempt))
+        answer = connection.request(request, inflight.payload, timeout_s=timeout_s)
+        answer.add_done_callback(partial(self._answered, channel, inflight, attempt))
 
-    def _pack(self, channel: _Channel, shipment: Shipment) -> bool:
+    def _pack(self, channel: _Channel, inflight: InFlightBatch) -> bool:
         """Numbers and encodes a batch. Returns False if it cannot be encoded, and has failed."""
-        flight, batch = channel.flight, shipment.batch
+        flight, batch = channel.flight, inflight.batch
         numbers = flight.next_numbers()
         try:
             batch.seal()
@@ -367,9 +368,9 @@ class Sender:
                     f"{counted(batch.count, 'record')} for {flight.name} could not be packed, and "
                     f"will not be sent: {error!r}."
                 )
-            self._carry_out(channel, [flight.give_up(shipment, error)])
+            self._carry_out(channel, [flight.give_up(inflight, error)])
             return False
-        flight.packed(shipment, payload, numbers)
+        flight.packed(inflight, payload, numbers)
         self.has_numbered = True
         if self._transaction is not None:
             return True
@@ -436,7 +437,7 @@ class Sender:
     # --- answers --------------------------------------------------------------------------------
 
     def _answered(
-        self, channel: _Channel, shipment: Shipment, attempt: int, answer: asyncio.Future[Any]
+        self, channel: _Channel, inflight: InFlightBatch, attempt: int, answer: asyncio.Future[Any]
     ) -> None:
         flight = channel.flight
         if answer.cancelled():
@@ -444,33 +445,31 @@ class Sender:
         else:
             error = answer.exception()
         if error is None:
-            if flight.acknowledged(shipment, attempt):
+            if flight.acknowledged(inflight, attempt):
                 response, _ = answer.result()
                 append_time_ms = response.append_time_ms if channel.queue.append_time else None
-                self._succeed(shipment.batch, response.base_offset, append_time_ms)
+                self._succeed(inflight.batch, response.base_offset, append_time_ms)
         else:
             if not isinstance(error, RayqError):
                 error = UnknownServerError(f"The request failed: {error!r}.")
             # otherwise it may belong to the previous transaction
-            is_current = shipment.attempt == attempt
+            is_current = inflight.attempt == attempt
             if is_current and self._transaction and isinstance(error, TransactionEndedError):
                 # Until it is known how, the batch is in flight.
-                assert self.how_it_ended is not None
+                how = self._how_it_ended(error, *self._transaction)
                 self._client.environment.tasks.spawn(
-                    self._ended(
-                        channel, shipment, attempt, self.how_it_ended(error, *self._transaction)
-                    ),
+                    self._ended(channel, inflight, attempt, how),
                     f"a batch of {flight.name} whose transaction has ended",
                 )
                 return
-            self._carry_out(channel, flight.failed(shipment, attempt, error, self._client.now))
+            self._carry_out(channel, flight.failed(inflight, attempt, error, self._client.now))
         self._pump(channel)
 
     async def _ended(
-        self, channel: _Channel, shipment: Shipment, attempt: int, how: Awaitable[RayqError]
+        self, channel: _Channel, inflight: InFlightBatch, attempt: int, how: Awaitable[RayqError]
     ) -> None:
         error = await how
-        self._carry_out(channel, channel.flight.failed(shipment, attempt, error, self._client.now))
+        self._carry_out(channel, channel.flight.failed(inflight, attempt, error, self._client.now))
         self._pump(channel)
 
     def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:

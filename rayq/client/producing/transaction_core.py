@@ -80,7 +80,6 @@ class TransactionCore:
         self.sequences = itertools.count(1)
         """The sequence numbers of positions given without a consumer."""
         accumulator.refuse(self.state.refusal)
-        sender.how_it_ended = self.how_it_ended
 
     # --- the beginning --------------------------------------------------------------------------
 
