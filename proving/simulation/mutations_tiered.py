@@ -21,7 +21,7 @@ from rayq.actors.replica import replica
 from rayq.actors.replica.leader_followers import LeaderFollowers
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core.cluster import remote_changes
-from rayq.core.cluster.records import RemoteMoved
+from rayq.core.cluster.state import find_led_partition
 from rayq.core.remote.retention import sweepable, upload_limit
 from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
@@ -38,26 +38,13 @@ EVERYTHING = 1 << 62
 
 @plants("35", "a deposed leader moves the remote pointer", TIERED)
 def pointer_moved_by_any_leader() -> list[Patch]:
-    move_remote = remote_changes.move_remote
+    def mutated(state: Any, request: Any) -> Any:
+        known = state.partition(request.topic_id, request.partition)
+        if known is None:
+            return find_led_partition(state, request)
+        return state.topics[request.topic_id], known
 
-    def mutated(state: Any, *, topic_id: str, partition: int, pointer: Any, **who: Any) -> Any:
-        known = state.partition(topic_id, partition)
-        if known is None or known.value.leader is None:
-            return move_remote(
-                state, topic_id=topic_id, partition=partition, pointer=pointer, **who
-            )
-        value = known.value
-        who |= {
-            "broker": value.leader,
-            "incarnation": value.leader_incarnation,
-            "leader_epoch": value.leader_epoch,
-        }
-        claimed = msgspec.structs.replace(pointer, leader_epoch=value.leader_epoch)
-        if not move_remote(state, topic_id=topic_id, partition=partition, pointer=claimed, **who):
-            return []
-        return [RemoteMoved(topic_id, partition, pointer)]
-
-    return [(remote_changes, "move_remote", mutated)]
+    return [(remote_changes, "find_led_partition", mutated)]
 
 
 @plants("35", "what an unanswered commit named is deleted", TIERED)

@@ -15,7 +15,7 @@ import pytest
 from rayq import messages
 from rayq.client.admin import brokers, moves
 from rayq.client.admin.admin import AsyncAdmin
-from rayq.core.cluster import broker_changes, reassignment
+from rayq.core.cluster import broker_changes
 from rayq.core.cluster.records import (
     BrokerRegistered,
     Member,
@@ -31,6 +31,7 @@ from rayq.errors import (
     ReplicaLimitError,
 )
 from rayq.records import TopicPartition
+from tests.pure.deciding import decide
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -105,15 +106,11 @@ class Played:
         return messages.MetadataResponse("c", self.version, 1, "h:1", [], brokers, topics)
 
     async def change(self, request: Any, *, timeout_s: float) -> None:
-        if isinstance(request, messages.CordonBroker):
-            change = reassignment.cordon_broker(self.state, request.broker, request.cordoned)
-        else:
-            if any(target is None for _, _, target in request.moves):
-                self.on_cancel()
-            change = reassignment.alter_reassignments(
-                self.state, request.moves, request.throttle_bytes_per_s, self.heard
-            )
-        self.apply(change)
+        if isinstance(request, messages.AlterReassignments) and any(
+            target is None for _, _, target in request.moves
+        ):
+            self.on_cancel()
+        self.apply(decide(self.state, request, heard=self.heard))
 
     def drain(self, broker: int, throttle: int | None = None, concurrency: int = 1) -> None:
         asyncio.run(
@@ -169,7 +166,7 @@ def test_a_drain_waits_a_while_for_room(played: Played) -> None:
 def test_a_drain_ends_when_the_broker_is_undrained(played: Played) -> None:
     def undrain() -> None:
         if played.value("a").target:
-            played.apply(reassignment.cordon_broker(played.state, 0, False))
+            played.apply(decide(played.state, messages.CordonBroker(0, False)))
 
     played.on_look = undrain
     with pytest.raises(NoReassignmentError, match="undrained by somebody else"):
@@ -203,8 +200,10 @@ def test_what_an_earlier_drain_began_takes_the_throttle_of_the_next(played: Play
 
 def test_all_moves_are_cancelled_though_one_is_over_in_that_moment(played: Played) -> None:
     played.apply(
-        reassignment.alter_reassignments(
-            played.state, [("a", 0, [3, 1]), ("b", 0, [3, 2])], None, played.heard
+        decide(
+            played.state,
+            messages.AlterReassignments([("a", 0, [3, 1]), ("b", 0, [3, 2])], None),
+            heard=played.heard,
         )
     )
 
@@ -224,16 +223,14 @@ def test_a_cancellation_of_which_half_was_done_before_an_answer_came_is_finished
     played: Played,
 ) -> None:
     begin = [("a", 0, [3, 1]), ("b", 0, [3, 2])]
-    played.apply(reassignment.alter_reassignments(played.state, begin, None, played.heard))
+    played.apply(decide(played.state, messages.AlterReassignments(begin, None), heard=played.heard))
 
     def cancel_half() -> None:
         """The controller dies with half of the records committed, and the next controller is
         asked."""
         if played.value("a").target:
-            change = reassignment.alter_reassignments(
-                played.state, [("a", 0, None)], None, played.heard
-            )
-            played.apply(change)
+            request = messages.AlterReassignments([("a", 0, None)], None)
+            played.apply(decide(played.state, request, heard=played.heard))
 
     played.on_cancel = cancel_half
     assert played.cancel([A, B]) == [A, B]

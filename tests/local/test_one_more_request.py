@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayq.core.cluster.decisions import ClusterDecision, Facts, decides
+from rayq.core.cluster.decisions import decides
+from rayq.core.cluster.facts import ClusterDecision, Facts
 from rayq.core.cluster.state import ClusterState
 from rayq.core.decision import Decision
 from rayq.messages import REQUESTS, Response, ToController

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.core.cluster import broker_changes, reassignment, topic_changes
-from rayq.core.cluster.broker_changes import ReplicaReport
+from rayq import messages
+from rayq.core.cluster import broker_changes
 from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerUnfenced,
@@ -32,6 +32,8 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
+from rayq.messages import ReplicaRegistration
+from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import (
     EVERYONE,
     apply,
@@ -174,7 +176,7 @@ def test_who_is_heard_for_the_first_time_in_an_epoch_is_heard_already(state: Clu
 
 
 def test_a_report_becomes_a_record_that_has_all_of_it(state: ClusterState) -> None:
-    told = ReplicaReport("id-u", 0, "1z", "elsewhere", 77, 4, 55)
+    told = ReplicaRegistration("id-u", 0, "1z", "elsewhere", 77, 4, 55)
     assert broker_changes.register_replicas(state, 1, [told], EVERYONE) == [
         ReplicaRegistered("id-u", 0, 1, "d1", "1z", "elsewhere", 77, 4, 55)
     ]
@@ -183,8 +185,11 @@ def test_a_report_becomes_a_record_that_has_all_of_it(state: ClusterState) -> No
 def test_a_report_of_a_replica_that_is_not_the_brokers_is_passed_over(state: ClusterState) -> None:
     good = report(1, "b", topic="u")
     reports = [
-        good._replace(topic_id="id-none"), good._replace(partition=1), good, report(1, "a"),
-    ]  # fmt: skip
+        msgspec.structs.replace(good, topic_id="id-none"),
+        msgspec.structs.replace(good, partition=1),
+        good,
+        report(1, "a"),
+    ]
     records = broker_changes.register_replicas(state, 1, reports, EVERYONE)
     assert records == [ReplicaRegistered("id-u", 0, 1, "d1", "1b", "h", 1, None, 0)]
     assert broker_changes.register_replicas(state, 3, [report(3, topic="u")], EVERYONE) == []
@@ -197,7 +202,7 @@ def test_a_report_of_a_replica_that_is_not_the_brokers_is_passed_over(state: Clu
 def test_a_log_that_cannot_end_so_is_passed_over_and_the_others_of_its_broker_are_not(
     state: ClusterState, changes: dict[str, Any]
 ) -> None:
-    wrong, sound = report(1, "b")._replace(**changes), report(1, "b", topic="u")
+    wrong, sound = msgspec.structs.replace(report(1, "b"), **changes), report(1, "b", topic="u")
     records = broker_changes.register_replicas(state, 1, [wrong, sound], EVERYONE)
     told = [one.topic_id for one in records if isinstance(one, ReplicaRegistered)]
     assert told == ["id-u"]
@@ -210,7 +215,7 @@ def test_a_report_from_before_the_replicas_placement_is_passed_over(
     state: ClusterState, known: int, counts: bool
 ) -> None:
     apply(state, [PartitionChanged("id-u", 0, PartitionValue((0, 1, 2), placed_epoch=4))])
-    told = report(1, topic="u")._replace(partition_epoch=known)
+    told = msgspec.structs.replace(report(1, topic="u"), partition_epoch=known)
     assert bool(broker_changes.register_replicas(state, 1, [told], EVERYONE)) is counts
 
 
@@ -285,7 +290,7 @@ def test_a_broker_that_stops_without_a_word_of_a_replica_is_missed_as_if_it_had_
 def test_while_the_cluster_stops_members_keep_their_place_and_nobody_is_elected(
     state: ClusterState,
 ) -> None:
-    def stop(broker: int, *ends: ReplicaReport) -> list[MetadataRecord]:
+    def stop(broker: int, *ends: ReplicaRegistration) -> list[MetadataRecord]:
         return broker_changes.stop_broker(state, broker, ends, EVERYONE, cluster_stops=True)
 
     gone = ReplicaGone("id-t", 0, 1, "1a")
@@ -316,7 +321,7 @@ def propose(state: ClusterState, *isr: tuple[int, str], **changes: Any) -> list[
         "incarnation": now.leader_incarnation, "leader_epoch": now.leader_epoch,
         "partition_epoch": now.partition_epoch, "isr": isr, **changes,
     }
-    return broker_changes.alter_partition(state, **asked)
+    return broker_changes.alter_partition(state, messages.AlterPartition(**asked))
 
 
 def test_an_accepted_proposal_is_in_the_order_of_the_replicas(state: ClusterState) -> None:
@@ -358,11 +363,11 @@ def test_a_member_whose_brokers_session_ended_is_not_in_sync(state: ClusterState
 
 
 def test_ids_of_producers_are_told_as_the_first_that_is_free(state: ClusterState) -> None:
-    assert broker_changes.change_nothing(state) == [ProducerIdsAllocated(0)]
-    assert broker_changes.allocate_producer_ids(state) == [ProducerIdsAllocated(1000)]
+    assert decide(state, messages.ConfirmMetadata()) == [ProducerIdsAllocated(0)]
+    assert decide(state, messages.AllocateProducerIds(0, "b0.1")) == [ProducerIdsAllocated(1000)]
     apply(state, [ProducerIdsAllocated(5000)])
-    assert broker_changes.change_nothing(state) == [ProducerIdsAllocated(5000)]
-    assert broker_changes.allocate_producer_ids(state) == [ProducerIdsAllocated(6000)]
+    assert decide(state, messages.ConfirmMetadata()) == [ProducerIdsAllocated(5000)]
+    assert decide(state, messages.AllocateProducerIds(0, "b0.1")) == [ProducerIdsAllocated(6000)]
 
 
 def test_partitions_are_settled_by_topic_or_all_of_them(state: ClusterState) -> None:
@@ -399,7 +404,7 @@ def test_a_new_partition_is_founded_without_who_starts_yet_only_when_that_is_ask
 def test_only_partitions_that_another_than_the_preferred_replica_leads_change(
     state: ClusterState,
 ) -> None:
-    apply(state, topic_changes.create_partitions(state, "t", 3))
+    apply(state, decide(state, messages.CreatePartitions(name="t", total=3)))
     live = (member(0), member(1), member(2))
     for number, leader in enumerate([1, 0, 2]):
         led = PartitionValue((0, 1, 2), live, (), leader, f"{leader}a", 4, 7)
@@ -411,7 +416,7 @@ def test_only_partitions_that_another_than_the_preferred_replica_leads_change(
 
 def test_leadership_stays_while_a_broker_in_the_in_sync_set_is_silent(state: ClusterState) -> None:
     """Its replica could not hear of the new leader, and every write would wait for it."""
-    apply(state, topic_changes.create_partitions(state, "t", 2))
+    apply(state, decide(state, messages.CreatePartitions(name="t", total=2)))
     for number, isr in enumerate([(0, 1, 2), (0, 1)]):
         members = tuple(member(broker) for broker in isr)
         led = PartitionValue((0, 1, 2), members, (), 1, "1a", 4, 7)
@@ -466,7 +471,7 @@ def test_voters_change_by_one_step_towards_a_full_set(
     state = cluster(brokers)
     apply(state, [VotersChanged(voters_of(*voters))])
     for broker in cordoned:
-        apply(state, reassignment.cordon_broker(state, broker, True))
+        apply(state, decide(state, messages.CordonBroker(broker, True)))
     for broker in fenced:
         apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
     step = broker_changes.next_voters(state, heard)

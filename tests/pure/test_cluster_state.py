@@ -10,16 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from rayq import messages
+from rayq.config import ClusterConfig
 from rayq.core.cluster import (
     broker_changes,
-    queue_changes,
-    reassignment,
     remote_changes,
     topic_changes,
 )
 from rayq.core.cluster import records as metadata_records
 from rayq.core.cluster import state as cluster_state
-from rayq.core.cluster.broker_changes import ReplicaReport
 from rayq.core.cluster.records import (
     BrokerRegistered,
     EpochStarted,
@@ -52,8 +51,10 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
+from rayq.messages import ReplicaRegistration
 from rayq.messages.remote_names import ObjectKind, RemoteName, partition_prefix
 from rayq.messages.remote_pointer import RemotePointer
+from tests.pure.deciding import decide
 
 EVERYONE = {0, 1, 2, 3, 4}
 STORE = ObjectStoreFacts("s3://bucket", dict.fromkeys(EVERYONE))
@@ -83,14 +84,14 @@ def cluster(brokers: int = 3, **changes: Any) -> ClusterState:
 
 def create(state: ClusterState, name: str = "t", partitions: int = 1, factor: int | None = None,
            **options: Any) -> None:
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id=f"id-{name}", name=name, partitions=partitions,
         replication_factor=factor, options=options))
 
 
 def report(broker: int, incarnation: str = "a", *, topic: str = "t", epoch: int | None = None,
-           flushed: int = 0) -> ReplicaReport:
-    return ReplicaReport(f"id-{topic}", 0, f"{broker}{incarnation}", "h", 1, epoch, flushed)
+           flushed: int = 0) -> ReplicaRegistration:
+    return ReplicaRegistration(f"id-{topic}", 0, f"{broker}{incarnation}", "h", 1, epoch, flushed)
 
 
 def run_replicas(state: ClusterState, *brokers: int, incarnation: str = "a", **changes: Any) -> None:
@@ -157,7 +158,7 @@ def test_impossible_topics_are_refused_with_what_is_possible() -> None:
     with pytest.raises(ConfigError, match="retention_ms"):
         create(state, "u", retenton_ms=1)
     with pytest.raises(UnknownTopicError):
-        topic_changes.delete_topic(state, "nope", now_ms=1)
+        decide(state, messages.DeleteTopic("nope"), now_ms=1)
 
 
 def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_checked() -> None:
@@ -182,7 +183,7 @@ def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_check
 def test_a_broker_that_is_down_or_cordoned_is_given_no_new_replica() -> None:
     state = cluster(5)
     apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
-    apply(state, reassignment.cordon_broker(state, 4, True))
+    apply(state, decide(state, messages.CordonBroker(4, True)))
     create(state, partitions=4, factor=3)
     placed = [one.value.replicas for one in state.topics["id-t"].partitions.values()]
     assert {broker for replicas in placed for broker in replicas} == {1, 2, 3}
@@ -200,11 +201,11 @@ def test_too_many_replicas_are_refused_with_the_arithmetic() -> None:
 def test_partitions_are_only_added() -> None:
     state = cluster()
     create(state, partitions=2)
-    apply(state, topic_changes.create_partitions(state, "t", 5))
+    apply(state, decide(state, messages.CreatePartitions(name="t", total=5)))
     assert len(state.topics["id-t"].partitions) == 5
     for total in (5, 1):
         with pytest.raises(InvalidPartitionsError):
-            topic_changes.create_partitions(state, "t", total)
+            decide(state, messages.CreatePartitions(name="t", total=total))
 
 
 def test_an_old_copy_of_a_data_directory_is_refused() -> None:
@@ -345,7 +346,7 @@ def test_no_producer_id_is_allocated_twice() -> None:
     state, given = cluster(), []
     for _ in range(3):
         given.append(state.next_producer_id)
-        apply(state, broker_changes.allocate_producer_ids(state))
+        apply(state, decide(state, messages.AllocateProducerIds(0, "b0.1")))
         given.append(state.next_producer_id)
     assert given == sorted(given) and given[1::2][:-1] == given[2::2]
     assert given[1] - given[0] == broker_changes.PRODUCER_ID_BLOCK
@@ -399,11 +400,11 @@ def lead_by_another(state: ClusterState) -> int:
     run_replicas(state, preferred, incarnation="b")
     now = value(state)
     processes = state.topics["id-t"].partitions[0].processes.values()
-    apply(state, broker_changes.alter_partition(
-        state, topic_id="id-t", partition=0, broker=now.leader,
+    apply(state, broker_changes.alter_partition(state, messages.AlterPartition(
+        topic_id="id-t", partition=0, broker=now.leader,
         incarnation=now.leader_incarnation, leader_epoch=now.leader_epoch,
         partition_epoch=now.partition_epoch,
-        isr=[(one.broker, one.incarnation) for one in processes]))
+        isr=[(one.broker, one.incarnation) for one in processes])))
     assert value(state).leader not in (None, preferred)
     return preferred
 
@@ -431,10 +432,10 @@ def test_an_unclean_election_takes_whichever_replica_lives() -> None:
     fail_all_replicas(state)
     assert value(state).leader is None
     with pytest.raises(PartitionOfflineError):
-        topic_changes.elect_leaders(state, "t", None, unclean=True)
+        decide(state, messages.ElectLeaders("t", None, True))
     run_replicas(state, 1, incarnation="b")
-    assert topic_changes.elect_leaders(state, "t", None, unclean=False) == []
-    apply(state, topic_changes.elect_leaders(state, "t", None, unclean=True))
+    assert decide(state, messages.ElectLeaders("t", None, False)) == []
+    apply(state, decide(state, messages.ElectLeaders("t", None, True)))
     assert (value(state).leader, brokers_of(value(state).isr)) == (1, [1])
 
 
@@ -463,19 +464,19 @@ def test_an_isr_proposal_is_decided_by_compare_and_swap() -> None:
         "isr": [(one.broker, one.incarnation) for one in now.isr][:2],
     }
     with pytest.raises(StalePartitionError):
-        broker_changes.alter_partition(state, **{**ask, "partition_epoch": 0})
+        broker_changes.alter_partition(state, messages.AlterPartition(**{**ask, "partition_epoch": 0}))
     with pytest.raises(FencedEpochError):
-        broker_changes.alter_partition(state, **{**ask, "incarnation": "old"})
+        broker_changes.alter_partition(state, messages.AlterPartition(**{**ask, "incarnation": "old"}))
     with pytest.raises(StalePartitionError, match="not live"):
-        broker_changes.alter_partition(state, **{**ask, "isr": [*ask["isr"], (2, "old")]})
+        broker_changes.alter_partition(state, messages.AlterPartition(**{**ask, "isr": [*ask["isr"], (2, "old")]}))
     with pytest.raises(StalePartitionError, match="own ISR"):
-        broker_changes.alter_partition(state, **{**ask, "isr": ask["isr"][1:]})
+        broker_changes.alter_partition(state, messages.AlterPartition(**{**ask, "isr": ask["isr"][1:]}))
     with pytest.raises(UnknownTopicError):
-        broker_changes.alter_partition(state, **{**ask, "partition": 7})
-    apply(state, broker_changes.alter_partition(state, **ask))
+        broker_changes.alter_partition(state, messages.AlterPartition(**{**ask, "partition": 7}))
+    apply(state, broker_changes.alter_partition(state, messages.AlterPartition(**ask)))
     assert len(value(state).isr) == 2
     with pytest.raises(StalePartitionError):
-        broker_changes.alter_partition(state, **ask)
+        broker_changes.alter_partition(state, messages.AlterPartition(**ask))
 
 
 def test_voters_change_one_at_a_time_up_to_three() -> None:
@@ -564,7 +565,7 @@ class Metadata(RuleBasedStateMachine):
     )
     def create(self, name: str, factor: int, options: dict[str, Any]) -> None:
         self.serial += 1
-        self.do(lambda: topic_changes.create_topic(
+        self.do(lambda: topic_changes.new_topic(
             self.state, topic_id=f"{name}{self.serial:031d}", name=name, partitions=2,
             replication_factor=factor, options=options, store=STORE))
 
@@ -575,33 +576,33 @@ class Metadata(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def leave_the_store(self, name: str) -> None:
-        self.do(lambda: topic_changes.end_remote_storage(self.state, name, now_ms=1))
+        self.do(lambda: decide(self.state, messages.EndRemoteStorage(name=name), now_ms=1))
 
     @rule(name=st.sampled_from("qr"), topic=st.sampled_from(["a", "b", "q.dead"]),
           partitions=st.sampled_from([None, 2]), letters=st.sampled_from(["keep", "discard"]))
     def create_queue(self, name: str, topic: str, partitions: int | None, letters: str) -> None:
         self.serial += 1
         serials = itertools.count(self.serial * 10)
-        self.do(lambda: queue_changes.create_queue(
-            self.state, new_id=lambda: f"id{next(serials)}", name=name, topic=topic,
-            options={"dead_letters": letters}, partitions=partitions, replication_factor=1,
-            topic_options={}, keeper_partitions=1))
+        self.do(lambda: decide(
+            self.state,
+            messages.CreateQueue(
+                name=name, topic=topic, config={"dead_letters": letters}, partitions=partitions,
+                replication_factor=1),
+            new_id=lambda: f"id{next(serials)}", config=ClusterConfig(queue_state_partitions=1)))
 
     @rule(name=st.sampled_from(["q", "r", "q.dead"]))
     def delete_queue(self, name: str) -> None:
-        self.do(lambda: queue_changes.delete_queue(self.state, name))
+        self.do(lambda: decide(self.state, messages.DeleteQueue(name=name)))
 
     @rule()
     def remove_garbage(self) -> None:
         for one in list(self.state.garbage.values()):
-            self.do(lambda one=one: remote_changes.remove_garbage(
-                self.state, one.topic_id, one.deleted_ms))
+            self.do(lambda one=one: decide(self.state, messages.RemoveGarbage(one.topic_id, one.deleted_ms)))
 
     @rule()
     def begin_removal(self) -> None:
         for one in list(self.state.garbage.values()):
-            self.do(lambda one=one: remote_changes.begin_removal(
-                self.state, one.topic_id, one.deleted_ms))
+            self.do(lambda one=one: decide(self.state, messages.BeginRemoval(one.topic_id, one.deleted_ms)))
 
     @rule(name=st.sampled_from("ab"), again=st.booleans())
     def restore(self, name: str, again: bool) -> None:
@@ -609,7 +610,7 @@ class Metadata(RuleBasedStateMachine):
         self.serial += 1
         for topic_id in [*(self.state.topics if again else ()), *self.state.garbage]:
             pointer = RemotePointer(1, 9, self.manifest(topic_id, 0, 1, 9), 0, 5, 1, 1)
-            self.do(lambda pointer=pointer: topic_changes.create_topic(
+            self.do(lambda pointer=pointer: topic_changes.new_topic(
                 self.state, topic_id=f"{name}{self.serial:031d}", name=name, partitions=1,
                 replication_factor=1, options={"remote_storage": True}, store=STORE,
                 restored=[pointer]))
@@ -628,10 +629,8 @@ class Metadata(RuleBasedStateMachine):
                 version, value.leader_epoch, name, 0, end, value.leader_epoch if end else None, 1)
             if value.leader is not None and value.leader_incarnation is not None:
                 self.do(lambda at=(topic.topic_id, number), value=value, pointer=pointer: (
-                    remote_changes.move_remote(
-                        self.state, topic_id=at[0], partition=at[1], broker=value.leader,
-                        incarnation=value.leader_incarnation, leader_epoch=value.leader_epoch,
-                        pointer=pointer)))
+                    decide(self.state, messages.MoveRemote(
+                        *at, value.leader, value.leader_incarnation, value.leader_epoch, pointer))))
 
     @rule()
     def doubt(self) -> None:
@@ -639,9 +638,9 @@ class Metadata(RuleBasedStateMachine):
 
     @rule(pin=st.sampled_from("xyz"), name=st.sampled_from("ab"))
     def pin(self, pin: str, name: str) -> None:
-        self.do(lambda: remote_changes.pin_snapshot(
-            self.state, pin_id=pin, topic_id=self.state.topic_ids.get(name, ""), starts={0: 1},
-            ttl_ms=1))
+        topic_id = self.state.topic_ids.get(name, "")
+        self.do(lambda: decide(self.state, messages.PinSnapshot(
+            pin_id=pin, topic_id=topic_id, starts={0: 1}, ttl_ms=1)))
 
     @rule(pin=st.sampled_from("xyz"))
     def unpin(self, pin: str) -> None:
@@ -649,7 +648,7 @@ class Metadata(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def delete(self, name: str) -> None:
-        self.do(lambda: topic_changes.delete_topic(self.state, name, now_ms=1))
+        self.do(lambda: decide(self.state, messages.DeleteTopic(name), now_ms=1))
 
     @rule(broker=st.integers(0, 3), flushed=st.integers(0, 9), data=st.data())
     def start_replica(self, broker: int, flushed: int, data: st.DataObject) -> None:
@@ -658,7 +657,7 @@ class Metadata(RuleBasedStateMachine):
             return
         topic, number = data.draw(st.sampled_from(mine))
         self.serial += 1
-        one = ReplicaReport(topic.topic_id, number, f"i{self.serial}", "h", 1, 1, flushed)
+        one = ReplicaRegistration(topic.topic_id, number, f"i{self.serial}", "h", 1, 1, flushed)
         self.do(lambda: broker_changes.register_replicas(self.state, broker, [one], EVERYONE))
 
     @rule(broker=st.integers(0, 3), data=st.data())

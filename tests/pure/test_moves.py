@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq import messages
 from rayq.core.cluster import broker_changes, reassignment, topic_changes
 from rayq.core.cluster.reassignment import begun, cancelled, completed, retargeted
 from rayq.core.cluster.records import (
@@ -30,6 +31,7 @@ from rayq.errors import (
     UnknownBrokerError,
     UnknownTopicError,
 )
+from tests.pure.deciding import decide
 from tests.pure.test_broker_changes import voters_of
 from tests.pure.test_cluster_state import EVERYONE, apply, cluster, registration
 
@@ -185,7 +187,7 @@ def state() -> ClusterState:
     led by 0 and all in sync."""
     state = cluster(5)
     apply(state, [registration(5, replicas_max=1)])
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id="id-t", name="t", partitions=3, replication_factor=3, options={}))  # fmt: skip
     for number in range(3):
         place(state, number, LED)
@@ -214,7 +216,7 @@ def alter(
     state: ClusterState, moves: dict[int, tuple[int, ...] | None], throttle: int | None = None
 ) -> dict[int, PartitionValue]:
     asked = [("t", number, target) for number, target in moves.items()]
-    return values(reassignment.alter_reassignments(state, asked, throttle, EVERYONE))
+    return values(decide(state, messages.AlterReassignments(asked, throttle), heard=EVERYONE))
 
 
 def test_moves_begin_together_and_what_is_so_already_is_no_record(state: ClusterState) -> None:
@@ -246,7 +248,7 @@ def test_a_throttle_lets_something_through(state: ClusterState, throttle: int) -
     with pytest.raises(InvalidReassignmentError, match="positive"):
         alter(state, {}, throttle)
     with pytest.raises(InvalidReassignmentError, match="positive"):
-        reassignment.set_replication_factor(state, "t", 3, throttle)
+        decide(state, messages.SetReplicationFactor("t", 3, throttle))
     assert alter(state, {0: (3, 1, 2)}, 1)[0].throttle_bytes_per_s == 1
 
 
@@ -311,8 +313,8 @@ def test_a_cancel_counts_only_on_replicas_whose_brokers_were_heard(state: Cluste
     place(state, 0, value)
     asked = [("t", 0, None)]
     with pytest.raises(InvalidReassignmentError, match=r"only \[0, 1\] are in sync.*is 2"):
-        reassignment.alter_reassignments(state, asked, None, {0, 2, 3})
-    records = reassignment.alter_reassignments(state, asked, None, {0, 1})
+        decide(state, messages.AlterReassignments(asked, None), heard={0, 2, 3})
+    records = decide(state, messages.AlterReassignments(asked, None), heard={0, 1})
     assert values(records) == {0: ended(value, (0, 1, 2), isr=members(0, 1))}
 
 
@@ -334,7 +336,7 @@ def test_moves_complete_whose_target_was_heard_and_is_in_sync(state: ClusterStat
 def set_factor(
     state: ClusterState, factor: int, throttle: int | None = None
 ) -> dict[int, PartitionValue]:
-    return values(reassignment.set_replication_factor(state, "t", factor, throttle))
+    return values(decide(state, messages.SetReplicationFactor("t", factor, throttle)))
 
 
 def test_every_partition_that_is_not_of_the_factor_gets_a_move(state: ClusterState) -> None:
@@ -404,23 +406,23 @@ def test_a_factor_leaves_enough_that_run(
 
 
 def test_a_cordon_is_a_record_where_it_changes_something(state: ClusterState) -> None:
-    assert reassignment.cordon_broker(state, 0, True) == [BrokerCordoned(0, True)]
-    assert reassignment.cordon_broker(state, 0, False) == []
+    assert decide(state, messages.CordonBroker(0, True)) == [BrokerCordoned(0, True)]
+    assert decide(state, messages.CordonBroker(0, False)) == []
     apply(state, [BrokerCordoned(0, True)])
-    assert reassignment.cordon_broker(state, 0, True) == []
-    assert reassignment.cordon_broker(state, 0, False) == [BrokerCordoned(0, False)]
+    assert decide(state, messages.CordonBroker(0, True)) == []
+    assert decide(state, messages.CordonBroker(0, False)) == [BrokerCordoned(0, False)]
     with pytest.raises(UnknownBrokerError, match=r"no broker 9; the cluster has \[0, 1, 2"):
-        reassignment.cordon_broker(state, 9, True)
+        decide(state, messages.CordonBroker(9, True))
 
 
 def test_the_last_broker_that_runs_and_takes_replicas_is_not_cordoned() -> None:
     state = cluster(3)
     apply(state, [BrokerCordoned(2, True)])
-    assert reassignment.cordon_broker(state, 1, True) == [BrokerCordoned(1, True)]
+    assert decide(state, messages.CordonBroker(1, True)) == [BrokerCordoned(1, True)]
     fence(state, 1)
     with pytest.raises(InvalidReassignmentError, match="Broker 0 cannot be cordoned"):
-        reassignment.cordon_broker(state, 0, True)
-    assert reassignment.cordon_broker(state, 1, True) == [BrokerCordoned(1, True)]
+        decide(state, messages.CordonBroker(0, True))
+    assert decide(state, messages.CordonBroker(1, True)) == [BrokerCordoned(1, True)]
 
 
 def test_a_brokers_vote_goes_before_it_does(state: ClusterState) -> None:
@@ -440,7 +442,7 @@ def test_a_brokers_vote_goes_before_it_does(state: ClusterState) -> None:
 )
 def test_a_broker_that_holds_replicas_is_not_removed(partitions: int, told: str) -> None:
     state = cluster(2)
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id="id-t", name="t", partitions=partitions, replication_factor=2, options={}))
     fence(state, 1)
     with pytest.raises(BrokerInUseError, match=f"Broker 1 holds replicas of {told}"):

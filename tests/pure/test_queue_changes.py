@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayq.config import MESSAGE_BYTES_CEILING
-from rayq.core.cluster import queue_changes, topic_changes
+from rayq import messages
+from rayq.config import MESSAGE_BYTES_CEILING, ClusterConfig
+from rayq.core.cluster import queue_changes
 from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
@@ -32,8 +33,10 @@ from rayq.errors import (
     UnknownQueueError,
     UnknownTopicError,
 )
+from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import apply, cluster, create
 
+FOUR_KEEPERS = ClusterConfig(queue_state_partitions=4)
 _ids = itertools.count(1)
 
 
@@ -44,14 +47,15 @@ def new_id() -> str:
 def make(state: ClusterState, name: str = "q", topic: str = "t", partitions: int | None = None,
          topic_options: dict[str, Any] | None = None, factor: int | None = None,
          **options: Any) -> Queue:
-    apply(state, queue_changes.create_queue(
-        state, new_id=new_id, name=name, topic=topic, options=options, partitions=partitions,
-        replication_factor=factor, topic_options=topic_options or {}, keeper_partitions=4))
+    request = messages.CreateQueue(
+        name=name, topic=topic, config=options, partitions=partitions, replication_factor=factor,
+        topic_config=topic_options or {})
+    apply(state, decide(state, request, new_id=new_id, config=FOUR_KEEPERS))
     return state.queues[state.queue_ids[name]]
 
 
 def alter(state: ClusterState, name: str, **changes: Any) -> Queue:
-    apply(state, queue_changes.alter_queue(state, name, changes, new_id=new_id))
+    apply(state, decide(state, messages.AlterQueue(name=name, config=changes), new_id=new_id))
     return state.queues[state.queue_ids[name]]
 
 
@@ -79,7 +83,7 @@ def test_a_queue_of_an_existing_topic_takes_what_is_there_of_its_dead_letters() 
     letters = state.queues[state.queue_ids["q.dead"]]
     # The topic may have other readers: what is settled stays, and what is not in any case.
     assert (letters.partitions, letters.config.retention) == (2, "hold")
-    apply(state, queue_changes.delete_queue(state, "q"))
+    apply(state, decide(state, messages.DeleteQueue(name="q")))
     assert list(state.queue_ids) == ["q.dead"]
     make(state, "q")
     assert state.queues[state.queue_ids["q.dead"]] is letters
@@ -149,14 +153,14 @@ def test_what_takes_dead_letters_is_not_deleted_before_its_queue() -> None:
     state = cluster()
     make(state, "q", "t", 1)
     with pytest.raises(ConfigError, match="delete 'q' first"):
-        queue_changes.delete_queue(state, "q.dead")
+        decide(state, messages.DeleteQueue(name="q.dead"))
     with pytest.raises(ConfigError, match="the topic of the dead letters of queue 'q'"):
         queue_changes.check_deleted_topic(state, "q.dead")
     alter(state, "q", dead_letters="discard")
     queue_changes.check_deleted_topic(state, "q.dead")
-    apply(state, queue_changes.delete_queue(state, "q.dead"))
+    apply(state, decide(state, messages.DeleteQueue(name="q.dead")))
     with pytest.raises(UnknownQueueError, match=r"no queue 'q\.dead'"):
-        queue_changes.delete_queue(state, "q.dead")
+        decide(state, messages.DeleteQueue(name="q.dead"))
 
 
 def test_a_queue_goes_with_its_topic() -> None:
@@ -164,7 +168,7 @@ def test_a_queue_goes_with_its_topic() -> None:
     make(state, "q", "t", 1)
     make(state, "other", dead_letters="discard")
     queue_changes.check_deleted_topic(state, "t")
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=0))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=0))
     assert list(state.queue_ids) == ["q.dead"]
     assert len(state.queues) == 1
     make(state, "q", "t", 1)
@@ -203,18 +207,19 @@ def ids() -> Callable[[], str]:
 
 
 def create_records(state: ClusterState, **changes: Any) -> list[MetadataRecord]:
-    arguments: dict[str, Any] = {
-        "name": "q", "topic": "t", "options": {}, "partitions": None, "replication_factor": None,
-        "topic_options": {}, "keeper_partitions": 4,
-    }
-    return queue_changes.create_queue(state, new_id=ids(), **{**arguments, **changes})
+    request = messages.CreateQueue(**{"name": "q", "topic": "t", "config": {}, **changes})
+    return decide(state, request, new_id=ids(), config=FOUR_KEEPERS)
+
+
+def alter_records(state: ClusterState, config: dict[str, Any]) -> list[MetadataRecord]:
+    return decide(state, messages.AlterQueue(name="q", config=config), new_id=ids())
 
 
 def test_a_queue_is_created_together_with_what_it_needs_and_is_not_there() -> None:
     state = cluster()
     records = create_records(
-        state, topic="t", options={"max.deliveries": 3}, partitions=2, replication_factor=2,
-        topic_options={"flush": "os", "max_message_bytes": 1000},
+        state, topic="t", config={"max.deliveries": 3}, partitions=2, replication_factor=2,
+        topic_config={"flush": "os", "max_message_bytes": 1000},
     )
     topics = [one for one in records if isinstance(one, TopicCreated)]
     assert [(one.name, one.replication_factor) for one in topics] == [
@@ -239,7 +244,7 @@ def test_a_queue_is_created_together_with_what_it_needs_and_is_not_there() -> No
              if isinstance(one, TopicCreated | QueueChanged)]
     assert names == ["r.dead", "r.dead", "r"]
     options = {"dead_letters": "discard"}
-    [only] = create_records(state, name="r", options=options)
+    [only] = create_records(state, name="r", config=options)
     assert only == QueueChanged(only.queue_id, "r", ids_of["t"], options, 2)  # type: ignore[attr-defined]
     # A topic of dead letters has as many copies as the topic that they come from.
     dead = next(one for one in create_records(state, name="r")
@@ -281,17 +286,17 @@ def test_whose_dead_letters_go_to_a_name_is_told_by_both() -> None:
     for topic in ("t", "drops.dead", "nobody.dead", "keeps_dead", "keeps", "unknown"):
         queue_changes.check_deleted_topic(state, topic)
         queue_changes.check_topic_config(state, topic, {"cleanup_policy": "compact"})
-    apply(state, queue_changes.delete_queue(state, "drops"))
+    apply(state, decide(state, messages.DeleteQueue(name="drops")))
     for check in (
         lambda: queue_changes.check_deleted_topic(state, "keeps.dead"),
-        lambda: queue_changes.delete_queue(state, "keeps.dead"),
+        lambda: decide(state, messages.DeleteQueue(name="keeps.dead")),
         lambda: queue_changes.check_topic_config(
             state, "keeps.dead", {"cleanup_policy": "compact"}
         ),
     ):
         with pytest.raises(ConfigError, match="dead letters of queue 'keeps'"):
             check()
-    [deleted] = queue_changes.delete_queue(state, "keeps")
+    [deleted] = decide(state, messages.DeleteQueue(name="keeps"))
     topic = state.topic_named("t")
     assert topic is not None
     assert deleted == QueueDeleted(state.queue_ids["keeps"], topic.topic_id)
@@ -310,7 +315,7 @@ def test_dead_letters_go_to_a_queue_of_the_same_topic_only() -> None:
     make(state, "q", dead_letters="discard")
     with pytest.raises(QueueExistsError, match="reads another topic"):
         alter(state, "q", dead_letters="keep")
-    apply(state, queue_changes.delete_queue(state, "q.dead"))
+    apply(state, decide(state, messages.DeleteQueue(name="q.dead")))
     create(state, "q.dead", 3)
     make(state, "q.dead", "q.dead", dead_letters="discard", max_deliveries=7)
     alter(state, "q", dead_letters="keep")
@@ -347,14 +352,12 @@ def test_an_altered_queue_keeps_all_that_was_not_named() -> None:
     # Options of a rayq of tomorrow stay, though this one does not know them.
     options = {**before.options, "tomorrow": 1}
     apply(state, [QueueChanged(before.queue_id, "q", before.topic_id, options, 3)])
-    [record] = queue_changes.alter_queue(
-        state, "q", {"backoff.max.s": 90, "ordered_by_key": True, "start": "earliest"},
-        new_id=ids(),
-    )
+    [record] = alter_records(
+        state, {"backoff.max.s": 90, "ordered_by_key": True, "start": "earliest"})
     changed = {"backoff_max_s": 90, "start": "earliest"}
     assert record == QueueChanged(before.queue_id, "q", before.topic_id, {**options, **changed}, 3)
     # What becomes its dead letters comes with it, once.
-    records = queue_changes.alter_queue(state, "q", {"dead_letters": "keep"}, new_id=ids())
+    records = alter_records(state, {"dead_letters": "keep"})
     assert [type(one) for one in records if not isinstance(one, PartitionChanged)] == [
         TopicCreated, QueueChanged, QueueChanged
     ]
@@ -362,7 +365,7 @@ def test_an_altered_queue_keeps_all_that_was_not_named() -> None:
         before.queue_id, "q", before.topic_id, {**options, "dead_letters": "keep"}, 3
     )
     apply(state, records)
-    [_only] = queue_changes.alter_queue(state, "q", {"backoff_s": 3}, new_id=ids())
+    [_only] = alter_records(state, {"backoff_s": 3})
 
 
 def test_every_queue_of_a_topic_counts_and_its_own_does_not(

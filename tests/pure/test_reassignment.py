@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.core.cluster import broker_changes, reassignment, topic_changes
-from rayq.core.cluster.broker_changes import ReplicaReport
 from rayq.core.cluster.records import (
     BrokerRegistered,
     MetadataRecord,
@@ -30,6 +30,8 @@ from rayq.errors import (
     UnknownBrokerError,
     UnknownTopicError,
 )
+from rayq.messages import ReplicaRegistration
+from tests.pure.deciding import decide
 
 EVERYONE = frozenset(range(6))
 
@@ -51,7 +53,7 @@ def run(state: ClusterState, *brokers: int, incarnation: str = "a", epoch: int |
     """Replica processes start; their brokers know the newest metadata, or that of `epoch`."""
     for broker in brokers:
         known = value(state).partition_epoch if epoch is None else epoch
-        report = ReplicaReport("id-t", 0, f"{broker}{incarnation}", "h", 1, None, 0, known)
+        report = ReplicaRegistration("id-t", 0, f"{broker}{incarnation}", "h", 1, None, 0, known)
         apply(state, broker_changes.register_replicas(state, broker, [report], EVERYONE))
 
 
@@ -59,11 +61,11 @@ def in_sync(state: ClusterState, *brokers: int) -> None:
     """The leader proposes this set, and it is accepted."""
     now = value(state)
     processes = state.topics["id-t"].partitions[0].processes
-    apply(state, broker_changes.alter_partition(
-        state, topic_id="id-t", partition=0, broker=now.leader,
+    apply(state, broker_changes.alter_partition(state, messages.AlterPartition(
+        topic_id="id-t", partition=0, broker=now.leader,
         incarnation=now.leader_incarnation, leader_epoch=now.leader_epoch,
         partition_epoch=now.partition_epoch,
-        isr=[(broker, processes[broker].incarnation) for broker in brokers]))
+        isr=[(broker, processes[broker].incarnation) for broker in brokers])))
 
 
 def value(state: ClusterState) -> PartitionValue:
@@ -75,11 +77,11 @@ def members(state: ClusterState) -> list[int]:
 
 
 def move(state: ClusterState, *target: int, throttle: int | None = None, name: str = "t") -> None:
-    apply(state, reassignment.alter_reassignments(state, [(name, 0, target)], throttle, EVERYONE))
+    apply(state, decide(state, messages.AlterReassignments([(name, 0, target)], throttle), heard=EVERYONE))
 
 
 def cancel(state: ClusterState) -> None:
-    apply(state, reassignment.alter_reassignments(state, [("t", 0, None)], None, EVERYONE))
+    apply(state, decide(state, messages.AlterReassignments([("t", 0, None)], None), heard=EVERYONE))
 
 
 def complete(state: ClusterState, heard: Any = EVERYONE) -> None:
@@ -91,7 +93,7 @@ def three_brokers(topic: str, partitions: int) -> ClusterState:
     state = ClusterState()
     for broker in range(3):
         register(state, broker)
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id=f"id-{topic}", name=topic, partitions=partitions, replication_factor=3,
         options={}))
     return state
@@ -222,11 +224,11 @@ def test_a_replica_that_left_cannot_join_again_by_what_was_known_before(
     in_sync(state, 0, 1, 2, 3)
     complete(state)
     with pytest.raises(StalePartitionError, match="Broker 0 cannot be in sync"):
-        apply(state, broker_changes.alter_partition(
-            state, topic_id="id-t", partition=0, broker=3, incarnation="3a",
+        apply(state, broker_changes.alter_partition(state, messages.AlterPartition(
+            topic_id="id-t", partition=0, broker=3, incarnation="3a",
             leader_epoch=value(state).leader_epoch,
             partition_epoch=value(state).partition_epoch,
-            isr=[(3, "3a"), (1, "1a"), (2, "2a"), (0, "0a")]))
+            isr=[(3, "3a"), (1, "1a"), (2, "2a"), (0, "0a")])))
     move(state, 0, 1, 2)
     run(state, 0, epoch=before)  # on its way since before the move
     assert 0 not in state.topics["id-t"].partitions[0].processes
@@ -246,16 +248,16 @@ def test_impossible_moves_are_refused_and_none_of_the_others_begins(state: Clust
     with pytest.raises(UnknownTopicError):
         move(state, 0, 1, 2, name="nope")
     with pytest.raises(UnknownTopicError, match="no partition 7"):
-        reassignment.alter_reassignments(state, [("t", 7, (0, 1, 2))], None, EVERYONE)
+        decide(state, messages.AlterReassignments([("t", 7, (0, 1, 2))], None), heard=EVERYONE)
     with pytest.raises(InvalidReassignmentError, match="positive"):
         move(state, 3, 1, 2, throttle=0)
     with pytest.raises(InvalidReassignmentError, match="t-0 is named twice"):
-        reassignment.alter_reassignments(
-            state, [("t", 0, (3, 1, 2)), ("t", 0, (4, 1, 2))], None, EVERYONE)
+        twice = [("t", 0, (3, 1, 2)), ("t", 0, (4, 1, 2))]
+        decide(state, messages.AlterReassignments(twice, None), heard=EVERYONE)
     apply(state, broker_changes.fence_broker(state, 4, EVERYONE))
     with pytest.raises(InvalidReassignmentError, match="broker 4 is not running"):
         move(state, 4, 1, 2)
-    apply(state, reassignment.cordon_broker(state, 3, True))
+    apply(state, decide(state, messages.CordonBroker(3, True)))
     with pytest.raises(InvalidReassignmentError, match="broker 3 is cordoned"):
         move(state, 3, 1, 2)
     assert not state.moving
@@ -347,23 +349,23 @@ def test_a_cordoned_broker_takes_no_new_replicas_and_stays_cordoned_when_it_rest
     state: ClusterState,
 ) -> None:
     for broker in (3, 4):
-        apply(state, reassignment.cordon_broker(state, broker, True))
+        apply(state, decide(state, messages.CordonBroker(broker, True)))
     register(state, 4, start=2)
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id="id-u", name="u", partitions=3, replication_factor=None, options={}))
     placed = {one for number in range(3) for one in state.topics["id-u"].partitions[number].value.replicas}
     assert placed == {0, 1, 2}
     with pytest.raises(InvalidReplicationFactorError, match=r"cordoned: \[3, 4\]"):
-        topic_changes.create_topic(
+        topic_changes.new_topic(
             state, topic_id="id-v", name="v", partitions=1, replication_factor=4, options={})
     for broker in (0, 1):
-        apply(state, reassignment.cordon_broker(state, broker, True))
+        apply(state, decide(state, messages.CordonBroker(broker, True)))
     with pytest.raises(InvalidReassignmentError, match="the last one"):
-        reassignment.cordon_broker(state, 2, True)
+        decide(state, messages.CordonBroker(2, True))
     with pytest.raises(UnknownBrokerError):
-        reassignment.cordon_broker(state, 9, True)
-    apply(state, reassignment.cordon_broker(state, 3, False))
-    assert reassignment.cordon_broker(state, 3, False) == []
+        decide(state, messages.CordonBroker(9, True))
+    apply(state, decide(state, messages.CordonBroker(3, False)))
+    assert decide(state, messages.CordonBroker(3, False)) == []
 
 
 def voters(state: ClusterState) -> list[int]:
@@ -383,11 +385,11 @@ def steps(state: ClusterState) -> list[list[int]]:
 def test_a_cordoned_voter_is_replaced_and_the_other_joins_first(state: ClusterState) -> None:
     apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 2)))])
     assert steps(state) == []
-    apply(state, reassignment.cordon_broker(state, 1, True))
+    apply(state, decide(state, messages.CordonBroker(1, True)))
     assert steps(state) == [[0, 1, 2, 3], [0, 2, 3]]
-    apply(state, reassignment.cordon_broker(state, 0, True))
+    apply(state, decide(state, messages.CordonBroker(0, True)))
     assert steps(state) == [[0, 2, 3, 4], [2, 3, 4]]
-    apply(state, reassignment.cordon_broker(state, 2, True))
+    apply(state, decide(state, messages.CordonBroker(2, True)))
     assert steps(state) == []  # no broker can take its place
 
 
@@ -481,7 +483,7 @@ def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterSta
 def test_a_rebuild_fills_a_broker_and_no_more() -> None:
     state = three_brokers("u", partitions=3)
     for number in range(3):
-        reports = [ReplicaReport("id-u", number, f"u{number}", "h", 1, None, 0)]
+        reports = [ReplicaRegistration("id-u", number, f"u{number}", "h", 1, None, 0)]
         for broker in range(3):
             apply(state, broker_changes.register_replicas(state, broker, reports, EVERYONE))
     small = BrokerRegistered(3, "d3", 1, "b3.1", "h", 9000, "n3", 2)
@@ -489,7 +491,7 @@ def test_a_rebuild_fills_a_broker_and_no_more() -> None:
     apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
     apply(state, reassignment.rebuild(state, {0}))
     assert len(state.moving) == 2
-    apply(state, topic_changes.delete_topic(state, "u", now_ms=0))
+    apply(state, decide(state, messages.DeleteTopic("u"), now_ms=0))
     assert not state.moving
 
 
@@ -497,11 +499,11 @@ def test_so_many_partitions_are_rebuilt_at_once(
     state: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(state, 5)
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id="id-u", name="u", partitions=6, replication_factor=3, options={}))
     for number, partition in state.topics["id-u"].partitions.items():
         for broker in partition.value.replicas:
-            report = ReplicaReport("id-u", number, f"{broker}u{number}", "h", 1, None, 0)
+            report = ReplicaRegistration("id-u", number, f"{broker}u{number}", "h", 1, None, 0)
             apply(state, broker_changes.register_replicas(state, broker, [report], EVERYONE))
     apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
     monkeypatch.setattr(reassignment, "REBUILDS_MAX", 1)
@@ -529,7 +531,7 @@ def test_a_partition_without_a_leader_is_not_rebuilt(state: ClusterState) -> Non
 
 def test_a_snapshot_keeps_moves_and_cordons(state: ClusterState) -> None:
     move(state, 3, 1, 2, throttle=5)
-    apply(state, reassignment.cordon_broker(state, 4, True))
+    apply(state, decide(state, messages.CordonBroker(4, True)))
     copy = ClusterState()
     for record in decode_records(encode_records(state.snapshot())):
         copy.replay(record)
@@ -543,7 +545,7 @@ def test_a_snapshot_keeps_moves_and_cordons(state: ClusterState) -> None:
 
 
 def set_factor(state: ClusterState, factor: int, throttle: int | None = None) -> None:
-    apply(state, reassignment.set_replication_factor(state, "t", factor, throttle))
+    apply(state, decide(state, messages.SetReplicationFactor("t", factor, throttle)))
 
 
 def factor_of(state: ClusterState) -> int:
@@ -597,7 +599,7 @@ def test_a_change_of_the_factor_can_be_cancelled(state: ClusterState) -> None:
 def test_partitions_that_are_added_are_of_the_factor_of_now(state: ClusterState) -> None:
     set_factor(state, 2)
     complete(state)
-    apply(state, topic_changes.create_partitions(state, "t", 2))
+    apply(state, decide(state, messages.CreatePartitions(name="t", total=2)))
     assert len(state.topics["id-t"].partitions[1].value.replicas) == 2
 
 
@@ -616,7 +618,7 @@ def test_an_impossible_factor_is_refused_with_what_to_do(state: ClusterState) ->
         with pytest.raises(InvalidReplicationFactorError, match=why):
             set_factor(state, factor)
     with pytest.raises(UnknownTopicError):
-        reassignment.set_replication_factor(state, "nope", 1, None)
+        decide(state, messages.SetReplicationFactor("nope", 1, None))
     with pytest.raises(InvalidReassignmentError, match="positive"):
         set_factor(state, 2, throttle=0)
     apply(state, topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 2}))
@@ -628,7 +630,7 @@ def test_an_impossible_factor_is_refused_with_what_to_do(state: ClusterState) ->
     set_factor(state, 3)
     assert value(state).target == (3, 1, 2)
     cancel(state)
-    apply(state, reassignment.cordon_broker(state, 3, True))
+    apply(state, decide(state, messages.CordonBroker(3, True)))
     with pytest.raises(InvalidReplicationFactorError, match="of which .*take replicas"):
         set_factor(state, 5)
     for broker in (1, 2):

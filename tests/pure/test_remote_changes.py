@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rayq import messages
 from rayq.config import ClusterConfig, TopicConfig
 from rayq.core.cluster import broker_changes, remote_changes, topic_changes
-from rayq.core.cluster.broker_changes import ReplicaReport
 from rayq.core.cluster.records import (
     EpochStarted,
     RemoteDoubted,
@@ -34,6 +34,7 @@ from rayq.errors import (
     StalePartitionError,
     UnknownTopicError,
 )
+from rayq.messages import ReplicaRegistration
 from rayq.messages.remote_names import (
     ObjectKind,
     RemoteName,
@@ -42,6 +43,7 @@ from rayq.messages.remote_names import (
     topic_prefix,
 )
 from rayq.messages.remote_pointer import RESTORED_EPOCH_MAX, RemotePointer
+from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import EVERYONE, apply, cluster
 
 CLUSTER, OTHER = "c" * 32, "a" * 32
@@ -63,7 +65,7 @@ def manifest(version: int, prefix: str = folder(), epoch: int = 1) -> str:
 
 def run_replicas(state: ClusterState, *brokers: int, topic: str = "t") -> None:
     for broker in brokers:
-        one = ReplicaReport(id_of(topic), 0, f"{broker}a", "h", 1, None, 0)
+        one = ReplicaRegistration(id_of(topic), 0, f"{broker}a", "h", 1, None, 0)
         apply(state, broker_changes.register_replicas(state, broker, [one], EVERYONE))
 
 
@@ -79,7 +81,7 @@ def tiered(name: str = "t", **arguments: Any) -> ClusterState:
 def create(
     state: ClusterState, name: str = "t", *, partitions: int = 1, stored: Any = True, **changes: Any
 ) -> None:
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id=id_of(name), name=name, partitions=partitions, replication_factor=3,
         options={"remote_storage": stored}, **{"store": WORKS, **changes}))
 
@@ -102,7 +104,7 @@ def move(state: ClusterState, asked: RemotePointer, **changes: Any) -> Any:
         "topic_id": id_of("t"), "partition": 0, "broker": now.leader,
         "incarnation": now.leader_incarnation, "leader_epoch": now.leader_epoch, "pointer": asked,
     }
-    records = remote_changes.move_remote(state, **{**values, **changes})
+    records = decide(state, messages.MoveRemote(**{**values, **changes}))
     apply(state, decode_records(encode_records(records)))
     return records
 
@@ -201,7 +203,7 @@ def test_who_does_not_want_to_know_what_was_in_the_store_gives_it_up() -> None:
     state = tiered(stored=False)
     apply(state, [EpochStarted(2, "h", 1, CLUSTER, "mark")])
     apply(state, remote_changes.doubt_everything(state))
-    apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
+    apply(state, decide(state, messages.EndRemoteStorage(name="t"), now_ms=5))
     assert not partition(state).is_remote_doubted and id_of("t") in state.garbage
 
 
@@ -210,7 +212,7 @@ def test_who_does_not_want_to_know_what_was_in_the_store_gives_it_up() -> None:
 
 def pin(state: ClusterState, pin_id: str, start: int = 0, **changes: Any) -> None:
     values: dict[str, Any] = {"topic_id": id_of("t"), "starts": {0: start}, "ttl_ms": 1000}
-    apply(state, remote_changes.pin_snapshot(state, pin_id=pin_id, **{**values, **changes}))
+    apply(state, decide(state, messages.PinSnapshot(pin_id=pin_id, **{**values, **changes})))
 
 
 def test_the_lowest_pin_of_a_partition_holds_until_the_last_is_gone() -> None:
@@ -222,7 +224,7 @@ def test_the_lowest_pin_of_a_partition_holds_until_the_last_is_gone() -> None:
     check_snapshot(state)
     apply(state, remote_changes.unpin_snapshots(state, {"b", "never"}))
     assert state.pinned_offset(id_of("t"), 0) == 7
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     assert not state.pins
 
 
@@ -239,9 +241,8 @@ def test_a_pin_that_keeps_nothing_is_refused() -> None:
 def test_a_pin_is_what_was_asked_for_and_only_those_that_are_named_end() -> None:
     state = tiered(partitions=2)
     create(state, "u")
-    assert remote_changes.pin_snapshot(
-        state, pin_id="a", topic_id=id_of("t"), starts={0: 0, 1: 9}, ttl_ms=5
-    ) == [SnapshotPinned("a", id_of("t"), {0: 0, 1: 9}, 5)]
+    asked = messages.PinSnapshot(pin_id="a", topic_id=id_of("t"), starts={0: 0, 1: 9}, ttl_ms=5)
+    assert decide(state, asked) == [SnapshotPinned("a", id_of("t"), {0: 0, 1: 9}, 5)]
     for starts in ({0: 1, 2: 0}, {0: -1, 1: 0}, {-1: 0}):
         with pytest.raises(InvalidRequestError, match="pin of 't' names offsets"):
             pin(state, "a", starts=starts)
@@ -286,20 +287,20 @@ def test_a_deleted_topic_leaves_garbage_until_a_broker_has_removed_it() -> None:
     state = tiered()
     create(state, "plain", stored=False)
     move(state, pointer())
-    apply(state, topic_changes.delete_topic(state, "plain", now_ms=5))
+    apply(state, decide(state, messages.DeleteTopic("plain"), now_ms=5))
     assert not state.garbage
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=5))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=5))
     left = state.garbage[id_of("t")]
     assert (left.name, left.deleted_ms, left.prefixes) == ("t", 5, (topic_prefix(CLUSTER, id_of("t")),))
     check_snapshot(state)
     with pytest.raises(InvalidRequestError, match="not being removed yet"):
-        remote_changes.remove_garbage(state, id_of("t"), 5)
-    apply(state, remote_changes.begin_removal(state, id_of("t"), 5))
+        decide(state, messages.RemoveGarbage(id_of("t"), 5))
+    apply(state, decide(state, messages.BeginRemoval(id_of("t"), 5)))
     check_snapshot(state)
-    assert remote_changes.begin_removal(state, id_of("t"), 5) == []  # For each page that is listed.
-    assert remote_changes.remove_garbage(state, id_of("t"), 4) == []  # Of an earlier time.
-    apply(state, remote_changes.remove_garbage(state, id_of("t"), 5))
-    assert not state.garbage and remote_changes.remove_garbage(state, id_of("t"), None) == []
+    assert decide(state, messages.BeginRemoval(id_of("t"), 5)) == []  # For each page that is listed.
+    assert decide(state, messages.RemoveGarbage(id_of("t"), 4)) == []  # Of an earlier time.
+    apply(state, decide(state, messages.RemoveGarbage(id_of("t"), 5)))
+    assert not state.garbage and decide(state, messages.RemoveGarbage(id_of("t"), None)) == []
 
 
 @pytest.mark.parametrize(
@@ -343,9 +344,9 @@ def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -
         topic_changes.alter_topic_config(state, "t", {"remote.storage": False})
     apply(state, topic_changes.alter_topic_config(state, "t", {"remote_storage": "read"}))
     move(state, pointer(2, start=5))  # Retention goes on.
-    apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
+    apply(state, decide(state, messages.EndRemoteStorage(name="t"), now_ms=5))
     assert partition(state).remote is None and id_of("t") in state.garbage
-    assert topic_changes.end_remote_storage(state, "t", now_ms=6) == []
+    assert decide(state, messages.EndRemoteStorage(name="t"), now_ms=6) == []
     check_snapshot(state)
     with pytest.raises(StalePartitionError, match="any more"):
         move(state, pointer(3, 20))
@@ -372,7 +373,7 @@ def test_a_restored_topic_has_its_pointers_pinned_and_leads_in_later_epochs() ->
     assert state.topics[id_of("back")].partitions[1].remote is None
     assert state.pinned_offset(id_of("back"), 0) == 30
     check_snapshot(state)
-    apply(state, topic_changes.delete_topic(state, "back", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("back"), now_ms=1))
     assert state.garbage[id_of("back")].prefixes == (topic_prefix(CLUSTER, id_of("back")), folder(0, "topic", OTHER))
 
 
@@ -381,7 +382,7 @@ def test_what_is_deleted_by_mistake_is_garbage_no_more_once_it_is_restored() -> 
     move(state, pointer())
     with pytest.raises(InvalidRequestError, match="those of t-0"):
         create(state, "copy", restored=[pointer(2)])
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     create(state, "t2", restored=[pointer(2)])
     assert not state.garbage
     assert partition(state, "t2").remote == pointer(2)
@@ -393,7 +394,7 @@ def test_only_the_garbage_that_a_restored_topic_needs_is_kept() -> None:
         create(state, name)
     move(state, pointer())
     for name in ("t", "t2", "u"):
-        apply(state, topic_changes.delete_topic(state, name, now_ms=1))
+        apply(state, decide(state, messages.DeleteTopic(name), now_ms=1))
     back = [None, pointer(5, 10, start=4, manifest=manifest(5, folder(0, "u"))),
             pointer(3, 8, start=2, manifest=manifest(3, folder(3, "t")))]
     assert remote_changes.restore(state, id_of("back"), back) == [
@@ -405,8 +406,8 @@ def test_only_the_garbage_that_a_restored_topic_needs_is_kept() -> None:
     ]
     assert remote_changes.restore(state, id_of("back"), [None]) == []
     assert remote_changes.restore(state, id_of("back"), []) == []
-    apply(state, remote_changes.begin_removal(state, id_of("t"), 1))
-    assert remote_changes.remove_garbage(state, id_of("t"), None) == [RemoteGarbageRemoved(id_of("t"))]
+    apply(state, decide(state, messages.BeginRemoval(id_of("t"), 1)))
+    assert decide(state, messages.RemoveGarbage(id_of("t"), None)) == [RemoteGarbageRemoved(id_of("t"))]
 
 
 def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
@@ -537,27 +538,27 @@ def test_a_leader_moves_to_a_manifest_of_its_own_in_its_own_folder_only() -> Non
 def remove(state: ClusterState, name: str = "t") -> None:
     """A broker removes what the topic left."""
     deleted_ms = state.garbage[id_of(name)].deleted_ms
-    apply(state, remote_changes.begin_removal(state, id_of(name), deleted_ms))
-    apply(state, remote_changes.remove_garbage(state, id_of(name), deleted_ms))
+    apply(state, decide(state, messages.BeginRemoval(id_of(name), deleted_ms)))
+    apply(state, decide(state, messages.RemoveGarbage(id_of(name), deleted_ms)))
 
 
 def test_what_is_being_removed_is_not_restored_and_what_was_restored_is_not_removed() -> None:
     """A sweep may be slow, and know old metadata: each page of it asks."""
     state = tiered()
     move(state, pointer())
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     with pytest.raises(InvalidRequestError, match="no garbage"):
-        remote_changes.begin_removal(state, id_of("t"), 2)  # Of another time.
+        decide(state, messages.BeginRemoval(id_of("t"), 2))  # Of another time.
     create(state, "t2", restored=[pointer(2)])
     with pytest.raises(InvalidRequestError, match="it was restored"):
-        remote_changes.begin_removal(state, id_of("t"), 1)
-    apply(state, topic_changes.delete_topic(state, "t2", now_ms=3))
-    apply(state, remote_changes.begin_removal(state, id_of("t2"), 3))
+        decide(state, messages.BeginRemoval(id_of("t"), 1))
+    apply(state, decide(state, messages.DeleteTopic("t2"), now_ms=3))
+    apply(state, decide(state, messages.BeginRemoval(id_of("t2"), 3)))
     with pytest.raises(InvalidRequestError, match="are being removed, since 't2' was deleted"):
         create(state, "t3", restored=[pointer(3)])
     remove(state, "t2")
     with pytest.raises(InvalidRequestError, match="is removed already"):
-        remote_changes.begin_removal(state, id_of("t2"), 3)
+        decide(state, messages.BeginRemoval(id_of("t2"), 3))
 
 
 def test_nothing_is_removed_that_a_pointer_or_a_pin_has_a_use_for() -> None:
@@ -574,12 +575,12 @@ def test_nothing_is_removed_that_a_pointer_or_a_pin_has_a_use_for() -> None:
         # As metadata of an earlier rayq may have it.
         state.garbage["g"] = RemoteGarbage("g", "gone", 7, prefixes)
         with pytest.raises(InvalidRequestError, match="stays: topic 'u' has its objects in c"):
-            remote_changes.begin_removal(state, "g", 7)
+            decide(state, messages.BeginRemoval("g", 7))
     del state.garbage["g"]
     pin(state, "job", 3)
-    apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
+    apply(state, decide(state, messages.EndRemoteStorage(name="t"), now_ms=5))
     with pytest.raises(InvalidRequestError, match=r"while it is pinned: \['job'\]"):
-        remote_changes.begin_removal(state, id_of("t"), 5)
+        decide(state, messages.BeginRemoval(id_of("t"), 5))
     apply(state, remote_changes.unpin_snapshots(state, {"job"}))
     remove(state)
 
@@ -592,7 +593,7 @@ def test_what_deleted_topics_leave_has_a_bound_and_no_topic_is_kept_from_being_d
 ) -> None:
     monkeypatch.setattr(remote_changes, "FOLDERS_MAX", 3)
     state = tiered()
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     create(state, "u")
     create(state, "v")
     with pytest.raises(OverloadedError, match="3 folders.*3 is the most"):
@@ -602,7 +603,7 @@ def test_what_deleted_topics_leave_has_a_bound_and_no_topic_is_kept_from_being_d
         topic_changes.alter_topic_config(state, "w", {"remote_storage": True}, store=WORKS)
     topic_changes.alter_topic_config(state, "u", {"remote_storage": "read"}, store=WORKS)
     for name in ("u", "v"):
-        apply(state, topic_changes.delete_topic(state, name, now_ms=1))
+        apply(state, decide(state, messages.DeleteTopic(name), now_ms=1))
     with pytest.raises(OverloadedError):
         create(state, "w2")
     apply(state, [RemoteGarbageRemoved(id_of("t"))])
@@ -631,7 +632,7 @@ def test_what_is_asked_of_folders_costs_as_much_as_there_are(
         for asks in (
             lambda: remote_changes.check_restored(state, config, count, more),
             lambda: remote_changes.restore(state, "g2", more),
-            lambda: remote_changes.begin_removal(state, "g1", 0),
+            lambda: decide(state, messages.BeginRemoval("g1", 0)),
         ):
             began_s = time.process_time()
             asks()
@@ -706,7 +707,7 @@ def test_a_broker_that_is_away_is_not_waited_for() -> None:
 
 def test_topics_that_are_or_were_compacted_stay_on_disk() -> None:
     state = cluster()
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id=id_of("t"), name="t", partitions=1, replication_factor=3,
         options={"cleanup_policy": "compact"}))
     with pytest.raises(ConfigError, match="not for compacted"):

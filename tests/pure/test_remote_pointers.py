@@ -135,7 +135,7 @@ def test_in_doubt_is_what_may_have_objects_that_nobody_knows_of(
     state = tiered(partitions=2)
     create(state, "r", stored="read")
     create(state, "plain", stored=False)
-    apply(state, topic_changes.create_topic(
+    apply(state, topic_changes.new_topic(
         state, topic_id=id_of("keys"), name="keys", partitions=1, replication_factor=3,
         options={"cleanup_policy": "compact"}))
     apply(state, [EpochStarted(2, "h", 1, CLUSTER, mark)])

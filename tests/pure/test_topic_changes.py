@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rayq.core.cluster import broker_changes, reassignment, topic_changes
+from rayq import messages
+from rayq.core.cluster import broker_changes, topic_changes
 from rayq.core.cluster.placement import place
 from rayq.core.cluster.records import (
     MetadataRecord,
@@ -32,6 +33,7 @@ from rayq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import (
     EVERYONE,
     STORE,
@@ -57,7 +59,7 @@ def created(
         "topic_id": f"id-{name}", "name": name, "partitions": partitions,
         "replication_factor": factor, "options": {},
     }
-    return topic_changes.create_topic(state, **{**values, **changes})
+    return topic_changes.new_topic(state, **{**values, **changes})
 
 
 def placed(
@@ -160,7 +162,7 @@ def test_the_default_factor_counts_all_brokers_that_are_to_stay(
 ) -> None:
     state = cluster(brokers)
     for broker in range(cordoned):
-        apply(state, reassignment.cordon_broker(state, broker, True))
+        apply(state, decide(state, messages.CordonBroker(broker, True)))
     for broker in range(brokers - away, brokers):
         apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
     if factor is None:
@@ -182,7 +184,7 @@ def test_a_factor_that_is_not_possible_is_refused_with_who_lives_and_who_is_cord
         )):
             created(state, factor=factor)
     for broker in (4, 3):
-        apply(state, reassignment.cordon_broker(state, broker, True))
+        apply(state, decide(state, messages.CordonBroker(broker, True)))
     with pytest.raises(InvalidReplicationFactorError, match=(
         r"now 2 \(\[0, 2\]\) of 5 \(cordoned: \[3, 4\]\)\. Wait"
     )):
@@ -190,7 +192,7 @@ def test_a_factor_that_is_not_possible_is_refused_with_who_lives_and_who_is_cord
     with pytest.raises(InvalidReplicationFactorError, match=(
         r"'small' need 3 live brokers; there are 2 \(cordoned: \[3, 4\]\)\."
     )):
-        topic_changes.create_partitions(state, "small", 2)
+        decide(state, messages.CreatePartitions(name="small", total=2))
     for factor in (1, 2):
         created(state, factor=factor)
 
@@ -199,13 +201,13 @@ def test_a_topic_has_one_to_ten_thousand_partitions() -> None:
     state = cluster(replicas_max=100_000)
     assert len(created(state, partitions=10_000, factor=1)) == 10_001
     create(state, "t", 1, 1)
-    assert len(topic_changes.create_partitions(state, "t", 10_000)) == 9_999
+    assert len(decide(state, messages.CreatePartitions(name="t", total=10_000))) == 9_999
     for partitions in (0, 10_001):
         why = f"1 to 10000 partitions, not {partitions}"
         with pytest.raises(InvalidPartitionsError, match=why):
             created(state, name="u", partitions=partitions)
         with pytest.raises(InvalidPartitionsError, match=why):
-            topic_changes.create_partitions(state, "t", partitions)
+            decide(state, messages.CreatePartitions(name="t", total=partitions))
 
 
 def test_a_topic_that_is_there_is_not_created_again() -> None:
@@ -213,7 +215,7 @@ def test_a_topic_that_is_there_is_not_created_again() -> None:
     create(state)
     with pytest.raises(TopicExistsError, match="'t' exists already"):
         created(state, topic_id="another")
-    apply(state, topic_changes.delete_topic(state, "t", now_ms=1))
+    apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     assert created(state)
 
 
@@ -243,9 +245,9 @@ def test_a_broker_takes_as_many_replicas_as_it_may_carry_and_not_one_more() -> N
     assert len(created(state, name="u", partitions=2, factor=3)) == 3
     with pytest.raises(ReplicaLimitError, match=r"^3 partitions x 3 replicas would .* 2 \+ 3 = 5 "):
         created(state, name="u", partitions=3, factor=3)
-    assert len(topic_changes.create_partitions(state, "t", 4)) == 2
+    assert len(decide(state, messages.CreatePartitions(name="t", total=4))) == 2
     with pytest.raises(ReplicaLimitError, match=r"^3 partitions x 3 replicas would .* 2 \+ 3 = 5 "):
-        topic_changes.create_partitions(state, "t", 5)
+        decide(state, messages.CreatePartitions(name="t", total=5))
 
 
 # --- rayq's own topics ---------------------------------------------------------------------------
@@ -284,8 +286,8 @@ def test_clients_change_nothing_that_an_own_topic_depends_on(name: str, calls: s
     ]
     refused: list[Callable[[], object]] = [
         lambda: topic_changes.check_not_internal(name),
-        lambda: topic_changes.delete_topic(state, name, now_ms=1),
-        lambda: topic_changes.create_partitions(state, name, 2),
+        lambda: decide(state, messages.DeleteTopic(name), now_ms=1),
+        lambda: decide(state, messages.CreatePartitions(name=name, total=2)),
         *(lambda one=one: topic_changes.alter_topic_config(state, name, one, store=STORE)
           for one in fixed),
     ]
@@ -309,11 +311,11 @@ def test_clients_change_nothing_that_an_own_topic_depends_on(name: str, calls: s
 def test_a_topic_that_is_not_there_is_neither_changed_nor_told_of() -> None:
     state = cluster()
     calls: list[Callable[[], object]] = [
-        lambda: topic_changes.delete_topic(state, "t", now_ms=1),
-        lambda: topic_changes.create_partitions(state, "t", 2),
+        lambda: decide(state, messages.DeleteTopic("t"), now_ms=1),
+        lambda: decide(state, messages.CreatePartitions(name="t", total=2)),
         lambda: topic_changes.alter_topic_config(state, "t", {"flush": "os"}),
-        lambda: topic_changes.end_remote_storage(state, "t", now_ms=1),
-        lambda: topic_changes.elect_leaders(state, "t", None, unclean=False),
+        lambda: decide(state, messages.EndRemoteStorage(name="t"), now_ms=1),
+        lambda: decide(state, messages.ElectLeaders("t", None, False)),
         lambda: topic_changes.settle_after_config_change(state, "t", EVERYONE),
     ]
     for call in calls:
@@ -326,8 +328,8 @@ def test_a_topic_that_is_deleted_leaves_what_it_has_in_the_object_store() -> Non
     state.cluster_id = "c"
     create(state)
     apply(state, created(state, name="u", options={"remote_storage": True}, store=STORE))
-    assert topic_changes.delete_topic(state, "t", now_ms=7) == [TopicDeleted("id-t")]
-    assert topic_changes.delete_topic(state, "u", now_ms=7) == [
+    assert decide(state, messages.DeleteTopic("t"), now_ms=7) == [TopicDeleted("id-t")]
+    assert decide(state, messages.DeleteTopic("u"), now_ms=7) == [
         TopicDeleted("id-u"), RemoteGarbage("id-u", "u", 7, ("c/id-u/",)),
     ]
 
@@ -338,26 +340,26 @@ def test_partitions_that_are_added_follow_those_that_are_there() -> None:
     existing = [one.value.replicas for one in state.topics["id-t"].partitions.values()]
     replicas = placed(state, 3, 2, existing)
     assert replicas != placed(state, 3, 2)
-    assert topic_changes.create_partitions(state, "t", 6) == [
+    assert decide(state, messages.CreatePartitions(name="t", total=6)) == [
         PartitionChanged("id-t", 3 + number, PartitionValue(one))
         for number, one in enumerate(replicas)
     ]
-    assert len(topic_changes.create_partitions(state, "t", 4)) == 1
+    assert len(decide(state, messages.CreatePartitions(name="t", total=4))) == 1
     for total in (3, 2):
         with pytest.raises(InvalidPartitionsError, match=f"has 3 partitions; .* so {total} is not"):
-            topic_changes.create_partitions(state, "t", total)
+            decide(state, messages.CreatePartitions(name="t", total=total))
 
 
 def test_added_partitions_need_as_many_brokers_as_each_has_replicas() -> None:
     state = cluster()
     create(state, "t", 1, 2)
     apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
-    assert topic_changes.create_partitions(state, "t", 2)
+    assert decide(state, messages.CreatePartitions(name="t", total=2))
     apply(state, broker_changes.fence_broker(state, 1, EVERYONE))
     with pytest.raises(InvalidReplicationFactorError, match=(
         r"of 't' need 2 live brokers; there are 1\."
     )):
-        topic_changes.create_partitions(state, "t", 2)
+        decide(state, messages.CreatePartitions(name="t", total=2))
 
 
 def test_a_config_change_keeps_the_keys_that_it_does_not_name() -> None:
@@ -392,7 +394,7 @@ def test_remote_storage_is_turned_on_by_its_key_and_off_only_by_name() -> None:
     state = cluster()
     state.cluster_id = "c"
     create(state, flush="os")
-    assert topic_changes.end_remote_storage(state, "t", now_ms=7) == []
+    assert decide(state, messages.EndRemoteStorage(name="t"), now_ms=7) == []
     on = {"remote_storage": True}
     apply(state, topic_changes.alter_topic_config(state, "t", on, store=STORE))
     for changes in ({"remote_storage": "read"}, {"segment_ms": 5}):
@@ -402,7 +404,7 @@ def test_remote_storage_is_turned_on_by_its_key_and_off_only_by_name() -> None:
         ]
     with pytest.raises(ConfigError, match="what 't' has in the object store"):
         topic_changes.alter_topic_config(state, "t", {"remote_storage": False})
-    assert topic_changes.end_remote_storage(state, "t", now_ms=7) == [
+    assert decide(state, messages.EndRemoteStorage(name="t"), now_ms=7) == [
         TopicConfigChanged("id-t", {"flush": "os", "remote_storage": False}),
         RemoteGarbage("id-t", "t", 7, ("c/id-t/",)),
     ]
@@ -417,17 +419,17 @@ def test_a_preferred_replica_is_elected_in_the_partitions_that_are_named() -> No
     run_replicas(state, 0, 1, 2)
     preferred = lead_by_another(state)
     before = value(state)
-    (record,) = topic_changes.elect_leaders(state, "t", None, unclean=False)
+    (record,) = decide(state, messages.ElectLeaders("t", None, False))
     assert isinstance(record, PartitionChanged)
     assert (record.topic_id, record.partition) == ("id-t", 0)
     assert (record.value.leader, record.value.leader_incarnation, record.value.leader_epoch) == (
         preferred, f"{preferred}b", before.leader_epoch + 1
     )
-    assert topic_changes.elect_leaders(state, "t", [0], unclean=False) == [record]
-    assert topic_changes.elect_leaders(state, "t", [0] * 1000, unclean=False) == [record]
-    assert topic_changes.elect_leaders(state, "t", [], unclean=False) == []
+    assert decide(state, messages.ElectLeaders("t", [0], False)) == [record]
+    assert decide(state, messages.ElectLeaders("t", [0] * 1000, False)) == [record]
+    assert decide(state, messages.ElectLeaders("t", [], False)) == []
     with pytest.raises(UnknownTopicError, match="'t' has no partition 1"):
-        topic_changes.elect_leaders(state, "t", [0, 1], unclean=False)
+        decide(state, messages.ElectLeaders("t", [0, 1], False))
 
 
 def test_an_unclean_election_is_for_partitions_without_a_leader_and_needs_a_live_replica() -> None:
@@ -435,15 +437,15 @@ def test_an_unclean_election_is_for_partitions_without_a_leader_and_needs_a_live
     create(state)
     run_replicas(state, 0, 1, 2)
     replicas = value(state).replicas
-    assert topic_changes.elect_leaders(state, "t", [0], unclean=True) == []
+    assert decide(state, messages.ElectLeaders("t", [0], True)) == []
     fail_all_replicas(state)
     listed = ", ".join(map(str, replicas))
     with pytest.raises(PartitionOfflineError, match=(
         rf"^No replica of t-0 is running: start one of the brokers \[{listed}\]"
     )):
-        topic_changes.elect_leaders(state, "t", [0], unclean=True)
+        decide(state, messages.ElectLeaders("t", [0], True))
     run_replicas(state, 2, incarnation="b")
-    (record,) = topic_changes.elect_leaders(state, "t", [0], unclean=True)
+    (record,) = decide(state, messages.ElectLeaders("t", [0], True))
     assert isinstance(record, PartitionChanged)
     assert (record.topic_id, record.partition) == ("id-t", 0)
     assert (record.value.leader, record.value.leader_incarnation) == (2, "2b")
@@ -462,9 +464,9 @@ def test_all_partitions_are_elected_in_their_order_where_none_is_named() -> None
     topic = state.topics["id-t"]
     topic.partitions = {number: topic.partitions[number] for number in (2, 0, 1)}
     for number in range(3):
-        one = broker_changes.ReplicaReport("id-t", number, f"r{number}", "h", 1, 1, 0)
+        one = messages.ReplicaRegistration("id-t", number, f"r{number}", "h", 1, 1, 0)
         apply(state, broker_changes.register_replicas(state, 1, [one], set()))
-    records = topic_changes.elect_leaders(state, "t", None, unclean=True)
+    records = decide(state, messages.ElectLeaders("t", None, True))
     found = [
         (one.partition, one.value.leader_incarnation)
         for one in records if isinstance(one, PartitionChanged)

@@ -16,11 +16,11 @@ from rayq import messages
 from rayq.actors.broker.remote_garbage import LATE_PUTS_MS, LOOK_INTERVAL_S, RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import NOT_LOOKED, StoreOwnership
 from rayq.config import DAY_MS, ClusterConfig
-from rayq.core.cluster import remote_changes, topic_changes
 from rayq.core.cluster.records import RemoteGarbage
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import InvalidRequestError, RemoteListError
 from rayq.messages.remote_names import ObjectKind, RemoteName
+from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import apply
 from tests.pure.test_remote_changes import (
     CLUSTER,
@@ -57,19 +57,13 @@ class Swept:
 
     def delete(self, name: str = "t") -> None:
         now_ms = self.environment.clock.wall_ms()
-        apply(self.state, topic_changes.delete_topic(self.state, name, now_ms=now_ms))
+        apply(self.state, decide(self.state, messages.DeleteTopic(name), now_ms=now_ms))
 
     async def ask_controller(self, request: Any) -> Any:
         await asyncio.sleep(0.01)
         self.before_answer()
         self.asked.append(request)
-        if isinstance(request, messages.BeginRemoval):
-            apply(self.state, remote_changes.begin_removal(
-                self.state, request.topic_id, request.deleted_ms))
-        else:
-            assert isinstance(request, messages.RemoveGarbage)
-            apply(self.state, remote_changes.remove_garbage(
-                self.state, request.topic_id, request.deleted_ms))
+        apply(self.state, decide(self.state, request))
         return messages.ChangeResponse(1)
 
     def sweep(self, state: ClusterState | None = None) -> RemoteGarbageSweep:
@@ -217,7 +211,7 @@ def test_a_late_sweep_deletes_nothing_of_a_topic_that_came_back_to_the_store() -
 
     async def script() -> None:
         now_ms = swept.environment.clock.wall_ms()
-        apply(swept.state, topic_changes.end_remote_storage(swept.state, "t", now_ms=now_ms))
+        apply(swept.state, decide(swept.state, messages.EndRemoteStorage(name="t"), now_ms=now_ms))
         old = copy.deepcopy(swept.state)
         swept.start(swept.sweep())
         await asyncio.sleep(2 * DAY_S + 2 * LOOK_INTERVAL_S)

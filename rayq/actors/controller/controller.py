@@ -25,8 +25,9 @@ from rayq.core.cluster import (
     remote_changes,
     topic_changes,
 )
-from rayq.core.cluster.broker_changes import ReplicaReport
-from rayq.core.cluster.decisions import DECISIONS, ClusterDecision, Facts, changed
+from rayq.core.cluster.broker_changes import is_plausible
+from rayq.core.cluster.decisions import DECISIONS
+from rayq.core.cluster.facts import ClusterDecision, Facts, ObjectStoreFacts, changed
 from rayq.core.cluster.records import (
     BrokerRegistered,
     BrokerRemoved,
@@ -38,7 +39,6 @@ from rayq.core.cluster.records import (
     VotersChanged,
     encode_records,
 )
-from rayq.core.cluster.remote_changes import ObjectStoreFacts
 from rayq.core.cluster.state import ClusterState
 from rayq.core.decision import Decision
 from rayq.environment import Address, Environment
@@ -200,9 +200,10 @@ class Controller:
     @answers(messages.RegisterReplicas)
     def _register_replicas(self, request: messages.RegisterReplicas) -> ClusterDecision:
         self._check_heard(request.broker, request.incarnation)
+        self._warn_of_implausible(request)
         return changed(
             broker_changes.register_replicas(
-                self.state, request.broker, self._reports(request), self._heard()
+                self.state, request.broker, request.replicas, self._heard()
             )
         )
 
@@ -221,16 +222,7 @@ class Controller:
 
     @answers(messages.AlterPartition)
     def _alter_partition(self, request: messages.AlterPartition) -> ClusterDecision:
-        records = broker_changes.alter_partition(
-            self.state,
-            topic_id=request.topic_id,
-            partition=request.partition,
-            broker=request.broker,
-            incarnation=request.incarnation,
-            leader_epoch=request.leader_epoch,
-            partition_epoch=request.partition_epoch,
-            isr=request.isr,
-        )
+        records = broker_changes.alter_partition(self.state, request)
         if (request.topic_id, request.partition) not in self.state.moving:
             return changed(records)
         self._append(records, reason_of(request))
@@ -245,14 +237,14 @@ class Controller:
     @answers(messages.BrokerStopped)
     def _stop_broker(self, request: messages.BrokerStopped) -> ClusterDecision:
         broker_changes.check_broker(self.state, request.broker, request.incarnation)
-        ends = self._reports(request)
+        self._warn_of_implausible(request)
         if self._cluster_stops:
             self._expect_stops()
         return changed(
             broker_changes.stop_broker(
                 self.state,
                 request.broker,
-                ends,
+                request.replicas,
                 self._heard(),
                 cluster_stops=self._cluster_stops,
             )
@@ -281,12 +273,11 @@ class Controller:
             )
         return changed(records)
 
-    def _reports(
+    def _warn_of_implausible(
         self, request: messages.RegisterReplicas | messages.BrokerStopped
-    ) -> list[ReplicaReport]:
-        reports = [_report(registration) for registration in request.replicas]
-        for report in reports:
-            if not report.is_plausible:
+    ) -> None:
+        for report in request.replicas:
+            if not is_plausible(report):
                 self._implausible.say(
                     "broker %d reports a log of %s-%d that ends in epoch %s at %s: it is passed "
                     "over. Look at that disk; replace-disk rebuilds the replica.",
@@ -296,7 +287,6 @@ class Controller:
                     report.last_epoch,
                     report.flushed,
                 )
-        return reports
 
     @answers(messages.RegisterBroker)
     def _register_broker(self, request: messages.RegisterBroker) -> ClusterDecision:
@@ -528,19 +518,6 @@ class Controller:
             self._watch.cancel()
         if not self.ended.done():
             self.ended.set_result(reason)
-
-
-def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
-    return ReplicaReport(
-        topic_id=registration.topic_id,
-        partition=registration.partition,
-        incarnation=registration.incarnation,
-        host=registration.host,
-        port=registration.port,
-        last_epoch=registration.last_epoch,
-        flushed=registration.flushed,
-        partition_epoch=registration.partition_epoch,
-    )
 
 
 Controller.handlers = HandlerTable("controller", Controller, decided_elsewhere=DECISIONS)

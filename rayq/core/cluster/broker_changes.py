@@ -1,18 +1,18 @@
 """The controller's decisions when brokers and replica processes come, go and report.
 
-Each function reads the state and returns the records to commit; it changes nothing. An empty list
-means that there is nothing to do, so every request may be repeated. Errors are those of
-`rayq.errors`.
+Each function reads the state and returns a decision, or its records; it changes nothing. Without
+records there is nothing to do, so every request may be repeated. Errors are those of `rayq.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
+from rayq import messages
 from rayq.core.cluster import election
+from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerRegistered,
@@ -27,12 +27,11 @@ from rayq.core.cluster.records import (
     Voter,
     VotersChanged,
 )
-from rayq.core.cluster.state import ClusterState, Partition, Topic
+from rayq.core.cluster.state import ClusterState, Partition, Topic, find_led_partition
+from rayq.core.decision import Decision
 from rayq.errors import (
-    FencedEpochError,
     StaleBrokerError,
     StalePartitionError,
-    UnknownTopicError,
     WrongClusterError,
 )
 
@@ -40,25 +39,11 @@ PRODUCER_ID_BLOCK = 1000
 VOTERS_MAX = 3
 
 
-class ReplicaReport(NamedTuple):
-    """A replica process as its broker reports it."""
-
-    topic_id: str
-    partition: int
-    incarnation: str
-    host: str
-    port: int
-    last_epoch: int | None
-    flushed: int
-    partition_epoch: int = 0
-    """The partition epoch of the metadata from which the broker knows of its replica."""
-
-    @property
-    def is_plausible(self) -> bool:
-        """True if a log can end so. An implausible report is ignored, and the others of its broker
-        count."""
-        epoch = self.last_epoch
-        return (epoch is None or 0 <= epoch <= election.HELD_EPOCH_MAX) and self.flushed >= 0
+def is_plausible(report: messages.ReplicaRegistration) -> bool:
+    """Returns whether a log can end so. An implausible report is ignored, and the others of its
+    broker count."""
+    epoch = report.last_epoch
+    return (epoch is None or 0 <= epoch <= election.HELD_EPOCH_MAX) and report.flushed >= 0
 
 
 def register_broker(
@@ -144,7 +129,10 @@ def check_broker(state: ClusterState, broker: int, incarnation: str) -> None:
 
 
 def register_replicas(
-    state: ClusterState, broker: int, reports: Iterable[ReplicaReport], heard: Collection[int]
+    state: ClusterState,
+    broker: int,
+    reports: Iterable[messages.ReplicaRegistration],
+    heard: Collection[int],
 ) -> list[MetadataRecord]:
     """Registers new replica processes of a broker. `heard`: see `_BrokerDraft`."""
     directory_id = state.brokers[broker].registration.directory_id
@@ -154,7 +142,7 @@ def register_replicas(
         partition = state.partition(report.topic_id, report.partition)
         if partition is None or broker not in partition.value.replicas:
             continue
-        if not report.is_plausible:
+        if not is_plausible(report):
             continue
         if report.partition_epoch < partition.value.placed_epoch:
             continue  # The broker may mean, and remove, a log from before a move.
@@ -209,7 +197,7 @@ def fail_replicas(
 def stop_broker(
     state: ClusterState,
     broker: int,
-    ends: Iterable[ReplicaReport],
+    ends: Iterable[messages.ReplicaRegistration],
     heard: Collection[int],
     *,
     cluster_stops: bool,
@@ -220,7 +208,7 @@ def stop_broker(
     members that return with these very logs are in sync at once.
     """
     known = state.brokers[broker]
-    stopped = {(end.topic_id, end.partition): end for end in ends if end.is_plausible}
+    stopped = {(end.topic_id, end.partition): end for end in ends if is_plausible(end)}
     after = _BrokerDraft(state, heard, became_fenced={broker})
     records: list[MetadataRecord] = [BrokerFenced(broker, known.registration.incarnation)]
     for topic, number, partition in state.replicas_on(broker):
@@ -250,43 +238,23 @@ def stop_broker(
 
 
 def alter_partition(
-    state: ClusterState,
-    *,
-    topic_id: str,
-    partition: int,
-    broker: int,
-    incarnation: str,
-    leader_epoch: int,
-    partition_epoch: int,
-    isr: Iterable[tuple[int, str]],
+    state: ClusterState, request: messages.AlterPartition
 ) -> list[MetadataRecord]:
     """Decides on a leader's proposed ISR, by compare-and-swap on the partition epoch.
 
     Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
     (the partition epoch moved on, or a member does not run under the incarnation named).
     """
-    topic = state.topics.get(topic_id)
-    known = None if topic is None else topic.partitions.get(partition)
-    if topic is None or known is None:
-        raise UnknownTopicError(f"No partition {partition} of a topic with id {topic_id}.")
-    value, where = known.value, f"{topic.name}-{partition}"
-    if (value.leader, value.leader_incarnation, value.leader_epoch) != (
-        broker,
-        incarnation,
-        leader_epoch,
-    ):
-        raise FencedEpochError(
-            f"Broker {broker} does not lead {where} in epoch {leader_epoch} under this "
-            f"incarnation: the leader is {value.leader} in epoch {value.leader_epoch}."
-        )
-    if value.partition_epoch != partition_epoch:
+    topic, known = find_led_partition(state, request)
+    value, where = known.value, f"{topic.name}-{request.partition}"
+    if value.partition_epoch != request.partition_epoch:
         raise StalePartitionError(
             f"The in-sync set of {where} was proposed on top of partition epoch "
-            f"{partition_epoch}, which is now {value.partition_epoch}."
+            f"{request.partition_epoch}, which is now {value.partition_epoch}."
         )
     live = state.live_processes(known)
     members: list[Member] = []
-    for member_broker, member_incarnation in isr:
+    for member_broker, member_incarnation in request.isr:
         process = live.get(member_broker) if member_broker in value.replicas else None
         if process is None or process.incarnation != member_incarnation:
             raise StalePartitionError(
@@ -294,22 +262,32 @@ def alter_partition(
                 f"incarnation {member_incarnation} is not live."
             )
         members.append(election.as_member(process))
-    if broker not in {member.broker for member in members}:
-        raise StalePartitionError(f"The leader {broker} of {where} proposed to leave its own ISR.")
+    if request.broker not in {member.broker for member in members}:
+        raise StalePartitionError(
+            f"The leader {request.broker} of {where} proposed to leave its own ISR."
+        )
     members.sort(key=lambda member: value.replicas.index(member.broker))
-    changed = election.with_isr(value, tuple(members), min_insync=topic.min_insync(value))
-    return [PartitionChanged(topic_id, partition, changed)]
+    altered = election.with_isr(value, tuple(members), min_insync=topic.min_insync(value))
+    return [PartitionChanged(request.topic_id, request.partition, altered)]
 
 
-def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
-    """Allocates a block of `PRODUCER_ID_BLOCK` ids, from `state.next_producer_id` on."""
-    return [ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_BLOCK)]
+def allocate_producer_ids(
+    state: ClusterState, request: messages.AllocateProducerIds, _: Facts
+) -> ClusterDecision:
+    """Allocates a block of `PRODUCER_ID_BLOCK` ids. Raises StaleBrokerError."""
+    check_broker(state, request.broker, request.incarnation)
+    first = state.next_producer_id
+    return Decision(
+        [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)],
+        lambda: messages.AllocateProducerIdsResponse(first, PRODUCER_ID_BLOCK),
+    )
 
 
-def change_nothing(state: ClusterState) -> list[MetadataRecord]:
-    """Returns a record that changes nothing; its commit proves that no newer controller had
-    started."""
-    return [ProducerIdsAllocated(state.next_producer_id)]
+def confirm_metadata(
+    state: ClusterState, _request: messages.ConfirmMetadata, _: Facts
+) -> ClusterDecision:
+    """Changes nothing by a record, whose commit proves that no newer controller had started."""
+    return changed([ProducerIdsAllocated(state.next_producer_id)])
 
 
 def settle_topic(
@@ -344,11 +322,11 @@ def balance_leaders(state: ClusterState, heard_lately: Collection[int]) -> list[
     """
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
-        changed = election.elect_preferred(
+        elected = election.elect_preferred(
             partition.value, state.live_processes(partition)
         )
-        if changed is not None and all(member.broker in heard_lately for member in changed.isr):
-            records.append(PartitionChanged(topic.topic_id, number, changed))
+        if elected is not None and all(member.broker in heard_lately for member in elected.isr):
+            records.append(PartitionChanged(topic.topic_id, number, elected))
     return records
 
 
@@ -465,12 +443,12 @@ class _BrokerDraft:
                 min_insync=topic.min_insync(value),
                 unclean=topic.config.unclean_leader_election,
             )
-        changed = settled or value
-        if changed == before:
+        after = settled or value
+        if after == before:
             return []
-        if changed.partition_epoch == before.partition_epoch:
-            changed = msgspec.structs.replace(changed, partition_epoch=before.partition_epoch + 1)
-        return [PartitionChanged(topic.topic_id, number, changed)]
+        if after.partition_epoch == before.partition_epoch:
+            after = msgspec.structs.replace(after, partition_epoch=before.partition_epoch + 1)
+        return [PartitionChanged(topic.topic_id, number, after)]
 
     def _waits_for(self, value: PartitionValue) -> bool:
         """Returns whether the fate of a member is not known yet."""
@@ -487,7 +465,7 @@ class _BrokerDraft:
         return broker not in self._became_fenced and self._state.is_live(broker)
 
 
-def _stopped(member: Member, broker: int, end: ReplicaReport) -> Member:
+def _stopped(member: Member, broker: int, end: messages.ReplicaRegistration) -> Member:
     if member.broker != broker or member.incarnation != end.incarnation:
         return member
     return msgspec.structs.replace(member, stopped_at=(end.last_epoch, end.flushed))

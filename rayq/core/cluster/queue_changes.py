@@ -1,6 +1,6 @@
 """The controller's decisions about queues: create, alter, delete.
 
-Each function reads the state and returns the records to commit; it changes nothing. A queue goes
+Each decision reads the state and changes nothing. A queue goes
 with its topic. Errors are those of `rayq.errors`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rayq import messages
 from rayq.config import (
     MESSAGE_BYTES_CEILING,
     QueueConfig,
@@ -18,8 +19,8 @@ from rayq.config import (
     parse_stored,
 )
 from rayq.core.cluster import topic_changes
+from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.records import MetadataRecord, QueueChanged, QueueDeleted, TopicCreated
-from rayq.core.cluster.remote_changes import NO_OBJECT_STORE, ObjectStoreFacts
 from rayq.core.cluster.state import ClusterState, Topic, find_queue, find_topic
 from rayq.errors import (
     ConfigError,
@@ -48,35 +49,28 @@ FIXED = ("ordered_by_key", "start")
 
 
 def create_queue(
-    state: ClusterState,
-    *,
-    new_id: Callable[[], str],
-    name: str,
-    topic: str,
-    options: Mapping[str, Any],
-    partitions: int | None,
-    replication_factor: int | None,
-    topic_options: Mapping[str, Any],
-    keeper_partitions: int,
-    store: ObjectStoreFacts = NO_OBJECT_STORE,
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.CreateQueue, facts: Facts
+) -> ClusterDecision:
     """Creates a queue, its topic if `partitions` is given, the topic and queue of its dead letters,
-    and the first time `__queue_state` with `keeper_partitions`. Raises QueueExistsError,
-    QueueLimitError, UnknownTopicError, ConfigError, and the errors of
-    `topic_changes.create_topic`."""
+    and the first time `__queue_state`. Raises QueueExistsError, QueueLimitError, UnknownTopicError,
+    ConfigError, and the errors of `topic_changes.new_topic`."""
+    name, topic, new_id = request.name, request.topic, facts.new_id
     topic_changes.check_topic_name(name, "queue")
     if name in state.queue_ids:
         raise QueueExistsError(f"Queue {name!r} exists already.")
-    config = parse(QueueConfig, options)
+    config = parse(QueueConfig, request.config)
     if topic == name + DEAD and config.dead_letters == "keep":
         raise ConfigError(
             f"Queue {name!r} would read its own dead letters in {topic!r}: give it another name, "
             'or say dead_letters="discard".'
         )
     records = topic_changes.ensure_own_topic(
-        state, topic_changes.QUEUES_TOPIC, topic_id=new_id(), partitions=keeper_partitions
+        state,
+        topic_changes.QUEUES_TOPIC,
+        topic_id=new_id(),
+        partitions=facts.config.queue_state_partitions,
     )
-    if partitions is None:
+    if request.partitions is None:
         topic_changes.check_not_internal(topic)
         existing = find_topic(state, topic)
         topic_id, topic_config = existing.topic_id, existing.config
@@ -88,33 +82,33 @@ def create_queue(
                 f"Topic {topic!r} exists already: say topic={topic!r}, and no partitions, for a "
                 "queue that reads it."
             )
-        created = topic_changes.create_topic(
+        created = topic_changes.new_topic(
             state,
             topic_id=new_id(),
             name=topic,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            options=topic_options,
-            store=store,
+            partitions=request.partitions,
+            replication_factor=request.replication_factor,
+            options=request.topic_config,
+            store=facts.store,
         )
         records += created
         made = created[0]
         assert isinstance(made, TopicCreated)
-        topic_id, count, factor = made.topic_id, partitions, made.replication_factor
+        topic_id, count, factor = made.topic_id, request.partitions, made.replication_factor
         topic_config = parse(TopicConfig, made.config)
     _check_retention(topic, topic_config, config)
     if config.dead_letters == "keep":
         records += _dead_letters(state, name, topic_config, factor, new_id)
-    records.append(QueueChanged(new_id(), name, topic_id, _plain(options), count))
-    return records
+    records.append(QueueChanged(new_id(), name, topic_id, _plain(request.config), count))
+    return changed(records)
 
 
 def alter_queue(
-    state: ClusterState, name: str, changes: Mapping[str, Any], *, new_id: Callable[[], str]
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.AlterQueue, facts: Facts
+) -> ClusterDecision:
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
+    name, changes = request.name, _plain(request.config)
     queue = find_queue(state, name)
-    changes = _plain(changes)
     config = parse(QueueConfig, {**only_known(QueueConfig, queue.options), **changes})
     for key in FIXED:
         if getattr(config, key) != getattr(queue.config, key):
@@ -127,19 +121,22 @@ def alter_queue(
     _check_retention(topic.name, topic.config, config)
     records: list[MetadataRecord] = []
     if config.dead_letters == "keep":
-        records += _dead_letters(state, name, topic.config, topic.replication_factor, new_id)
+        factor = topic.replication_factor
+        records += _dead_letters(state, name, topic.config, factor, facts.new_id)
     options = {**queue.options, **changes}
     records.append(
         QueueChanged(queue.queue_id, name, queue.topic_id, options, queue.partitions)
     )
-    return records
+    return changed(records)
 
 
-def delete_queue(state: ClusterState, name: str) -> list[MetadataRecord]:
+def delete_queue(
+    state: ClusterState, request: messages.DeleteQueue, _: Facts
+) -> ClusterDecision:
     """Forgets a queue; its topic and its dead letters stay. Raises UnknownQueueError."""
-    queue = find_queue(state, name)
-    _check_not_for_dead_letters(state, name, "the queue")
-    return [QueueDeleted(queue.queue_id, queue.topic_id)]
+    queue = find_queue(state, request.name)
+    _check_not_for_dead_letters(state, request.name, "the queue")
+    return changed([QueueDeleted(queue.queue_id, queue.topic_id)])
 
 
 def check_new_partitions(state: ClusterState, topic_name: str, *, force: bool) -> None:
@@ -161,8 +158,8 @@ def check_topic_config(state: ClusterState, topic_name: str, changes: Mapping[st
     topic = state.topic_named(topic_name)
     if topic is None:
         return
-    changed = parse_stored(TopicConfig, {**topic.options, **_plain(changes)})
-    if not changed.is_compacted:
+    config = parse_stored(TopicConfig, {**topic.options, **_plain(changes)})
+    if not config.is_compacted:
         return
     owner = _owner_of(state, topic_name)
     if owner is not None:
@@ -242,7 +239,7 @@ def _dead_letters(
     topic_id, count = (new_id(), 1) if topic is None else (topic.topic_id, len(topic.partitions))
     records: list[MetadataRecord] = []
     if topic is None:
-        records += topic_changes.create_topic(
+        records += topic_changes.new_topic(
             state,
             topic_id=topic_id,
             name=dead,

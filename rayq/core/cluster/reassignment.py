@@ -6,7 +6,7 @@ runs now, one record makes the target the whole replica list: the other replicas
 list, the ISR and, if they lead, the leadership. Until then nothing is removed, so there are never
 fewer in-sync copies than before.
 
-Each function reads the state and returns the records to commit; it changes nothing. Errors are
+Each function reads the state and returns a decision, or its records; it changes nothing. Errors are
 those of `rayq.errors`. `heard` are the brokers that the controller has heard from in its epoch: the
 metadata of other brokers may be outdated.
 """
@@ -14,12 +14,14 @@ metadata of other brokers may be outdated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
+from rayq import messages
 from rayq.core.cluster import election, move_plans
 from rayq.core.cluster.election import Processes
+from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.placement import check_replica_limits
 from rayq.core.cluster.records import (
     BrokerCordoned,
@@ -43,8 +45,6 @@ from rayq.errors import (
 
 REBUILDS_MAX = 16
 """Maximum number of moves in progress for further replicas of dead brokers to be rebuilt."""
-Move = tuple[str, int, Sequence[int] | None]
-"""`(topic, partition, target)`; None cancels."""
 
 
 # --- a partition's value --------------------------------------------------------------------------
@@ -160,50 +160,50 @@ def _with_leader(
 
 
 def alter_reassignments(
-    state: ClusterState,
-    moves: Iterable[Move],
-    throttle_bytes_per_s: int | None,
-    heard: Collection[int],
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.AlterReassignments, facts: Facts
+) -> ClusterDecision:
     """Begins or cancels moves, all of them or none. The target of a current move, given again,
     changes its throttle; another target is for moves that wait for a broker that is down.
 
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
     NoReassignmentError, ReplicaLimitError.
     """
+    throttle_bytes_per_s = request.throttle_bytes_per_s
     _check_throttle(throttle_bytes_per_s)
     records: list[MetadataRecord] = []
     seen: set[tuple[str, int]] = set()
     added: Counter[int] = Counter()
-    for name, number, target in moves:
+    for name, number, target in request.moves:
         topic, partition = _find(state, name, number)
         if (name, number) in seen:
             raise InvalidReassignmentError(f"{name}-{number} is named twice.")
         seen.add((name, number))
         value = partition.value
         if target is None:
-            changed = _cancel(state, topic, number, partition, heard)
+            after = _cancel(state, topic, number, partition, facts.heard())
         else:
             if not value.target or value.target != tuple(target):
                 _check_target(state, topic, number, value, target)
-            changed = _begin(state, f"{name}-{number}", value, target, throttle_bytes_per_s)
+            after = _begin(state, f"{name}-{number}", value, target, throttle_bytes_per_s)
             added.update(broker for broker in target if broker not in value.replicas)
-        if changed != value:
-            records.append(PartitionChanged(topic.topic_id, number, changed))
+        if after != value:
+            records.append(PartitionChanged(topic.topic_id, number, after))
     check_replica_limits(state, added, "The moves")
-    return records
+    return changed(records)
 
 
 def set_replication_factor(
-    state: ClusterState, name: str, factor: int, throttle_bytes_per_s: int | None
-) -> list[MetadataRecord]:
-    """Begins the moves after which every partition of a topic has `factor` replicas, all of them or
-    none. Leaders and, as far as possible, replicas in sync stay. A partition on its way to that
+    state: ClusterState, request: messages.SetReplicationFactor, _: Facts
+) -> ClusterDecision:
+    """Begins the moves after which every partition of a topic has that many replicas, all of them
+    or none. Leaders and, as far as possible, replicas in sync stay. A partition on its way to that
     factor takes the throttle.
 
     Raises UnknownTopicError, InvalidReplicationFactorError, InvalidReassignmentError,
     ReassignmentInProgressError, ReplicaLimitError.
     """
+    name, factor = request.name, request.replication_factor
+    throttle_bytes_per_s = request.throttle_bytes_per_s
     _check_throttle(throttle_bytes_per_s)
     topic = find_topic(state, name)
     what = f"replication_factor {factor} of topic {name!r} is not possible"
@@ -220,9 +220,9 @@ def set_replication_factor(
         value, where = topic.partitions[number].value, f"{name}-{number}"
         if len(value.target or value.replicas) == factor:
             if value.target and value.replication_factor != factor:
-                changed = _begin(state, where, value, value.target, throttle_bytes_per_s)
-                if changed != value:
-                    records.append(PartitionChanged(topic.topic_id, number, changed))
+                after = _begin(state, where, value, value.target, throttle_bytes_per_s)
+                if after != value:
+                    records.append(PartitionChanged(topic.topic_id, number, after))
         elif value.target:
             raise ReassignmentInProgressError(
                 f"{what} now: {where} is being moved to {list(value.target)}. Wait until that is "
@@ -246,7 +246,7 @@ def set_replication_factor(
             "for the others."
         )
     added: Counter[int] = Counter()
-    for (_, number), target in plan.items():
+    for (_topic_id, number), target in plan.items():
         value = topic.partitions[number].value
         minimum = topic.config.min_insync(factor)
         running = [broker for broker in target if state.is_live(broker)]
@@ -257,10 +257,10 @@ def set_replication_factor(
                 "Start the others first."
             )
         added.update(broker for broker in target if broker not in value.replicas)
-        changed = begun(value, target, throttle_bytes_per_s)
-        records.append(PartitionChanged(topic.topic_id, number, changed))
+        after = begun(value, target, throttle_bytes_per_s)
+        records.append(PartitionChanged(topic.topic_id, number, after))
     check_replica_limits(state, added, "The moves")
-    return records
+    return changed(records)
 
 
 def complete_moves(state: ClusterState, heard_lately: Collection[int]) -> list[MetadataRecord]:
@@ -271,24 +271,27 @@ def complete_moves(state: ClusterState, heard_lately: Collection[int]) -> list[M
         partition = state.topics[topic_id].partitions[number]
         if not set(partition.value.target) <= set(heard_lately):
             continue
-        changed = completed(partition.value, state.live_processes(partition))
-        if changed is not None:
-            records.append(PartitionChanged(topic_id, number, changed))
+        after = completed(partition.value, state.live_processes(partition))
+        if after is not None:
+            records.append(PartitionChanged(topic_id, number, after))
     return records
 
 
-def cordon_broker(state: ClusterState, broker: int, cordoned: bool) -> list[MetadataRecord]:
+def cordon_broker(
+    state: ClusterState, request: messages.CordonBroker, _: Facts
+) -> ClusterDecision:
     """Cordons a broker, or ends that. Raises UnknownBrokerError, InvalidReassignmentError (no other
     broker would take replicas)."""
+    broker, cordoned = request.broker, request.cordoned
     known = _known_broker(state, broker)
     if known.cordoned == cordoned:
-        return []
+        return changed(())
     if cordoned and not any(number != broker for number in state.takers()):
         raise InvalidReassignmentError(
             f"Broker {broker} cannot be cordoned: it is the last one that runs and takes replicas. "
             "Add another broker first."
         )
-    return [BrokerCordoned(broker, cordoned)]
+    return changed([BrokerCordoned(broker, cordoned)])
 
 
 def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
@@ -332,8 +335,8 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
         value = state.topics[topic_id].partitions[number].value
         if value.leader is None or (room <= 0 and not value.target):
             continue
-        changed = retargeted(value, target) if value.target else begun(value, target, None)
-        if changed is None:
+        after = retargeted(value, target) if value.target else begun(value, target, None)
+        if after is None:
             continue
         room -= not value.target
         added.update(broker for broker in target if broker not in value.replicas)
@@ -341,7 +344,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
             check_replica_limits(state, added, "The moves")
         except ReplicaLimitError:
             return records  # No room is left there, and there is no caller to tell: the rest waits.
-        records.append(PartitionChanged(topic_id, number, changed))
+        records.append(PartitionChanged(topic_id, number, after))
     return records
 
 

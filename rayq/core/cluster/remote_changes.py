@@ -1,19 +1,19 @@
 """The controller's decisions about the object store: pointers, pins, garbage, and who may use it.
 
-Each function reads the state and returns the records to commit; it changes nothing. An empty list
-means that there is nothing to do, so every request may be repeated. Errors are those of
-`rayq.errors`.
+Each function reads the state and returns a decision, or its records; it changes nothing. Without
+records there is nothing to do, so every request may be repeated. Errors are those of `rayq.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import NamedTuple
 
 import msgspec
 
+from rayq import messages
 from rayq.config import DAY_MS, TopicConfig
 from rayq.core.cluster import election
+from rayq.core.cluster.facts import ClusterDecision, Facts, ObjectStoreFacts, changed
 from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
@@ -24,10 +24,9 @@ from rayq.core.cluster.records import (
     SnapshotPinned,
     SnapshotUnpinned,
 )
-from rayq.core.cluster.state import ClusterState, Topic
+from rayq.core.cluster.state import ClusterState, Topic, find_led_partition
 from rayq.errors import (
     ConfigError,
-    FencedEpochError,
     InvalidRequestError,
     OverloadedError,
     RemoteStorageError,
@@ -53,29 +52,9 @@ RESTORED_PIN_MS = DAY_MS
 retention allows, and somebody has just asked for it."""
 
 
-class ObjectStoreFacts(NamedTuple):
-    """The controller's knowledge of the cluster's object store."""
-
-    url: str | None
-    """URL of the object store. None: the cluster has none."""
-    troubles: dict[int, str | None]
-    """The reason that each broker cannot use it, by its last report; None if it can."""
-
-
-NO_OBJECT_STORE = ObjectStoreFacts(None, {})
-
-
 def move_remote(
-    state: ClusterState,
-    *,
-    topic_id: str,
-    partition: int,
-    broker: int,
-    incarnation: str,
-    leader_epoch: int,
-    pointer: RemotePointer,
-    is_adopted: bool = False,
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.MoveRemote, _: Facts
+) -> ClusterDecision:
     """Decides on a leader's new remote pointer, by compare-and-swap on its version. The partition
     epoch stays: proposals of the ISR continue independently. `is_adopted` says that the leader
     adopts another manifest in place of the committed one, which may be lost or too old: only then
@@ -84,25 +63,14 @@ def move_remote(
     Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
     (the version moved on, or the topic gave its remote objects up), InvalidRequestError.
     """
-    topic = state.topics.get(topic_id)
-    known = None if topic is None else topic.partitions.get(partition)
-    if topic is None or known is None:
-        raise UnknownTopicError(f"No partition {partition} of a topic with id {topic_id}.")
-    value, where = known.value, f"{topic.name}-{partition}"
-    if (value.leader, value.leader_incarnation, value.leader_epoch) != (
-        broker,
-        incarnation,
-        leader_epoch,
-    ):
-        raise FencedEpochError(
-            f"Broker {broker} does not lead {where} in epoch {leader_epoch} under this "
-            f"incarnation: the leader is {value.leader} in epoch {value.leader_epoch}."
-        )
+    topic, known = find_led_partition(state, request)
+    pointer, leader_epoch = request.pointer, request.leader_epoch
+    where = f"{topic.name}-{request.partition}"
     if known.remote == pointer and not known.is_remote_doubted:
-        return []  # It was committed, and the answer was lost.
+        return changed(())  # It was committed, and the answer was lost.
     if not topic.config.remote_storage:
         raise StalePartitionError(f"{topic.name} keeps nothing in the object store any more.")
-    if known.is_remote_doubted and not is_adopted:
+    if known.is_remote_doubted and not request.is_adopted:
         raise StalePartitionError(
             f"The metadata of {where} came back from an older copy: its leader has to adopt the "
             "newest manifest first."
@@ -120,8 +88,8 @@ def move_remote(
         # Its leader could not append after a record of a later one.
         problem = f"its last record is of leader epoch {pointer.end_epoch}, above {leader_epoch}"
     if problem is None:
-        problem = _is_elsewhere(state, known.remote, pointer, topic_id, partition)
-    before = None if is_adopted else known.remote
+        problem = _is_elsewhere(state, known.remote, request)
+    before = None if request.is_adopted else known.remote
     if (
         problem is None
         and before is not None
@@ -130,23 +98,22 @@ def move_remote(
         problem = f"{pointer.start}..{pointer.end} goes back from {before.start}..{before.end}"
     if problem is not None:
         raise InvalidRequestError(f"The remote pointer of {where} is refused: {problem}.")
-    return [RemoteMoved(topic_id, partition, pointer)]
+    return changed([RemoteMoved(request.topic_id, request.partition, pointer)])
 
 
 def _is_elsewhere(
     state: ClusterState,
     committed: RemotePointer | None,
-    pointer: RemotePointer,
-    topic_id: str,
-    partition: int,
+    request: messages.MoveRemote,
 ) -> str | None:
     """Returns the problem if a leader's new manifest is not its own, or not in the partition's
     folder: that of the committed manifest, for a restored topic continues in the folder of the old
     one."""
     assert state.cluster_id is not None, "with a controller it is known"
-    folder = partition_prefix(state.cluster_id, topic_id, partition)
+    folder = partition_prefix(state.cluster_id, request.topic_id, request.partition)
     if committed is not None and committed.name is not None:
         folder = committed.name.prefix
+    pointer = request.pointer
     name = pointer.name
     assert name is not None, pointer
     if name.prefix != folder:
@@ -186,10 +153,11 @@ def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
 
 
 def pin_snapshot(
-    state: ClusterState, *, pin_id: str, topic_id: str, starts: Mapping[int, int], ttl_ms: int
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.PinSnapshot, _: Facts
+) -> ClusterDecision:
     """Keeps records from retention, or renews that. Raises UnknownTopicError, OverloadedError if
     there are too many pins, InvalidRequestError if the pin makes no sense."""
+    pin_id, topic_id, starts = request.pin_id, request.topic_id, request.starts
     topic = state.topics.get(topic_id)
     if topic is None:
         raise UnknownTopicError(f"There is no topic with id {topic_id}.")
@@ -219,7 +187,14 @@ def pin_snapshot(
             f"The pins name {pinned} partitions already, and {PINNED_PARTITIONS_MAX} is the most "
             "with all pins together. Wait until jobs have ended, or unpin what is left over."
         )
-    return [SnapshotPinned(pin_id, topic_id, starts, ttl_ms)]
+    return changed([SnapshotPinned(pin_id, topic_id, starts, request.ttl_ms)])
+
+
+def unpin_snapshot(
+    state: ClusterState, request: messages.UnpinSnapshot, _: Facts
+) -> ClusterDecision:
+    """Ends a pin. One that is not there has ended."""
+    return changed(unpin_snapshots(state, {request.pin_id}))
 
 
 def unpin_snapshots(state: ClusterState, pin_ids: Collection[str]) -> list[MetadataRecord]:
@@ -252,14 +227,17 @@ def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[Metad
     return [RemoteGarbage(topic.topic_id, topic.name, now_ms, (own, *restored))]
 
 
-def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[MetadataRecord]:
+def begin_removal(
+    state: ClusterState, request: messages.BeginRemoval, _: Facts
+) -> ClusterDecision:
     """Confirms to a broker that it may delete the listed objects of this garbage. Once that is
     committed nobody can restore them any more; an earlier restore is respected.
 
     Raises InvalidRequestError if they are no garbage, or a pointer or a pin refers to them.
     """
+    topic_id = request.topic_id
     garbage = state.garbage.get(topic_id)
-    if garbage is None or garbage.deleted_ms != deleted_ms:
+    if garbage is None or garbage.deleted_ms != request.deleted_ms:
         raise InvalidRequestError(
             f"What the topic {topic_id} had in the object store is no garbage (any more): it was "
             "restored, or is removed already."
@@ -281,23 +259,23 @@ def begin_removal(state: ClusterState, topic_id: str, deleted_ms: int) -> list[M
             "Pins end by themselves, or by `rayq storage unpin`."
         )
     if garbage.is_removing:
-        return []
-    return [msgspec.structs.replace(garbage, is_removing=True)]
+        return changed(())
+    return changed([msgspec.structs.replace(garbage, is_removing=True)])
 
 
 def remove_garbage(
-    state: ClusterState, topic_id: str, deleted_ms: int | None
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.RemoveGarbage, _: Facts
+) -> ClusterDecision:
     """Forgets garbage that a broker has removed completely. Raises InvalidRequestError if nobody
     has begun to."""
-    garbage = state.garbage.get(topic_id)
-    if garbage is None or deleted_ms not in (None, garbage.deleted_ms):
-        return []  # It is of an earlier deletion, which is over.
+    garbage = state.garbage.get(request.topic_id)
+    if garbage is None or request.deleted_ms not in (None, garbage.deleted_ms):
+        return changed(())  # It is of an earlier deletion, which is over.
     if not garbage.is_removing:
         raise InvalidRequestError(
             f"What {garbage.name!r} left in the object store is not being removed yet."
         )
-    return [RemoteGarbageRemoved(topic_id)]
+    return changed([RemoteGarbageRemoved(request.topic_id)])
 
 
 # --- topics whose records are in the object store already ----------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayq import messages
 from rayq.config import QueueConfig, TopicConfig, as_dict, parse_stored
 from rayq.core.cluster.records import (
     BrokerCordoned,
@@ -40,7 +41,7 @@ from rayq.core.cluster.records import (
     Voter,
     VotersChanged,
 )
-from rayq.errors import UnknownQueueError, UnknownTopicError
+from rayq.errors import FencedEpochError, UnknownQueueError, UnknownTopicError
 from rayq.messages.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
@@ -458,6 +459,28 @@ def find_topic(state: ClusterState, name: str) -> Topic:
     if topic is None:
         raise UnknownTopicError(f"There is no topic {name!r}.")
     return topic
+
+
+def find_led_partition(
+    state: ClusterState, request: messages.AlterPartition | messages.MoveRemote
+) -> tuple[Topic, Partition]:
+    """The partition that a leader's request is about. Raises UnknownTopicError, FencedEpochError if
+    the sender is not the leader of this epoch."""
+    topic = state.topics.get(request.topic_id)
+    known = None if topic is None else topic.partitions.get(request.partition)
+    if topic is None or known is None:
+        raise UnknownTopicError(
+            f"No partition {request.partition} of a topic with id {request.topic_id}."
+        )
+    value = known.value
+    sender = (request.broker, request.incarnation, request.leader_epoch)
+    if (value.leader, value.leader_incarnation, value.leader_epoch) != sender:
+        raise FencedEpochError(
+            f"Broker {request.broker} does not lead {topic.name}-{request.partition} in epoch "
+            f"{request.leader_epoch} under this incarnation: the leader is {value.leader} in epoch "
+            f"{value.leader_epoch}."
+        )
+    return topic, known
 
 
 def find_queue(state: ClusterState, name: str) -> Queue:

@@ -1,6 +1,6 @@
 """The controller's decisions about topics: create, delete, grow, configure, elect.
 
-Each function reads the state and returns the records to commit; it changes nothing. Errors are
+Each function reads the state and returns a decision, or its records; it changes nothing. Errors are
 those of `rayq.errors`.
 """
 
@@ -11,8 +11,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rayq import messages
 from rayq.config import MIB, TopicConfig, only_known, parse
 from rayq.core.cluster import broker_changes, election, remote_changes
+from rayq.core.cluster.facts import (
+    NO_OBJECT_STORE,
+    ClusterDecision,
+    Facts,
+    ObjectStoreFacts,
+    changed,
+)
 from rayq.core.cluster.placement import check_replica_limits, place
 from rayq.core.cluster.records import (
     MetadataRecord,
@@ -22,7 +30,6 @@ from rayq.core.cluster.records import (
     TopicCreated,
     TopicDeleted,
 )
-from rayq.core.cluster.remote_changes import NO_OBJECT_STORE, ObjectStoreFacts
 from rayq.core.cluster.state import ClusterState, Topic, find_topic
 from rayq.errors import (
     ConfigError,
@@ -96,6 +103,24 @@ def check_topic_name(name: str, what: str = "topic") -> None:
 
 
 def create_topic(
+    state: ClusterState, request: messages.CreateTopic | messages.RestoreTopic, facts: Facts
+) -> ClusterDecision:
+    """Creates a topic. Raises the errors of `new_topic`."""
+    return changed(
+        new_topic(
+            state,
+            topic_id=facts.new_id(),
+            name=request.name,
+            partitions=request.partitions,
+            replication_factor=request.replication_factor,
+            options=request.config,
+            store=facts.store,
+            restored=request.pointers if isinstance(request, messages.RestoreTopic) else (),
+        )
+    )
+
+
+def new_topic(
     state: ClusterState,
     *,
     topic_id: str,
@@ -124,6 +149,26 @@ def create_topic(
         partitions=partitions,
         replication_factor=replication_factor,
         restored=restored,
+    )
+
+
+def ensure_offsets_topic(
+    state: ClusterState, _: messages.EnsureOffsetsTopic, facts: Facts
+) -> ClusterDecision:
+    """Creates `__consumer_offsets`, unless it exists."""
+    count = facts.config.offsets_topic_partitions
+    return changed(
+        ensure_own_topic(state, OFFSETS_TOPIC, topic_id=facts.new_id(), partitions=count)
+    )
+
+
+def ensure_transactions_topic(
+    state: ClusterState, _: messages.EnsureTransactionsTopic, facts: Facts
+) -> ClusterDecision:
+    """Creates `__transaction_state`, unless it exists."""
+    count = facts.config.transaction_state_partitions
+    return changed(
+        ensure_own_topic(state, TRANSACTIONS_TOPIC, topic_id=facts.new_id(), partitions=count)
     )
 
 
@@ -198,17 +243,23 @@ def _create(
     ]
 
 
-def delete_topic(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
+def delete_topic(
+    state: ClusterState, request: messages.DeleteTopic, facts: Facts
+) -> ClusterDecision:
     """Deletes a topic. Raises UnknownTopicError, InvalidTopicError."""
-    check_not_internal(name)
-    topic = find_topic(state, name)
-    return [TopicDeleted(topic.topic_id), *remote_changes.give_up_remote(state, topic, now_ms)]
+    check_not_internal(request.name)
+    topic = find_topic(state, request.name)
+    garbage = remote_changes.give_up_remote(state, topic, facts.now_ms())
+    return changed([TopicDeleted(topic.topic_id), *garbage])
 
 
-def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
+def create_partitions(
+    state: ClusterState, request: messages.CreatePartitions, _: Facts
+) -> ClusterDecision:
     """Adds partitions, up to `total`. Keys may then hash to other partitions. Raises
     UnknownTopicError, InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError,
     InvalidTopicError."""
+    name, total = request.name, request.total
     check_not_internal(name)  # A group's partition depends on the number.
     topic = find_topic(state, name)
     _check_partitions(total)
@@ -225,10 +276,12 @@ def create_partitions(state: ClusterState, name: str, total: int) -> list[Metada
             f"{len(nodes)}{_cordoned(state)}."
         )
     placed = _place(state, nodes, total - count, topic.replication_factor)
-    return [
-        PartitionChanged(topic.topic_id, count + number, PartitionValue(replicas))
-        for number, replicas in enumerate(placed)
-    ]
+    return changed(
+        [
+            PartitionChanged(topic.topic_id, count + number, PartitionValue(replicas))
+            for number, replicas in enumerate(placed)
+        ]
+    )
 
 
 def alter_topic_config(
@@ -251,10 +304,10 @@ def alter_topic_config(
         )
         for partition in topic.partitions.values()
     ]
-    changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **changes})
-    _check_min_insync(changed, min(factors))
-    remote_changes.check_remote_config(state, changed, topic, store)
-    if topic.config.remote_storage and not changed.remote_storage:
+    config = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **changes})
+    _check_min_insync(config, min(factors))
+    remote_changes.check_remote_config(state, config, topic, store)
+    if topic.config.remote_storage and not config.remote_storage:
         raise ConfigError(
             f"remote_storage=False deletes what {name!r} has in the object store, also what is on "
             'no disk any more: say delete_remote=True, or remote_storage="read" to keep it.'
@@ -262,50 +315,51 @@ def alter_topic_config(
     records: list[MetadataRecord] = [
         TopicConfigChanged(topic.topic_id, {**topic.options, **changes})
     ]
-    if changed.remote_storage and not topic.config.remote_storage:
+    if config.remote_storage and not topic.config.remote_storage:
         records.extend(remote_changes.begin_in_doubt(state, topic))
     return records
 
 
-def end_remote_storage(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
+def end_remote_storage(
+    state: ClusterState, request: messages.EndRemoteStorage, facts: Facts
+) -> ClusterDecision:
     """Turns remote_storage off: records that are only in the object store are lost. Raises
     UnknownTopicError."""
-    topic = find_topic(state, name)
+    topic = find_topic(state, request.name)
     if not remote_changes.may_have_objects(topic):
-        return []
-    return [
-        TopicConfigChanged(topic.topic_id, {**topic.options, "remote_storage": False}),
-        *remote_changes.give_up_remote(state, topic, now_ms),
-    ]
+        return changed(())
+    off = TopicConfigChanged(topic.topic_id, {**topic.options, "remote_storage": False})
+    return changed([off, *remote_changes.give_up_remote(state, topic, facts.now_ms())])
 
 
 def elect_leaders(
-    state: ClusterState, name: str, partitions: Sequence[int] | None, *, unclean: bool
-) -> list[MetadataRecord]:
+    state: ClusterState, request: messages.ElectLeaders, _: Facts
+) -> ClusterDecision:
     """Elects the preferred replica of each partition if that is in sync; with `unclean`, any live
     replica of the partitions that have no leader (acknowledged records may be lost). Raises
     UnknownTopicError, PartitionOfflineError if no replica is live."""
+    name, wanted = request.name, request.partitions
     topic = find_topic(state, name)
     records: list[MetadataRecord] = []
-    for number in sorted(topic.partitions if partitions is None else set(partitions)):
+    for number in sorted(topic.partitions if wanted is None else set(wanted)):
         partition = topic.partitions.get(number)
         if partition is None:
             raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
         live = state.live_processes(partition)
-        if not unclean:
-            changed = election.elect_preferred(partition.value, live)
+        if not request.unclean:
+            elected = election.elect_preferred(partition.value, live)
         elif partition.value.leader is not None:
-            changed = None
+            elected = None
         elif live:
-            changed = election.elect_unclean(partition.value, live)
+            elected = election.elect_unclean(partition.value, live)
         else:
             raise PartitionOfflineError(
                 f"No replica of {name}-{number} is running: start one of the brokers "
                 f"{list(partition.value.replicas)}."
             )
-        if changed is not None:
-            records.append(PartitionChanged(topic.topic_id, number, changed))
-    return records
+        if elected is not None:
+            records.append(PartitionChanged(topic.topic_id, number, elected))
+    return changed(records)
 
 
 def settle_after_config_change(
