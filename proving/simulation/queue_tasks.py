@@ -10,13 +10,13 @@ from functools import partial
 
 from proving.simulation.loop import START_S
 from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
-from proving.simulation.server_view import taken_of
+from proving.simulation.server_view import batch_of
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.queues.queue import AsyncQueue
-from rayq.client.queues.queue_core import Handed, QueueCore
-from rayq.client.queues.source import Source
-from rayq.client.queues.task import QueueTask, lock_count
+from rayq.client.queues.queue_core import QueueCore
+from rayq.client.queues.queue_partition import ResolvedQueue
+from rayq.client.queues.task import HandedOut, QueueTask, lock_count
 from rayq.config import ProducerConfig
 from rayq.errors import LockLostError, RayqError, TimeoutError, UnknownQueueError
 from rayq.testing.checker import Recorder
@@ -32,7 +32,7 @@ class _NotingCore(QueueCore):
 
     def __init__(
         self,
-        note: Callable[[Sequence[QueueTask]], None],
+        note: Callable[[HandedOut], None],
         client: Client,
         names: list[str],
         weights: list[int],
@@ -45,9 +45,9 @@ class _NotingCore(QueueCore):
     def is_asked(self) -> bool:
         return self._demand > 0
 
-    async def _begin(self, handed: Handed, deadline_s: float) -> Handed:
-        self._note(handed[0])
-        return await super()._begin(handed, deadline_s)
+    async def _begin(self, handed_out: HandedOut, deadline_s: float) -> HandedOut:
+        self._note(handed_out)
+        return await super()._begin(handed_out, deadline_s)
 
 
 class TaskWorker:
@@ -106,11 +106,11 @@ class TaskWorker:
             # Who asks gets none of them while their leader cannot be told that they are begun.
             was_asked, asked = self._asked > asked, self._asked
             waiting = {
-                (taken, offset)
-                for source in self._core.sources
-                for lane in source.lanes
-                for taken in lane.takens
-                for offset in taken.waiting_offsets()
+                (batch, offset)
+                for queue in self._core.queues
+                for partition in queue.partitions
+                for batch in partition.batches
+                for offset in batch.waiting_offsets()
             }
             was_paused = now_s - before_s > 2 * LOOK_S
             if was_paused or was_asked or self._core.is_asked:
@@ -123,29 +123,32 @@ class TaskWorker:
                 )
                 return
 
-    def _note_begun(self, tasks: Sequence[QueueTask]) -> None:
-        for task in tasks:
-            self._recorder.begun(self._noted_as(task), [task.value or b""])
+    def _note_begun(self, handed_out: HandedOut) -> None:
+        for delivery, records in handed_out:
+            for record in records:
+                queue = delivery.batch.partition.queue
+                self._recorder.begun(self._noted_queue(queue), [record.value or b""])
 
     def _noted_as(self, task: QueueTask) -> str:
-        source = taken_of(task).lane.source
-        assert isinstance(source, Source)
-        return self._plans[source.name].noted_as(source.queue_id)
+        return self._noted_queue(batch_of(task).partition.queue)
+
+    def _noted_queue(self, queue: ResolvedQueue) -> str:
+        return self._plans[queue.name].noted_as(queue.queue_id)
 
     def _note_taken(self, tasks: Sequence[QueueTask]) -> None:
         by_answer: dict[int, list[QueueTask]] = {}
         for task in tasks:
-            by_answer.setdefault(id(taken_of(task)), []).append(task)
+            by_answer.setdefault(id(batch_of(task)), []).append(task)
         for some in by_answer.values():
-            taken = taken_of(some[0])
+            batch = batch_of(some[0])
             self._recorder.took(
                 self._noted_as(some[0]),
                 self._name,
-                taken.lane.partition,
+                batch.partition.number,
                 [(task.offset, lock_count(task), task.value or b"", task.key) for task in some],
-                asked_s=taken.taken_at_s - START_S,
+                asked_s=batch.acquired_at_s - START_S,
                 at_s=self._now_s(),
-                state_epoch=taken.state_epoch,
+                state_epoch=batch.state_epoch,
             )
 
     async def _handle(self, tasks: Sequence[QueueTask], is_wild: bool) -> None:
@@ -175,7 +178,8 @@ class TaskWorker:
     def _settle(self, task: QueueTask, what: str) -> list[tuple[int, QueueTask]]:
         delay_s = self._rng.choice((None, 0.0, 0.3, 1.5)) if what == "nack" else None
         if what == "fail":
-            is_last = task.delivery_count >= taken_of(task).lane.source.config.max_deliveries
+            config = batch_of(task).partition.queue.config
+            is_last = task.delivery_count >= config.max_deliveries
             noted = "reject" if is_last else "nack"
         else:
             noted = "nack" if what == "forget" else what
@@ -186,7 +190,7 @@ class TaskWorker:
             noted,  # type: ignore[arg-type]
             [(task.offset, lock_count(task))],
             at_s=self._now_s(),
-            state_epoch=taken_of(task).state_epoch,
+            state_epoch=batch_of(task).state_epoch,
             seconds=delay_s,
         )
         if what == "forget":  # The client gives it back when the task is collected.

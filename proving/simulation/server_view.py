@@ -35,7 +35,7 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.group_member import GroupMember
-from rayq.client.queues.taken import Taken
+from rayq.client.queues.acquired import AcquiredBatch
 from rayq.client.queues.task import QueueTask
 from rayq.core.queues.block import Block
 from rayq.core.queues.kept_queues import KeptQueues, Opening, StateKey
@@ -305,6 +305,6 @@ def group_of(member: GroupMember) -> str:
     return member._coordinator.group
 
 
-def taken_of(task: QueueTask) -> Taken:
+def batch_of(task: QueueTask) -> AcquiredBatch:
     """The records that came with this one in the answer to a take."""
-    return task._lease.taken
+    return task._delivery.batch

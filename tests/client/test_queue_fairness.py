@@ -147,7 +147,7 @@ def test_what_waits_is_given_back_where_the_leader_says_that_others_have_nothing
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = fake.queues.create("q")
-    monkeypatch.setattr("rayq.client.queues.pace.Pace.ahead", lambda *_: 40)
+    monkeypatch.setattr("rayq.client.queues.throughput.ThroughputEstimator.ahead", lambda *_: 40)
     fake.write("q", [b"%d" % number for number in range(41)])
     with cluster.queue("q") as queue:
         [task] = queue.take(1, BEGIN_S)
@@ -167,15 +167,14 @@ def test_what_follows_a_record_of_its_key_that_is_given_back_goes_with_it(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their leader has freed it, too: nobody may handle it before the other one."""
-    monkeypatch.setattr("rayq.client.queues.pace.Pace.ahead", lambda *_: 10)
+    monkeypatch.setattr("rayq.client.queues.throughput.ThroughputEstimator.ahead", lambda *_: 10)
     fake.queues.create("q", ordered_by_key=True)
     fake.write("q", [b"0", b"1", b"2"], keys=[b"a", b"b", b"b"])
     with cluster.queue("q") as queue:
         [first, _] = queue.take(3, BEGIN_S)
-        [source] = queue.core.sources
-        [lane] = source.lanes
-        [taken] = lane.takens
-        assert [row.offset for row in taken.rows] == [2]
-        queue.core.loop.call_soon_threadsafe(lane.release, taken, [1])
-        until(lambda: sorted(taken.open) == [0] and not taken.rows)
+        [partition] = queue.core.queues[0].partitions
+        [batch] = partition.batches
+        assert [record.offset for record in batch.records] == [2]
+        queue.core.loop.call_soon_threadsafe(partition.acknowledger.release, batch, [1])
+        until(lambda: sorted(batch.open) == [0] and not batch.records)
         first.ack()

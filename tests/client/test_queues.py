@@ -16,14 +16,12 @@ import pytest
 from rayq import messages as m
 from rayq.client.cluster import Cluster
 from rayq.client.large.reader import LargeValues
-from rayq.client.queues import lane as lane_module
-from rayq.client.queues import settler
-from rayq.client.queues.pace import Pace
+from rayq.client.queues import acknowledger, partition_consumer
+from rayq.client.queues.ack_batch import AckBatch, runs_of
 from rayq.client.queues.queue import Queue
-from rayq.client.queues.settling import Settlement
-from rayq.client.queues.taken import runs_of
+from rayq.client.queues.round_robin import DeficitRoundRobin
 from rayq.client.queues.task import QueueTask
-from rayq.client.queues.weights import Rounds
+from rayq.client.queues.throughput import ThroughputEstimator
 from rayq.errors import (
     ClosedError,
     DisconnectedError,
@@ -170,7 +168,7 @@ def test_locks_are_extended_at_a_third_of_the_timeout_and_what_waits_is_given_ba
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Pace, "ahead", lambda _pace, _most: 1)
+    monkeypatch.setattr(ThroughputEstimator, "ahead", lambda _estimator, _most: 1)
     played = fake.queues.create("q", visibility_timeout_s=2, max_handling_s=4)
     fake.write("q", [b"a", b"b"])
     queue = open_queue("q")
@@ -240,19 +238,19 @@ def test_what_is_at_hand_is_given_back_at_the_end_and_not_given_out_once_it_is_l
     queue = open_queue("q")
     take_all(queue, 20)[0].ack()  # From now on more is taken ahead; the rest is given back.
     queue.flush()
-    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(queue.core.sources[0].shelf) > 1)
-    [source] = queue.core.sources
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(queue.core.queues[0].prefetched) > 1)
+    [consumer] = queue.core.queues
 
     def lose_all() -> None:
-        for lane in source.lanes:
-            for taken in lane.takens:
-                for offset in list(taken.open):
-                    lane.lose(taken, offset, "the test says so")
+        for partition in consumer.partitions:
+            for batch in partition.batches:
+                for offset in list(batch.open):
+                    partition.acknowledger.lose(batch, offset, "the test says so")
 
     fake.call(lose_all)
     assert queue.core.at_hand(1) == []
     fake.queues.free(played)
-    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(source.shelf) > 1)
+    eventually(lambda: queue.take(1, PATIENCE_S) != [] and len(consumer.prefetched) > 1)
     assert len(played.locks) > 1
     queue.close()
     assert not played.locks
@@ -266,7 +264,7 @@ def test_a_task_that_is_handled_for_long_is_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An operator who looks for a worker that hangs finds its host and process."""
-    monkeypatch.setattr("rayq.client.queues.lane.LONG_TIMEOUTS", 0.1)
+    monkeypatch.setattr("rayq.client.queues.acknowledger.LONG_TIMEOUTS", 0.1)
     played = fake.queues.create("q", visibility_timeout_s=1)
     fake.write("q", [b"a"])
     queue = open_queue("q")
@@ -305,30 +303,30 @@ def test_swept_partitions_whose_leaders_have_to_read_first_are_asked_with_time_f
 
 
 def test_what_takes_long_is_not_locked_ahead() -> None:
-    pace = Pace()
-    assert pace.ahead(32) == 0, "nothing is known"
-    pace.began(0.0)
-    pace.settled(1, 4.0, is_idle=True)
-    assert pace.ahead(32) == 0, "one record has taken four seconds"
+    throughput = ThroughputEstimator()
+    assert throughput.ahead(32) == 0, "nothing is known"
+    throughput.began(0.0)
+    throughput.settled(1, 4.0, is_idle=True)
+    assert throughput.ahead(32) == 0, "one record has taken four seconds"
     for step in range(400):
-        pace.began(4 + step / 100)
-        pace.settled(1, 4 + (step + 1) / 100, is_idle=True)
-    assert pace.ahead(16) == 16
-    assert 16 < pace.ahead(500) <= 20
-    pace.began(8.0)
+        throughput.began(4 + step / 100)
+        throughput.settled(1, 4 + (step + 1) / 100, is_idle=True)
+    assert throughput.ahead(16) == 16
+    assert 16 < throughput.ahead(500) <= 20
+    throughput.began(8.0)
     for _ in range(5):
-        pace.tick()
-    assert pace.ahead(500) == 0, "one record takes far longer than those before"
+        throughput.tick()
+    assert throughput.ahead(500) == 0, "one record takes far longer than those before"
 
 
 def test_a_round_gives_each_queue_its_weight() -> None:
-    rounds = Rounds([3, 1])
+    round_robin = DeficitRoundRobin([3, 1])
     full = [100, 100]
-    assert [rounds.next(full, [True, True]) for _ in range(8)] == [0, 0, 0, 1] * 2
-    assert [rounds.next([100, 0], [True, False]) for _ in range(5)] == [0] * 5
-    turns = [rounds.next([100, 0], [True, True]) for _ in range(3)]
+    assert [round_robin.next(full, [True, True]) for _ in range(8)] == [0, 0, 0, 1] * 2
+    assert [round_robin.next([100, 0], [True, False]) for _ in range(5)] == [0] * 5
+    turns = [round_robin.next([100, 0], [True, True]) for _ in range(3)]
     assert turns[-1] is None, "what is on its way comes first"
-    assert rounds.next([0, 0], [False, False]) is None
+    assert round_robin.next([0, 0], [False, False]) is None
 
 
 def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,10 +336,10 @@ def test_runs_and_parts_of_a_settlement(monkeypatch: pytest.MonkeyPatch) -> None
         (9, 9, 2),
     ]
     assert list(runs_of([])) == []
-    settlement = Settlement("h", 0)
+    ack_batch = AckBatch("h", 0)
     for offset in range(25_000):
-        settlement.acks[offset] = 1, None  # type: ignore[assignment]
-    parts = list(settlement.parts())
+        ack_batch.acks[offset] = 1, None  # type: ignore[assignment]
+    parts = list(ack_batch.parts())
     assert [len(part.acks) for part in parts] == [10_000, 10_000, 5_000]
     assert parts[1].fields()["acks"] == [(10_000, 19_999, 1)]
 
@@ -387,7 +385,7 @@ def test_a_failure_while_settling_is_told_to_who_waits_for_it(
     fake.write("q", [b"a"])
     queue = open_queue("q")
     [task] = queue.take(1, PATIENCE_S)
-    monkeypatch.setattr(Settlement, "fields", lambda self: {}["a bug"])
+    monkeypatch.setattr(AckBatch, "fields", lambda self: {}["a bug"])
     task.ack()
     with pytest.raises(LockLostError, match="a bug"):
         queue.flush()
@@ -408,7 +406,7 @@ def test_a_queue_that_is_gone_is_an_error_of_take(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayq.client.admin.queues.UNKNOWN_QUEUE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(settler, "SETTLE_PATIENCE_S", 0.5)
+    monkeypatch.setattr(acknowledger, "PATIENCE_S", 0.5)
     fake.queues.create("q")
     fake.write("q", [b"a"])
     queue = open_queue("q")
@@ -640,7 +638,7 @@ def test_a_queue_that_is_closed_ends_its_worker(fake: FakeCluster, open_queue: O
 def test_a_record_that_arrives_damaged_comes_again_and_its_neighbours_come_at_once(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_module, "BACKOFF_MAX_S", 0.05)
+    monkeypatch.setattr(partition_consumer, "BACKOFF_MAX_S", 0.05)
     fake.queues.create("q")
     for value in (b"0", b"1", b"2"):
         fake.write("q", [value])
@@ -680,7 +678,7 @@ def test_a_large_value_that_cannot_be_had_for_now_keeps_none_behind_it_waiting(
 def test_no_manifest_is_handed_out_while_a_leader_is_asked_about_damage(
     fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_module, "BACKOFF_MAX_S", 0.05)
+    monkeypatch.setattr(partition_consumer, "BACKOFF_MAX_S", 0.05)
     reading = threading.Event()
 
     async def value(_reader: Any, _place: Any, _id: str, _offset: int, manifest: bytes) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq.client.queues import lane
+from rayq.client.queues import partition_consumer
 from rayq.errors import CorruptBatchError
 from rayq.storage.batch import BatchHeader, encode_batch, split_batches
 from rayq.storage.disk import LocalDisk
@@ -296,7 +296,7 @@ def test_a_queue_hands_out_all_but_what_no_replica_has_which_becomes_dead_letter
     ordered_by_key: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane, "BACKOFF_MAX_S", 0.05)
+    monkeypatch.setattr(partition_consumer, "BACKOFF_MAX_S", 0.05)
     name = f"queue-{replicas}-{ordered_by_key}".lower()
     topic = filled(cluster, name, replicas=replicas)
     first, end = flip(data, leader_of(cluster, topic), topic, 2, BODY["first byte"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayq.client.queues.settling import WEIGHTS, Round
+from rayq.client.queues.ack_batch import WEIGHTS, AckBatch
 from rayq.messages import QUEUE_RANGES_MAX, Settle
 
 DECIDED: dict[str, Any] = {
@@ -19,9 +19,9 @@ DECIDED: dict[str, Any] = {
 }
 
 
-def of(kind: str, *offsets: int) -> Round:
-    made = Round()
-    getattr(made.of("holder", 1), kind).update(dict.fromkeys(offsets, DECIDED[kind]))
+def of(kind: str, *offsets: int) -> AckBatch:
+    made = AckBatch("holder", 1)
+    getattr(made, kind).update(dict.fromkeys(offsets, DECIDED[kind]))
     return made
 
 
@@ -29,14 +29,14 @@ def of(kind: str, *offsets: int) -> Round:
 def test_what_was_decided_later_goes_with_what_is_sent_again(kind: str) -> None:
     sent = of("acks", 1)
     sent.add(of(kind, 2))
-    assert 2 in getattr(sent.of("holder", 1), kind)
-    assert sent.of("holder", 1).acks[1] == DECIDED["acks"]
+    assert 2 in getattr(sent, kind)
+    assert sent.acks[1] == DECIDED["acks"]
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_large_settlement_is_divided_and_each_part_fits(kind: str) -> None:
     count = 2 * QUEUE_RANGES_MAX + 1
-    whole = of(kind, *range(count)).of("holder", 1)
+    whole = of(kind, *range(count))
     parts = list(whole.parts())
     seen = [offset for part in parts for offset in getattr(part, kind)]
     assert seen == list(range(count)) and len(parts) > 1
@@ -45,5 +45,5 @@ def test_a_large_settlement_is_divided_and_each_part_fits(kind: str) -> None:
 
 
 def test_every_kind_of_decision_is_a_field_of_the_request() -> None:
-    fields = of("acks", 1).of("holder", 1).fields()
+    fields = of("acks", 1).fields()
     assert {*WEIGHTS} <= {*fields} <= {*Settle.__struct_fields__}

@@ -20,8 +20,8 @@ from rayq.client.queues.arguments import (
     worker_times,
 )
 from rayq.client.queues.functions import Functions, TaskFunction
-from rayq.client.queues.queue_core import Handed, QueueCore
-from rayq.client.queues.task import QueueTask
+from rayq.client.queues.queue_core import QueueCore
+from rayq.client.queues.task import QueueTask, tasks_of
 from rayq.client.queues.working import STOP_TIMEOUT_S, AsyncWorker, Handler, ThreadWorker
 from rayq.client.timeouts import takes_timeout
 from rayq.client.user_objects import closing_after, no_pickle_error
@@ -56,23 +56,16 @@ class _Face:
     def _only_topic(self) -> str:
         """The topic that records are put into. Raises InvalidRequestError, ClosedError."""
         self._core.check_open()
-        if len(self._core.sources) != 1:
+        if len(self._core.queues) != 1:
             raise InvalidRequestError(
                 f"This takes from several queues ({', '.join(self._core.names)}): put records by "
                 "cluster.queue(name) of one of them."
             )
-        return self._core.sources[0].topic
+        return self._core.queues[0].queue.topic
 
     def _due(self, headers: PutHeaders, delay_s: Any, deliver_at: Any) -> PutHeaders:
         wall_ms = self._core.client.environment.clock.wall_ms()
         return with_due_time(headers, delay_s, deliver_at, wall_ms)
-
-
-def _seen(handed: Handed) -> list[QueueTask]:
-    tasks, leases = handed
-    for lease in leases:
-        lease.is_seen = True
-    return tasks
 
 
 class Queue(_Face):
@@ -192,7 +185,7 @@ class Queue(_Face):
         self._background.check_callable()
         if tasks := self._core.at_hand(count):
             return tasks
-        return _seen(self._run(self._core.take(count, timeout_s, is_for_threads=True)))
+        return tasks_of(self._run(self._core.take(count, timeout_s, is_for_threads=True)))
 
     def __iter__(self) -> Iterator[QueueTask]:
         """Yields one record after another, forever."""
@@ -391,7 +384,7 @@ class AsyncQueue(_Face):
     async def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]:
         """Takes records as `Queue.take` does."""
         whole_between("count", count, 1, TAKEN_MAX)
-        return _seen(await self._core.take(count, timeout_s))
+        return tasks_of(await self._core.take(count, timeout_s))
 
     async def __aiter__(self) -> AsyncIterator[QueueTask]:
         """Yields one record after another, forever."""

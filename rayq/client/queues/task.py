@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
+from rayq.client.queues.acknowledger import Acknowledger, shortened
+from rayq.client.queues.acquired import AcquiredBatch, AcquiredRecord
 from rayq.client.queues.arguments import DELAY_S_MAX, seconds_between
-from rayq.client.queues.taken import Row, Taken
+from rayq.client.queues.inbox import Inbox
 from rayq.client.user_objects import no_pickle_error
 from rayq.errors import InvalidRequestError, LockLostError
 from rayq.records import Headers
@@ -14,44 +17,46 @@ from rayq.user_functions import told
 
 ACK, NACK, REJECT, EXTEND = "ack", "nack", "reject", "extend"
 
-REASON_CHARACTERS_MAX = 1_000
-"""Maximum length of a reason that is kept with a dead letter."""
 
-
-class Decisions(Protocol):
-    """Receiver of users' decisions. Its methods may be called from any thread."""
-
-    def decide(self, taken: Taken, offset: int, what: str, argument: Any) -> None:
-        """Records a decision. Raises ClosedError."""
-        ...
-
-    def dropped(self, taken: Taken, offsets: list[int], is_seen: bool) -> None:
-        """Reports offsets that nobody can settle any longer."""
-        ...
-
-
-class Lease:
-    """A hold on the records that one call of `take` handed out. When the last of its tasks is gone,
+class Delivery:
+    """Records of one batch that were handed out together. When the last of its tasks is gone,
     unsettled ones are given back: a record that its consumer forgot would otherwise stay locked up
     to `max_handling_s`."""
 
-    __slots__ = ("taken", "offsets", "is_seen", "decisions")
+    __slots__ = ("batch", "offsets", "is_seen", "acknowledger", "inbox")
 
-    def __init__(self, taken: Taken, offsets: list[int], decisions: Decisions) -> None:
-        self.taken = taken
+    def __init__(
+        self, batch: AcquiredBatch, offsets: list[int], acknowledger: Acknowledger, inbox: Inbox
+    ) -> None:
+        self.batch = batch
         self.offsets = offsets
         self.is_seen = False
         """True if the user got the records. A Ctrl+C may come in between."""
-        self.decisions = decisions
+        self.acknowledger = acknowledger
+        self.inbox = inbox
 
     def end(self) -> None:
-        """Ends the lease: nothing is to be given back any longer."""
+        """Ends the delivery: nothing is to be given back any longer."""
         self.offsets = []
 
     def __del__(self) -> None:
         # The collector calls this, at any moment and in any thread: it must not wait.
         if self.offsets:
-            self.decisions.dropped(self.taken, self.offsets, self.is_seen)
+            dropped = self.acknowledger.dropped
+            self.inbox.add_dropped(dropped, self.batch, self.offsets, self.is_seen)
+
+
+HandedOut = list[tuple[Delivery, list[AcquiredRecord]]]
+"""Records on their way to a user."""
+
+
+def tasks_of(handed_out: HandedOut) -> list[QueueTask]:
+    """The tasks of the records, in the user's thread: from now on the user has them."""
+    tasks: list[QueueTask] = []
+    for delivery, records in handed_out:
+        tasks += [QueueTask(record, delivery) for record in records]
+        delivery.is_seen = True
+    return tasks
 
 
 class QueueTask:
@@ -72,11 +77,11 @@ class QueueTask:
         "value",
         "_headers",
         "timestamp_ms",
-        "_lease",
+        "_delivery",
         "_outcome",
     )
 
-    def __init__(self, row: Row, lease: Lease) -> None:
+    def __init__(self, record: AcquiredRecord, delivery: Delivery) -> None:
         self.offset: int
         self.delivery_count: int
         """The number of times the record was given to a user, including this time."""
@@ -90,9 +95,9 @@ class QueueTask:
             self._headers,
             self.timestamp_ms,
             _,
-        ) = row
-        self.delivery_count -= lease.taken.excused.get(self.offset, 0)
-        self._lease = lease
+        ) = record
+        self.delivery_count -= delivery.batch.excused.get(self.offset, 0)
+        self._delivery = delivery
         self._outcome: str | None = None
 
     @property
@@ -103,15 +108,15 @@ class QueueTask:
     @property
     def queue(self) -> str:
         """The name of the queue that the record was taken from."""
-        return self._lease.taken.lane.source.name
+        return self._delivery.batch.partition.queue.name
 
     @property
     def topic(self) -> str:
-        return self._lease.taken.lane.source.topic
+        return self._delivery.batch.partition.queue.topic
 
     @property
     def partition(self) -> int:
-        return self._lease.taken.lane.partition
+        return self._delivery.batch.partition.number
 
     @property
     def is_settled(self) -> bool:
@@ -121,7 +126,7 @@ class QueueTask:
     @property
     def is_open(self) -> bool:
         """True if it is this consumer's, as far as is known here, and unsettled."""
-        return self.offset in self._lease.taken.open
+        return self.offset in self._delivery.batch.open
 
     @property
     def was_rejected(self) -> bool:
@@ -132,7 +137,7 @@ class QueueTask:
     def lost(self) -> LockLostError | None:
         """The reason why the record is no longer this consumer's, as far as is known here. It may
         become known after `ack`: `queue.flush()` then raises it."""
-        return self._lease.taken.lost.get(self.offset)
+        return self._delivery.batch.lost.get(self.offset)
 
     def __repr__(self) -> str:
         state = self._outcome or ("lost" if self.lost is not None else "open")
@@ -147,22 +152,23 @@ class QueueTask:
         """Acknowledges the record: it is done, and is not delivered again. A second call does
         nothing. Raises LockLostError if another consumer has it by now, InvalidRequestError after
         `nack` or `reject`, ClosedError."""
-        self._settle(ACK, None)
+        self._settle(ACK, self._delivery.acknowledger.ack)
 
     def nack(self, delay_s: float | None = None) -> None:
         """Gives the record back, to be tried again after `delay_s` seconds (None: by the queue's
         back-off, which doubles). After the last of `max_deliveries` it goes to the dead letters
         instead. Raises as `ack` does."""
+        delay_ms = None
         if delay_s is not None:
-            delay_s = seconds_between("delay_s", delay_s, DELAY_S_MAX)
-        self._settle(NACK, None if delay_s is None else round(delay_s * 1000))
+            delay_ms = round(seconds_between("delay_s", delay_s, DELAY_S_MAX) * 1000)
+        self._settle(NACK, self._delivery.acknowledger.nack, delay_ms)
 
     def reject(self, reason: str) -> None:
         """Sends the record to the dead letters at once, with this reason (its first 1,000 bytes).
         Raises as `ack` does."""
         if not isinstance(reason, str):
             raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
-        self._reject(reason, is_failure=False)
+        self._settle(REJECT, self._delivery.acknowledger.reject, shortened(reason), False)
 
     def extend(self, seconds: float) -> None:
         """Keeps the record for `seconds` from now, if that is longer than the client's own
@@ -170,48 +176,45 @@ class QueueTask:
         this process continues to extend it, and for `visibility_timeout_s` after that. Raises
         InvalidRequestError beyond `max_handling_s` since it was taken, and as `ack` does."""
         wanted_s = seconds_between("An extension", seconds, DELAY_S_MAX)
-        taken = self._lease.taken
-        left_s = taken.lane.handling_left_s(taken)
+        delivery = self._delivery
+        left_s = delivery.batch.handling_left_s()
         if self._outcome is not None:
             self._refuse(EXTEND)
         self._check_kept()
         if wanted_s > left_s:
+            limit_s = delivery.batch.partition.queue.config.max_handling_s
             raise InvalidRequestError(
                 f"A record of queue {self.queue!r} is handled for at most "
-                f"{taken.lane.source.config.max_handling_s:g} s (max_handling_s), of which "
+                f"{limit_s:g} s (max_handling_s), of which "
                 f"{max(left_s, 0.0):.1f} s are left: it cannot be extended by {wanted_s:g} s. "
                 "Alter the queue, or divide the work."
             )
-        self._lease.decisions.decide(taken, self.offset, EXTEND, wanted_s)
+        delivery.inbox.add(delivery.acknowledger.extend, delivery.batch, self.offset, wanted_s)
 
     def fail(self, error: BaseException, retries: int | None = None) -> None:
         """Fails the record like a `with` block that raised: `nack`, or to the dead letters with the
         error once it was delivered `max_deliveries` times (or `retries` + 1 times, if that is
         less). Raises as `ack` does."""
-        taken = self._lease.taken
-        most = taken.lane.source.config.max_deliveries
+        most = self._delivery.batch.partition.queue.config.max_deliveries
         if retries is not None:
             most = min(most, retries + 1)
         if self.delivery_count >= most:
-            self._reject(told(error), is_failure=True)
+            reason = shortened(told(error))
+            self._settle(REJECT, self._delivery.acknowledger.reject, reason, True)
         else:
             self.nack()
 
-    def _reject(self, reason: str, *, is_failure: bool) -> None:
-        reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()
-        self._settle(REJECT, (reason, is_failure))
-
-    def _settle(self, outcome: str, argument: Any) -> None:
+    def _settle(self, outcome: str, settle: Callable[..., int], *arguments: Any) -> None:
         if self._outcome is not None:
             if self._outcome == outcome:
                 return
             self._refuse(outcome)
         self._check_kept()
-        lease = self._lease
-        lease.decisions.decide(lease.taken, self.offset, outcome, argument)
+        delivery = self._delivery
+        delivery.inbox.add(settle, delivery.batch, self.offset, *arguments)
         self._outcome = outcome
-        if len(lease.offsets) == 1:
-            lease.end()
+        if len(delivery.offsets) == 1:
+            delivery.end()
 
     def _check_kept(self) -> None:
         lost = self.lost
@@ -259,4 +262,4 @@ class QueueTask:
 
 def lock_count(task: QueueTask) -> int:
     """The count that names its lock, including deliveries that do not count as failures."""
-    return task.delivery_count + task._lease.taken.excused.get(task.offset, 0)
+    return task.delivery_count + task._delivery.batch.excused.get(task.offset, 0)

@@ -1,52 +1,59 @@
-"""Decisions of a consumer on the records of one partition, collected until a request is sent."""
+"""Acknowledgements of the records of one partition, collected until a request is sent."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rayq.client.queues.taken import Taken, runs_of
+from rayq.client.queues.acquired import AcquiredBatch
 from rayq.messages import QUEUE_RANGES_MAX
 
 WEIGHTS = {"begins": 1, "acks": 1, "nacks": 1, "rejects": 10, "extends": 1, "releases": 1}
-"""All kinds of decisions, in the order in which they are sent, with the weight of each in ranges of
-one request: a reject carries a reason."""
+"""All kinds of acknowledgements, in the order in which they are sent, with the weight of each in
+ranges of one request: a reject carries a reason."""
+
+Run = tuple[int, int, int]
+"""`(first offset, last offset, count)`."""
 
 
-class Settlement:
-    """Decisions for the locks of one holder under one state epoch: by offset, with the lock's
-    count. No offset is in two of them, except for `extends` and `begins`."""
+class AckBatch:
+    """Acknowledgements for the locks of one holder under one state epoch: by offset, with the
+    lock's count. No offset is in two of them, except for `extends` and `begins`."""
 
     __slots__ = ("holder", "state_epoch", *WEIGHTS)
 
     def __init__(self, holder: str, state_epoch: int) -> None:
         self.holder = holder
         self.state_epoch = state_epoch
-        self.acks: dict[int, tuple[int, Taken]] = {}
-        self.nacks: dict[int, tuple[int, int | None, Taken]] = {}
+        self.acks: dict[int, tuple[int, AcquiredBatch]] = {}
+        self.nacks: dict[int, tuple[int, int | None, AcquiredBatch]] = {}
         """The delay in ms; None means the queue's back-off."""
-        self.rejects: dict[int, tuple[int, str, bool, Taken]] = {}
+        self.rejects: dict[int, tuple[int, str, bool, AcquiredBatch]] = {}
         """The reason, and whether it failed its last delivery."""
-        self.extends: dict[int, tuple[int, float, Taken]] = {}
+        self.extends: dict[int, tuple[int, float, AcquiredBatch]] = {}
         """The new timeout in seconds."""
-        self.releases: dict[int, tuple[int, Taken]] = {}
-        self.begins: dict[int, tuple[int, Taken]] = {}
+        self.releases: dict[int, tuple[int, AcquiredBatch]] = {}
+        self.begins: dict[int, tuple[int, AcquiredBatch]] = {}
 
-    def parts(self) -> Iterator[Settlement]:
-        """This settlement, divided so that each request names at most QUEUE_RANGES_MAX."""
+    def add(self, later: AckBatch) -> None:
+        """Adds later acknowledgements for the same locks."""
+        for name in WEIGHTS:
+            getattr(self, name).update(getattr(later, name))
+
+    def parts(self) -> Iterator[AckBatch]:
+        """This batch, divided so that each request names at most QUEUE_RANGES_MAX."""
         sizes = (weight * len(getattr(self, name)) for name, weight in WEIGHTS.items())
         if sum(sizes) <= QUEUE_RANGES_MAX:
             yield self
             return
-        part, size = Settlement(self.holder, self.state_epoch), 0
+        part, size = AckBatch(self.holder, self.state_epoch), 0
         for name, weight in WEIGHTS.items():
             for offset, decided in getattr(self, name).items():
                 getattr(part, name)[offset] = decided
                 size += weight
                 if size >= QUEUE_RANGES_MAX:
                     yield part
-                    part, size = Settlement(self.holder, self.state_epoch), 0
+                    part, size = AckBatch(self.holder, self.state_epoch), 0
         if size:
             yield part
 
@@ -85,7 +92,7 @@ class Settlement:
             if has_failed == is_failure
         ]
 
-    def decided_in(self, first: int, last: int) -> Iterator[tuple[int, Taken]]:
+    def decided_in(self, first: int, last: int) -> Iterator[tuple[int, AcquiredBatch]]:
         """The users' decisions on these offsets that do not hold without the lock. (Records that
         were given back are gone, as they should be, even if an earlier request did it.)"""
         for kind in (self.acks, self.rejects):
@@ -93,33 +100,25 @@ class Settlement:
                 if first <= offset <= last:
                     yield offset, decided[-1]
 
+    def held_in(self, first: int, last: int) -> Iterator[tuple[int, AcquiredBatch]]:
+        """The offsets in this range whose locks are kept."""
+        for kind in (self.extends, self.begins):
+            for offset, kept in kind.items():
+                if first <= offset <= last:
+                    yield offset, kept[-1]
 
-class Round:
-    """The settlements that go to the leader together."""
 
-    def __init__(self) -> None:
-        self.settlements: dict[tuple[str, int], Settlement] = {}
-        self._done: asyncio.Event = asyncio.Event()
-        self._later: list[Round] = []
-
-    def of(self, holder: str, state_epoch: int) -> Settlement:
-        found = self.settlements.get((holder, state_epoch))
-        if found is None:
-            found = self.settlements[holder, state_epoch] = Settlement(holder, state_epoch)
-        return found
-
-    def add(self, later: Round) -> None:
-        """Adds the later decisions; callers that wait for `later` then wait for this round."""
-        for lock, settlement in later.settlements.items():
-            known = self.of(*lock)
-            for name in WEIGHTS:
-                getattr(known, name).update(getattr(settlement, name))
-        self._later.append(later)
-
-    def done(self) -> None:
-        self._done.set()
-        for later in self._later:
-            later.done()
-
-    async def wait(self) -> None:
-        await self._done.wait()
+def runs_of(records: Iterable[tuple[int, int]]) -> Iterator[Run]:
+    """Runs of consecutive offsets with the same count, ascending, from the `(offset, count)` of
+    records."""
+    first = last = count = -1
+    for offset, its_count in sorted(records):
+        if offset == last + 1 and its_count == count:
+            last = offset
+            continue
+        if count >= 0:
+            yield first, last, count
+        first = last = offset
+        count = its_count
+    if count >= 0:
+        yield first, last, count

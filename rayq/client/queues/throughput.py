@@ -1,4 +1,5 @@
-"""Pace at which a consumer handles records: pure. It decides how many may be locked ahead.
+"""Estimator of the records that a consumer handles in a second: pure. It decides how many may be
+locked ahead.
 
 A record locked ahead by a consumer that takes a minute for each has to wait, while other consumers
 are idle. So a consumer takes ahead no more than it handles in a fifth of a second, and nothing if
@@ -14,14 +15,14 @@ TICK_S = 0.05
 MOMENT_S = 0.05
 """Records handled within this time are not worth giving back."""
 QUICK_PER_S = 20
-"""Minimum pace for taking ahead, in records per second."""
+"""Minimum throughput for taking ahead, in records per second."""
 WINDOW_S = 1.0
-"""Length of a measurement that counts for two thirds of the known pace."""
+"""Length of a measurement that counts for two thirds of the estimate."""
 MEASURED_S_MIN = 0.02
 
 
-class Pace:
-    """The pace of a consumer, fed with events while users hold records."""
+class ThroughputEstimator:
+    """The throughput of a consumer, fed with events while users hold records."""
 
     def __init__(self) -> None:
         self.per_s: float | None = None

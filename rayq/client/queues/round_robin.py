@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Rounds:
+class DeficitRoundRobin:
     """The turns of the queues, record by record."""
 
     def __init__(self, weights: Sequence[int]) -> None:
