@@ -27,7 +27,7 @@ from rayq import (
     Transaction,
 )
 from rayq.client.cluster import Cluster
-from rayq.client.queues.working import AsyncWorker, ThreadWorker
+from rayq.client.queues.workers import AsyncWorker, ThreadWorker
 from rayq.errors import (
     ClosedError,
     ConcurrentUseError,

@@ -16,7 +16,7 @@ import pytest
 
 from rayq import messages as m
 from rayq.client.cluster import Cluster
-from rayq.client.queues import working
+from rayq.client.queues import workers
 from rayq.errors import (
     DeserializationError,
     HandlerError,
@@ -39,8 +39,8 @@ def faces(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Faces]:
 
 @pytest.fixture(autouse=True)
 def workers_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "WATCH_S", 0.01)
-    monkeypatch.setattr(working, "TAKE_S", 0.05)
+    monkeypatch.setattr(workers, "WATCH_S", 0.01)
+    monkeypatch.setattr(workers, "TAKE_S", 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -393,16 +393,16 @@ def test_of_two_failures_of_a_worker_one_is_raised_and_the_other_is_logged(
         async def take(self, _count: int = 1, _timeout_s: float = 1.0) -> list[Any]:
             raise errors.pop(0)
 
-    functions: working.Functions[Any] = working.Functions()
+    functions: workers.Functions[Any] = workers.Functions()
     with pytest.raises(ZeroDivisionError, match="first"):
         if faces.is_async:
 
             async def run() -> None:
-                await working.AsyncWorker(AsyncBroken(), print, functions).run(2, None, 5.0)
+                await workers.AsyncWorker(AsyncBroken().take, print, functions).run(2, None, 5.0)
 
             faces.runner.run(run())
         else:
-            working.ThreadWorker(Broken(), print, functions).run(2, None, 5.0)
+            workers.ThreadWorker(Broken().take, print, functions).run(2, None, 5.0)
     assert "second" in caplog.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.producing.futures import DeliveryFuture
@@ -22,7 +22,7 @@ from rayq.client.queues.arguments import (
 from rayq.client.queues.functions import Functions, TaskFunction
 from rayq.client.queues.queue_core import QueueCore
 from rayq.client.queues.task import QueueTask, tasks_of
-from rayq.client.queues.working import STOP_TIMEOUT_S, AsyncWorker, Handler, ThreadWorker
+from rayq.client.queues.workers import STOP_TIMEOUT_S, AsyncWorker, Handler, ThreadWorker
 from rayq.client.timeouts import takes_timeout
 from rayq.client.user_objects import closing_after, no_pickle_error
 from rayq.errors import InvalidRequestError
@@ -30,12 +30,19 @@ from rayq.records import RecordMetadata
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PutT = TypeVar("PutT")
+WorkerT = TypeVar("WorkerT", ThreadWorker, AsyncWorker)
 
 
-class _Face:
-    """The part that both kinds have in common."""
+class _BaseQueue(Generic[PutT, WorkerT]):
+    """The part that both kinds of queue share. `put` returns a `PutT`."""
 
-    _core: QueueCore
+    put: Callable[..., PutT]
+
+    def __init__(self, core: QueueCore) -> None:
+        self._core = core
+        self._functions: Functions[PutT] = Functions()
+        self._workers: list[WorkerT] = []
 
     @property
     def name(self) -> str:
@@ -53,22 +60,57 @@ class _Face:
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a queue")
 
-    def _only_topic(self) -> str:
-        """The topic that records are put into. Raises InvalidRequestError, ClosedError."""
+    def _addressed(
+        self, headers: PutHeaders, delay_s: Any, deliver_at: Any
+    ) -> tuple[str, PutHeaders]:
+        """The topic that records are put into, and their headers with the due time. Raises
+        InvalidRequestError, ClosedError."""
         self._core.check_open()
         if len(self._core.queues) != 1:
             raise InvalidRequestError(
                 f"This takes from several queues ({', '.join(self._core.names)}): put records by "
                 "cluster.queue(name) of one of them."
             )
-        return self._core.queues[0].queue.topic
-
-    def _due(self, headers: PutHeaders, delay_s: Any, deliver_at: Any) -> PutHeaders:
         wall_ms = self._core.client.environment.clock.wall_ms()
-        return with_due_time(headers, delay_s, deliver_at, wall_ms)
+        headers = with_due_time(headers, delay_s, deliver_at, wall_ms)
+        return self._core.queues[0].queue.topic, headers
+
+    # --- tasks and workers ----------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R, PutT]: ...
+    @overload
+    def task(
+        self, /, *, name: str | None = None, retries: int | None = None
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R, PutT]]: ...
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """Makes a function a task: `function.delay(...)` writes a record, and a worker (`work`)
+        calls the function for it. `name` (module and qualified name by default) identifies the
+        function in every process. After `retries` further tries (and after the queue's
+        `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
+        and arrive as the annotations say: `delay` refuses an argument that would arrive as
+        something else. With an `AsyncQueue`, `delay` returns a coroutine to await, and functions
+        may be coroutine functions; others run in threads. Raises HandlerError (no function, or one
+        with `yield`), InvalidRequestError."""
+        if function is not None:
+            return self._functions.add(function, name, retries, self.put)
+        return lambda given: self._functions.add(given, name, retries, self.put)
+
+    def stop(self) -> None:
+        """Makes each `work` of this queue return, once its handlers have ended. May be called from
+        any thread."""
+        for worker in list(self._workers):
+            worker.stop()
 
 
-class Queue(_Face):
+class Queue(_BaseQueue[RecordMetadata, ThreadWorker]):
     """A queue for any number of threads, which puts records into it and takes them out; made by
     `cluster.queue(name)` or `cluster.create_queue(name)`.
 
@@ -84,13 +126,11 @@ class Queue(_Face):
         background: BackgroundLoop,
         make_producer: Callable[[], Producer[bytes, bytes]],
     ) -> None:
-        self._core = core
+        super().__init__(core)
         self._background = background
         self._make_producer = make_producer
         self._producers: list[Producer[bytes, bytes]] = []
         """At most one, made at the first put."""
-        self._functions: Functions[RecordMetadata] = Functions()
-        self._workers: list[ThreadWorker] = []
         background.on_fork(self._forked)
 
     def _forked(self) -> None:
@@ -125,8 +165,7 @@ class Queue(_Face):
         `Producer.send_and_wait`, such as DeliveryTimeoutError and RecordTooLargeError, and
         InvalidRequestError (several queues, a time without zone).
         """
-        topic = self._only_topic()
-        headers = self._due(headers, delay_s, deliver_at)
+        topic, headers = self._addressed(headers, delay_s, deliver_at)
         return self._sender().send_and_wait(
             topic, value, key=key, headers=headers, timeout_s=timeout_s
         )
@@ -143,8 +182,7 @@ class Queue(_Face):
         """Writes one record as `put` does, without waiting: the future's `result()` has its
         partition and offset. Use it for many records: they travel in batches. `close` waits for
         them."""
-        topic = self._only_topic()
-        headers = self._due(headers, delay_s, deliver_at)
+        topic, headers = self._addressed(headers, delay_s, deliver_at)
         return self._sender().send(topic, value, key=key, headers=headers)
 
     def put_many(
@@ -157,8 +195,8 @@ class Queue(_Face):
     ) -> None:
         """Writes many records; `keys` has one (or None) for each. Returns once all are durable.
         Raises as `put` does; some of the records may be written then."""
-        sender, topic = self._sender(), self._only_topic()
-        headers = self._due(None, delay_s, deliver_at)
+        sender = self._sender()
+        topic, headers = self._addressed(None, delay_s, deliver_at)
         if headers is None:
             sender.send_many(topic, values, keys=keys).result()
             return
@@ -201,33 +239,6 @@ class Queue(_Face):
 
     # --- tasks and workers ----------------------------------------------------------------------
 
-    @overload
-    def task(
-        self, function: Callable[P, R], /
-    ) -> TaskFunction[P, R, RecordMetadata]: ...
-    @overload
-    def task(
-        self, /, *, name: str | None = None, retries: int | None = None
-    ) -> Callable[[Callable[P, R]], TaskFunction[P, R, RecordMetadata]]: ...
-    def task(
-        self,
-        function: Callable[P, R] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        retries: int | None = None,
-    ) -> Any:
-        """Makes a function a task: `function.delay(...)` writes a record, and a worker (`work`)
-        calls the function for it. `name` (module and qualified name by default) identifies the
-        function in every process. After `retries` further tries (and after the queue's
-        `max_deliveries` in any case) the record goes to the dead letters. Arguments travel as JSON
-        and arrive as the annotations say: `delay` refuses an argument that would arrive as
-        something else. Raises HandlerError (no function, or one with `yield`),
-        InvalidRequestError."""
-        if function is not None:
-            return self._functions.add(function, name, retries, self.put)
-        return lambda given: self._functions.add(given, name, retries, self.put)
-
     def work(
         self,
         handler: Handler | None = None,
@@ -254,7 +265,7 @@ class Queue(_Face):
         self._core.set_prefetch(prefetch)
         self._core.check_open()
         self._background.check_callable()
-        worker = ThreadWorker(self, handler, self._functions)
+        worker = ThreadWorker(self.take, handler, self._functions)
         self._workers.append(worker)
         ended_by: BaseException | None = None
         try:
@@ -266,12 +277,6 @@ class Queue(_Face):
             self._workers.remove(worker)
             with closing_after(ended_by):
                 self._run(self._core.rest())
-
-    def stop(self) -> None:
-        """Makes each `work` of this queue return, once its handlers have ended. May be called from
-        any thread."""
-        for worker in list(self._workers):
-            worker.stop()
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -305,7 +310,7 @@ class Queue(_Face):
             self.close()
 
 
-class AsyncQueue(_Face):
+class AsyncQueue(_BaseQueue[Coroutine[Any, Any, RecordMetadata], AsyncWorker]):
     """A `Queue` on the running event loop, made by `cluster.async_queue(name)`. Each method does
     the same as the method of `Queue` with that name, as a coroutine; the methods of a `QueueTask`
     are plain calls here, too."""
@@ -313,11 +318,9 @@ class AsyncQueue(_Face):
     def __init__(
         self, core: QueueCore, make_producer: Callable[[], AsyncProducer[bytes, bytes]]
     ) -> None:
-        self._core = core
+        super().__init__(core)
         self._make_producer = make_producer
         self._producer: AsyncProducer[bytes, bytes] | None = None
-        self._functions: Functions[Coroutine[Any, Any, RecordMetadata]] = Functions()
-        self._workers: list[AsyncWorker] = []
 
     def _sender(self) -> AsyncProducer[bytes, bytes]:
         if self._producer is None:
@@ -337,8 +340,7 @@ class AsyncQueue(_Face):
     ) -> RecordMetadata:
         """Puts a record as `Queue.put` does."""
         await self._core.open()
-        topic = self._only_topic()
-        headers = self._due(headers, delay_s, deliver_at)
+        topic, headers = self._addressed(headers, delay_s, deliver_at)
         return await self._sender().send_and_wait(
             topic, value, key=key, headers=headers, timeout_s=timeout_s
         )
@@ -354,8 +356,7 @@ class AsyncQueue(_Face):
     ) -> DeliveryFuture:
         """Sends a record as `Queue.send` does, and returns once it is accepted."""
         await self._core.open()
-        topic = self._only_topic()
-        headers = self._due(headers, delay_s, deliver_at)
+        topic, headers = self._addressed(headers, delay_s, deliver_at)
         return await self._sender().send(topic, value, key=key, headers=headers)
 
     async def put_many(
@@ -368,8 +369,8 @@ class AsyncQueue(_Face):
     ) -> None:
         """Puts records as `Queue.put_many` does."""
         await self._core.open()
-        sender, topic = self._sender(), self._only_topic()
-        headers = self._due(None, delay_s, deliver_at)
+        sender = self._sender()
+        topic, headers = self._addressed(None, delay_s, deliver_at)
         if headers is None:
             await (await sender.send_many(topic, values, keys=keys))
             return
@@ -398,30 +399,6 @@ class AsyncQueue(_Face):
         self._core.check_open()
         await self._core.flush(timeout_s)
 
-    @overload
-    def task(
-        self, function: Callable[P, R], /
-    ) -> TaskFunction[P, R, Coroutine[Any, Any, RecordMetadata]]: ...
-    @overload
-    def task(
-        self, /, *, name: str | None = None, retries: int | None = None
-    ) -> Callable[
-        [Callable[P, R]], TaskFunction[P, R, Coroutine[Any, Any, RecordMetadata]]
-    ]: ...
-    def task(
-        self,
-        function: Callable[P, R] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        retries: int | None = None,
-    ) -> Any:
-        """Makes a function a task as `Queue.task` does; `delay` returns a coroutine to await.
-        Functions may be coroutine functions; others run in threads."""
-        if function is not None:
-            return self._functions.add(function, name, retries, self.put)
-        return lambda given: self._functions.add(given, name, retries, self.put)
-
     async def work(
         self,
         handler: Handler | None = None,
@@ -440,7 +417,7 @@ class AsyncQueue(_Face):
         idle_s, stop_timeout_s = worker_times(stop_when_idle_s, stop_timeout_s)
         self._core.set_prefetch(prefetch)
         await self._core.open()
-        worker = AsyncWorker(self, handler, self._functions)
+        worker = AsyncWorker(self.take, handler, self._functions)
         self._workers.append(worker)
         ended_by: BaseException | None = None
         try:
@@ -452,11 +429,6 @@ class AsyncQueue(_Face):
             self._workers.remove(worker)
             with closing_after(ended_by):
                 await self._core.rest()
-
-    def stop(self) -> None:
-        """Stops workers as `Queue.stop` does."""
-        for worker in list(self._workers):
-            worker.stop()
 
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:

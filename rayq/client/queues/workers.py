@@ -13,9 +13,10 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import copy_context
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from rayq.client.callbacks import call_here, outcome_of
 from rayq.client.queues.functions import Functions
@@ -42,28 +43,11 @@ WATCH_S = 0.1
 Handler = Callable[[QueueTask], Any]
 
 
-class TakesTasks(Protocol):
-    """The queue of a worker for threads."""
-
-    def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]: ...
-
-
-class AsyncTakesTasks(Protocol):
-    """The queue of a worker on an event loop."""
-
-    async def take(self, count: int = 1, timeout_s: float = 1.0) -> list[QueueTask]: ...
-
-
-def call_of(
-    task: QueueTask, handler: Handler | None, functions: Functions[Any], is_async: bool = False
-) -> tuple[Callable[[], Any], bool, int | None]:
-    """The call that handles a record, whether it is a coroutine function (as the handler
-    `is_async`), and its number of retries. Raises LookupError, TaskArgumentsError."""
-    if handler is not None:
-        return lambda: handler(task), is_async, None
-    function = functions.of(task)
-    args, kwargs = function.arguments(task.value)
-    return lambda: function.function(*args, **kwargs), function.is_async, function.retries
+Take = Callable[[int, float], list[QueueTask]]
+AsyncTake = Callable[[int, float], Awaitable[list[QueueTask]]]
+Call = tuple[Callable[[], Any], bool, int | None]
+"""The call that handles a record, whether it is of a coroutine function, and its number of
+retries."""
 
 
 def check_done(result: object) -> BaseException | None:
@@ -71,8 +55,13 @@ def check_done(result: object) -> BaseException | None:
     return None if result is None else call(check_ran, "The function", result)[1]
 
 
-def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> None:
-    """Gives a record back, or rejects it at its last delivery, after its handler raised."""
+def settle(task: QueueTask, error: BaseException | None, retries: int | None) -> None:
+    """Acknowledges a record. If its handler raised, gives it back, or rejects it at its last
+    delivery."""
+    if error is None:
+        _settle(task, task.ack)
+        return
+    failure = error
     logger.warning(
         "queue %s: offset %d of %s-%d failed (delivery %d): %s",
         task.queue,
@@ -80,16 +69,16 @@ def note_failure(task: QueueTask, error: BaseException, retries: int | None) -> 
         task.topic,
         task.partition,
         task.delivery_count,
-        told(error),
+        told(failure),
     )
-    _settle(task, lambda: task.fail(error, retries))
+    _settle(task, lambda: task.fail(failure, retries))
 
 
-def note_no_call(task: QueueTask, error: BaseException) -> None:
-    """Handles the error of `call_of`, if nothing was called. Another try would not help with
-    arguments that no function takes; another worker may know the function."""
+def settle_uncalled(task: QueueTask, error: BaseException) -> None:
+    """Settles a record of which nothing was called. Another try would not help with arguments that
+    no function takes; another worker may know the function."""
     if not isinstance(error, TaskArgumentsError):
-        note_failure(task, error, None)
+        settle(task, error, None)
         return
     logger.warning("queue %s: %s was rejected: %s", task.queue, task, error)
     _settle(task, lambda: task.reject(str(error)))
@@ -108,16 +97,12 @@ def first_of(failures: Sequence[BaseException]) -> BaseException | None:
     return failures[0] if failures else None
 
 
-def note_success(task: QueueTask) -> None:
-    _settle(task, task.ack)
-
-
-def _settle(task: QueueTask, settle: Callable[[], None]) -> None:
+def _settle(task: QueueTask, decide: Callable[[], None]) -> None:
     """Settles a record unless the handler has settled it."""
     if task.is_settled:
         return
     try:
-        settle()
+        decide()
     except (LockLostError, ClosedError) as lost:
         logger.warning("queue %s: %s", task.queue, lost)
 
@@ -142,21 +127,57 @@ class Activity:
         return 0.0 if self.busy else time.monotonic() - self.last_s
 
 
-class ThreadWorker:
+class Worker:
+    """The part that both kinds of worker share. `is_async`: the handler is a coroutine function."""
+
+    def __init__(
+        self, handler: Handler | None, functions: Functions[Any], *, is_async: bool = False
+    ) -> None:
+        self._handler = handler
+        self._functions = functions
+        self._is_async = is_async
+        self._activities: list[Activity] = []
+
+    def _new_activity(self) -> Activity:
+        self._activities.append(Activity())
+        return self._activities[-1]
+
+    def _is_idle(self, stop_when_idle_s: float | None) -> bool:
+        """Returns whether the worker had nothing to do for so long that it ends."""
+        idle_s = min(activity.idle_s() for activity in self._activities)
+        return stop_when_idle_s is not None and idle_s >= stop_when_idle_s
+
+    def _call_of(self, task: QueueTask) -> Call | None:
+        """The call that handles a record. None: there is none, and the record is settled."""
+        found, error = call_here(self._find, task)
+        if error is not None:
+            settle_uncalled(task, error)
+            return None
+        call: Call = found
+        return call
+
+    def _find(self, task: QueueTask) -> Call:
+        """Raises LookupError, TaskArgumentsError."""
+        if (handler := self._handler) is not None:
+            return lambda: handler(task), self._is_async, None
+        function = self._functions.of(task)
+        args, kwargs = function.arguments(task.value)
+        return lambda: function.function(*args, **kwargs), function.is_async, function.retries
+
+
+class ThreadWorker(Worker):
     """One call of `Queue.work`."""
 
     def __init__(
-        self, queue: TakesTasks, handler: Handler | None, functions: Functions[Any]
+        self, take: Take, handler: Handler | None, functions: Functions[Any]
     ) -> None:
         instead = "It needs an event loop: use cluster.async_queue()."
         if handler is not None:
             check_function("The handler", handler, instead=instead)
         else:
             functions.check_plain(instead)
-        self._queue = queue
-        self._handler = handler
-        self._functions = functions
-        self._activities: list[Activity] = []
+        super().__init__(handler, functions)
+        self._take = take
         self._is_stopped = False
         self.failures: list[BaseException] = []
 
@@ -171,18 +192,14 @@ class ThreadWorker:
         threads: list[threading.Thread] = []
         try:
             for number in range(concurrency):
-                activity = Activity()
-                thread = threading.Thread(
-                    target=self._work, args=(activity,), name=f"rayq-worker-{number}", daemon=True
-                )
+                target, name = partial(self._work, self._new_activity()), f"rayq-worker-{number}"
+                thread = threading.Thread(target=target, name=name, daemon=True)
                 thread.start()
                 threads.append(thread)
-                self._activities.append(activity)
             with _stopped_by_sigterm(self.stop):
                 while self._goes_on():
                     time.sleep(WATCH_S)
-                    idle_s = min(activity.idle_s() for activity in self._activities)
-                    if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
+                    if self._is_idle(stop_when_idle_s):
                         break
         finally:
             self._is_stopped = True
@@ -212,7 +229,7 @@ class ThreadWorker:
     def _loop(self, activity: Activity) -> None:
         while self._goes_on():
             try:
-                tasks = self._queue.take(1, TAKE_S)
+                tasks = self._take(1, TAKE_S)
             except RayqError as error:
                 if not self._goes_on():  # The queue was closed meanwhile.
                     return
@@ -226,18 +243,11 @@ class ThreadWorker:
                     self._handle(task)
 
     def _handle(self, task: QueueTask) -> None:
-        found, error = call(call_of, task, self._handler, self._functions)
-        if error is not None:
-            note_no_call(task, error)
+        if (found := self._call_of(task)) is None:
             return
         handle, _, retries = found
         result, error = call(handle)
-        if error is None:
-            error = check_done(result)
-        if error is not None:
-            note_failure(task, error, retries)
-        else:
-            note_success(task)
+        settle(task, check_done(result) if error is None else error, retries)
 
 
 @contextlib.contextmanager
@@ -288,21 +298,19 @@ def _loop_stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
-class AsyncWorker:
+class AsyncWorker(Worker):
     """One call of `AsyncQueue.work`. Coroutine functions run on the event loop, others in threads,
     as many as the worker handles records at once; awaitables that they return are awaited on the
     loop."""
 
     def __init__(
-        self, queue: AsyncTakesTasks, handler: Handler | None, functions: Functions[Any]
+        self, take: AsyncTake, handler: Handler | None, functions: Functions[Any]
     ) -> None:
         if handler is not None:
             check_function("The handler", handler, is_awaited=True)
-        self._queue = queue
-        self._handler = handler
-        self._is_async = handler is not None and is_coroutine_function(handler)
-        self._functions = functions
-        self._activities: list[Activity] = []
+        is_async = handler is not None and is_coroutine_function(handler)
+        super().__init__(handler, functions, is_async=is_async)
+        self._take = take
         self._wanted = asyncio.Event()
         self._event_loop = asyncio.get_running_loop()
 
@@ -317,15 +325,14 @@ class AsyncWorker:
         """Runs until it is stopped. Cancelled, it cancels the handlers, whose records are given
         back."""
         threads = ThreadPool(concurrency)
-        workers: list[asyncio.Task[None]] = []
-        for _ in range(concurrency):
-            self._activities.append(Activity())
-            workers.append(asyncio.ensure_future(self._loop(self._activities[-1], threads)))
+        workers = [
+            asyncio.ensure_future(self._loop(self._new_activity(), threads))
+            for _ in range(concurrency)
+        ]
         try:
             with _loop_stopped_by_sigterm(self.stop):
                 while not self._wanted.is_set() and not any(worker.done() for worker in workers):
-                    idle_s = min(activity.idle_s() for activity in self._activities)
-                    if stop_when_idle_s is not None and idle_s >= stop_when_idle_s:
+                    if self._is_idle(stop_when_idle_s):
                         break
                     with contextlib.suppress(asyncio.TimeoutError):
                         async with asyncio.timeout(WATCH_S):
@@ -360,7 +367,7 @@ class AsyncWorker:
     async def _loop(self, activity: Activity, threads: ThreadPool) -> None:
         while not self._wanted.is_set():
             try:
-                tasks = await self._queue.take(1, TAKE_S)
+                tasks = await self._take(1, TAKE_S)
             except RayqError as error:
                 if self._wanted.is_set():  # The queue was closed meanwhile.
                     return
@@ -375,21 +382,14 @@ class AsyncWorker:
 
     async def _handle(self, task: QueueTask, threads: ThreadPool) -> None:
         try:
-            found, error = call_here(
-                call_of, task, self._handler, self._functions, self._is_async
-            )
-            if error is not None:
-                note_no_call(task, error)
+            if (found := self._call_of(task)) is None:
                 return
             handle, is_async, retries = found
             error = await self._failure(handle, is_async, threads)
         except BaseException:  # The worker is cancelled, or the program interrupted.
             give_back(task)
             raise
-        if error is not None:
-            note_failure(task, error, retries)
-        else:
-            note_success(task)
+        settle(task, error, retries)
 
     async def _failure(
         self, handle: Callable[[], Any], is_async: bool, threads: ThreadPool
