@@ -48,7 +48,7 @@ from proving.simulation.server_view import (
 )
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.remote.adoption import Adoption
+from rayq.actors.remote.catch_up import RemoteCatchUp
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -141,7 +141,7 @@ class _Batches:
 class _Seen:
     """A replica as it was at the last check."""
 
-    role: Leader | Follower | Adoption | None = None
+    role: Leader | Follower | RemoteCatchUp | None = None
     leader: PartitionState | None = None
     high_watermark: int = 0
     generation: int = -1

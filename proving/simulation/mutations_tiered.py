@@ -11,7 +11,7 @@ from rayq import messages
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.controller.controller import Controller
-from rayq.actors.remote import manifests, remote_log, sweeps, uploads
+from rayq.actors.remote import manifests, object_collector, remote_log, uploads
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
@@ -194,7 +194,7 @@ def follower_begins_at_the_high_watermark() -> list[Patch]:
 
 @plants("40", "a leader that lacks what is stored appends where its own log ends", TIERED)
 def short_leader_leads() -> list[Patch]:
-    return [(replica, "must_adopt", lambda log, assignment: False)]
+    return [(replica, "must_catch_up", lambda log, assignment: False)]
 
 
 # --- what leaves the store ------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def deleted_before_the_list() -> list[Patch]:
         manifest = await self.log.manifest()
         if manifest is not None:
             start = self._replica_log.log.persisted_log_start
-            await self._sweeps._delete(
+            await self._collector._delete(
                 [item.name for item in manifest.objects if item.end <= start]
             )
         await change_list(self, clock_watch, deletes=deletes)
@@ -218,7 +218,9 @@ def deleted_before_the_list() -> list[Patch]:
 
 @plants("41", "what leaves the list is deleted at once", TIERED)
 def deleted_without_delay() -> list[Patch]:
-    return [(sweeps, "due", lambda removed, now_ms, delay_ms: [name for name, _ in removed])]
+    return [
+        (object_collector, "due", lambda removed, now_ms, delay_ms: [name for name, _ in removed])
+    ]
 
 
 @plants("41", "what is on disk and in the store counts twice for retention", TIERED)
@@ -277,12 +279,12 @@ def renewed_pins_keep_their_time() -> list[Patch]:
 
 @plants("41", "what leaves the list is deleted by a wall clock that leaps", TIERED)
 def deleted_by_a_leaping_clock() -> list[Patch]:
-    delete_removed = sweeps.Sweeps.delete_removed
+    delete_removed = object_collector.ObjectCollector.delete_removed
 
     async def mutated(self: Any, manifest: Any, now_ms: int) -> Any:
         return await delete_removed(self, manifest, self._environment.clock.wall_ms())
 
-    return [(sweeps.Sweeps, "delete_removed", mutated)]
+    return [(object_collector.ObjectCollector, "delete_removed", mutated)]
 
 
 @plants("42", "what a deleted topic left is removed by a wall clock that leaps", TIERED)
@@ -304,7 +306,7 @@ def later_epochs_swept() -> list[Patch]:
     def mutated(listed: Any, **options: Any) -> Any:
         return sweepable(listed, **options | {"leader_epoch": EVERYTHING})
 
-    return [(sweeps, "sweepable", mutated)]
+    return [(object_collector, "sweepable", mutated)]
 
 
 @plants("42", "what a deleted topic left in the store stays there", TIERED)

@@ -49,7 +49,7 @@ from proving.simulation.workload_moves import OPERATORS, Operators
 from proving.simulation.workload_transactions import TransactionWorkload
 from rayq import messages
 from rayq.actors.broker import remote_garbage
-from rayq.actors.remote import adoption, sweeps
+from rayq.actors.remote import catch_up, object_collector
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
@@ -86,8 +86,8 @@ SMALL = (
     (remote_garbage, "LATE_PUTS_MS", 65_000),  # Lists may be a minute old.
     (remote_garbage, "LOOK_INTERVAL_S", 2.0),
     (remote_garbage, "CLOCK_LOOK_S", 0.2),
-    (sweeps, "SUPERSEDED_S", 10.0),
-    (adoption, "LISTING_DELAY_S", 5.0),
+    (object_collector, "SUPERSEDED_S", 10.0),
+    (catch_up, "LISTING_DELAY_S", 5.0),
 )
 """Constants of the code that a run is too small for."""
 

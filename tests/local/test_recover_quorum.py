@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq.actors.remote import adoption
+from rayq.actors.remote import catch_up
 from rayq.client.environment import system_environment
 from rayq.core.cluster.records import VotersChanged, decode_record
 from rayq.errors import DirectoryInUseError, InvalidRequestError
@@ -127,7 +127,7 @@ def test_what_older_metadata_does_not_know_comes_back_from_the_object_store(
 ) -> None:
     """All disks are lost but one copy of the metadata, from before anything was stored: the leader
     finds what is in the object store, and goes on behind it."""
-    monkeypatch.setattr(adoption, "LISTING_DELAY_S", 0.0)
+    monkeypatch.setattr(catch_up, "LISTING_DELAY_S", 0.0)
     (tmp_path / "store").mkdir()
     options = {**FAST, "remote_storage_url": f"file://{tmp_path}/store"}
     metadata, old = tmp_path / "broker-2/metadata", tmp_path / "old"

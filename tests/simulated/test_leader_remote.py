@@ -14,7 +14,7 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.remote import sweeps
+from rayq.actors.remote import object_collector
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -683,7 +683,7 @@ def test_manifests_that_were_replaced_are_deleted_soon() -> None:
             await led.write(10)
             await led.look()
         assert len(led.controller.moves) == 4 == len(led.objects.names(ObjectKind.MANIFEST))
-        await led.look(sweeps.SUPERSEDED_S)
+        await led.look(object_collector.SUPERSEDED_S)
         pointer = led.controller.pointer
         assert pointer is not None and led.objects.names(ObjectKind.MANIFEST) == [pointer.manifest]
 
@@ -724,12 +724,12 @@ def test_a_sweep_leaves_objects_alone_while_a_later_manifest_may_be_adopted() ->
         led.objects.put(later, b"")
         remote = led.leader.remote
         assert remote is not None
-        await remote._sweeps.sweep()
+        await remote._collector.sweep()
         assert data in led.objects.store
         await led.look(2 * HOUR_MS / 1000)
-        await remote._sweeps.sweep()
+        await remote._collector.sweep()
         assert data in led.objects.store and later not in led.objects.store
-        await remote._sweeps.sweep()
+        await remote._collector.sweep()
         assert data not in led.objects.store
         led.check()
 

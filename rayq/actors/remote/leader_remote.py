@@ -17,10 +17,10 @@ import msgspec
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.remote.object_collector import ObjectCollector
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
-from rayq.actors.remote.sweeps import Sweeps
 from rayq.actors.remote.uploads import Uploads, waiting
 from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -74,7 +74,7 @@ class LeaderRemote:
         self.reads = RemoteReads(replica_log, remote_log)
         self._uploads = Uploads(replica_log, remote_log)
         self._retention = RemoteRetention(replica_log, remote_log)
-        self._sweeps = Sweeps(environment, remote_log, config.remote_delete_delay_ms)
+        self._collector = ObjectCollector(environment, remote_log, config.remote_delete_delay_ms)
         self.verification = Verification(replica_log, remote_log, self._uploads)
         self._task: asyncio.Task[None] | None = None
         self.trouble: str | None = None
@@ -142,7 +142,7 @@ class LeaderRemote:
             logger.warning("%s", error)
 
     def _is_due(self, now_s: float) -> bool:
-        superseded_s = self._sweeps.next_superseded_s()
+        superseded_s = self._collector.next_superseded_s()
         return (
             now_s >= min(self._look_s, self._sweep_s)
             or (superseded_s is not None and now_s >= superseded_s)
@@ -195,10 +195,10 @@ class LeaderRemote:
             await self._change_list(clock_watch, deletes=looks)
         if failure is not None:
             raise failure
-        await self._sweeps.delete_superseded()
+        await self._collector.delete_superseded()
         if now_s >= self._sweep_s:
             self._sweep_s = now_s + min(SWEEP_RETRY_S, self._sweep_interval_s)
-            await self._sweeps.sweep()
+            await self._collector.sweep()
             self._sweep_s = now_s + self._sweep_interval_s
 
     async def _change_list(self, clock_watch: ClockWatch, *, deletes: bool) -> None:
@@ -210,7 +210,7 @@ class LeaderRemote:
             return
         deleted, ahead = list[str](), list[str]()
         if manifest is not None and deletes:
-            deleted = await self._sweeps.delete_removed(manifest, clock_watch.now_ms())
+            deleted = await self._collector.delete_removed(manifest, clock_watch.now_ms())
             ahead = dated_ahead(manifest.removed, clock_watch.latest_ms())
         log, now_ms = self._replica_log.log, clock_watch.latest_ms()
         log_start = log.persisted_log_start

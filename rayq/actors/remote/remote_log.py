@@ -42,7 +42,7 @@ COMMIT_RETRY_MAX_S = 5.0
 
 class RemoteLog:
     """See the module. It lives for one leader epoch, from before the leader appends (see
-    `adoption`) until `end`."""
+    `catch_up`) until `end`."""
 
     def __init__(
         self,

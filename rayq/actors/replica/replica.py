@@ -18,7 +18,7 @@ from rayq.actors.hosting import RunCleaner
 from rayq.actors.peers import Peers
 from rayq.actors.queues.leader_queues import LeaderQueues
 from rayq.actors.queues.queue_keeper import QueueKeeper
-from rayq.actors.remote.adoption import Adoption, must_adopt
+from rayq.actors.remote.catch_up import RemoteCatchUp, must_catch_up
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import waiting
@@ -103,7 +103,7 @@ class Replica:
             is_alone=self._is_alone,
         )
         self.where = self._replica_log.where
-        self._role: Leader | Follower | Adoption | None = None
+        self._role: Leader | Follower | RemoteCatchUp | None = None
         self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
         self._queues: LeaderQueues | None = None
         """The queues of a data partition, while this replica leads it."""
@@ -235,19 +235,19 @@ class Replica:
         """The leader's role in this epoch. None: it begins once the log continues at the end of the
         list of objects."""
         role, is_new = self._role, True
-        if isinstance(role, Leader | Adoption):
+        if isinstance(role, Leader | RemoteCatchUp):
             is_new = role.leader_epoch != assignment.leader_epoch
-        if is_new or (isinstance(role, Adoption) and not self._has_remote(assignment)):
+        if is_new or (isinstance(role, RemoteCatchUp) and not self._has_remote(assignment)):
             self._end_role(f"epoch {assignment.leader_epoch} begins")
             remote_log = self._remote_log_of(assignment)
-            if remote_log is not None and must_adopt(self._replica_log.log, assignment):
-                self._role = Adoption(
+            if remote_log is not None and must_catch_up(self._replica_log.log, assignment):
+                self._role = RemoteCatchUp(
                     self._replica_log, assignment, remote_log, on_done=self._adopted
                 )
                 self._role.start()
                 return None
             role = self._role = self._leader_of(assignment, remote_log)
-        assert isinstance(role, Leader | Adoption)
+        assert isinstance(role, Leader | RemoteCatchUp)
         if (
             isinstance(role, Leader)
             and role.remote is None
@@ -258,7 +258,7 @@ class Replica:
         return role if isinstance(role, Leader) else None
 
     def _adopted(self) -> None:
-        assert isinstance(self._role, Adoption)
+        assert isinstance(self._role, RemoteCatchUp)
         self._role = leader = self._leader_of(self.assignment, self._role.remote_log)
         leader.committed(self.assignment)
         self._lead_queues(leader, self.assignment)
@@ -326,7 +326,7 @@ class Replica:
         if not isinstance(role, Leader):
             failure = self._replica_log.failure
             because = "" if failure is None else f" (it stopped: {failure})"
-            if isinstance(role, Adoption):
+            if isinstance(role, RemoteCatchUp):
                 because = f" yet ({self._replica_log.trouble or 'its log is being adopted'})"
             raise NotLeaderError(
                 f"Broker {self._replica_log.broker} does not lead {self.where}{because}: ask for "

@@ -1,4 +1,4 @@
-"""Adoption of the remote log by a new leader, before it appends: its own log must continue where
+"""Catch-up of a new leader with the remote log, before it appends: its own log must continue where
 the committed list of objects ends (docs/protocol.md).
 
 It restarts its log at that end if it lacks the last of these records or has a different one at that
@@ -43,8 +43,9 @@ RETRY_S = 0.2
 RETRY_MAX_S = 10.0
 
 
-def must_adopt(log: Log, assignment: messages.PartitionAssignment) -> bool:
-    """Returns whether the leader of this assignment must adopt the remote log before it appends."""
+def must_catch_up(log: Log, assignment: messages.PartitionAssignment) -> bool:
+    """Returns whether the leader of this assignment must catch up with the remote log before it
+    appends."""
     pointer = assignment.remote
     return (
         assignment.is_remote_doubted
@@ -86,7 +87,7 @@ def _lacks_epochs(log: Log, pointer: RemotePointer) -> bool:
     return log.start_offset < min(first, pointer.end)
 
 
-class Adoption:
+class RemoteCatchUp:
     """The role of a replica that is about to lead. It retries until it is done, or until `end`;
     then it calls `on_done`."""
 

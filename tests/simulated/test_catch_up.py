@@ -12,7 +12,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
-from rayq.actors.remote.adoption import LISTING_DELAY_S, Adoption, must_adopt
+from rayq.actors.remote.catch_up import LISTING_DELAY_S, RemoteCatchUp, must_catch_up
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
@@ -191,9 +191,9 @@ def adopt(
             has_lease=lambda: True,
         )
         found = Adopted(replica, remote_log)
-        found.was_needed = must_adopt(replica.log, assignment)
+        found.was_needed = must_catch_up(replica.log, assignment)
         if found.was_needed:
-            adoption = Adoption(
+            adoption = RemoteCatchUp(
                 replica, assignment, remote_log, on_done=lambda: setattr(found, "is_done", True)
             )
             adoption.start()
@@ -231,7 +231,7 @@ def test_a_log_that_ends_below_restarts_at_the_end_of_the_list() -> None:
     assert found.starts == (13, 40, 40)
     assert found.log.epochs.entries() == EPOCHS
     assert (found.replica.high_watermark, found.replica.trouble) == (40, None)
-    assert not must_adopt(found.log, assigned(pointer))
+    assert not must_catch_up(found.log, assigned(pointer))
     assert store.moves == []
 
 
@@ -354,9 +354,9 @@ def test_epochs_that_the_disk_lost_come_from_the_manifest() -> None:
             ask_broker=store.ask_broker,
             has_lease=lambda: True,
         )
-        assert must_adopt(replica.log, assigned(pointer))
+        assert must_catch_up(replica.log, assigned(pointer))
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        Adoption(
+        RemoteCatchUp(
             replica, assigned(pointer), remote_log, on_done=lambda: done.set_result(None)
         ).start()
         await done

@@ -1,5 +1,5 @@
-"""Sweeps of the object store: they delete objects that left the committed list long enough ago,
-replaced manifests, and leftovers of crashes and failed attempts."""
+"""Garbage collection of a partition's objects in the store: of objects that left the committed list
+long enough ago, replaced manifests, and leftovers of crashes and failed attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE = checked_file.encode("remote-probe", 1, b"")
 """The content of an object that is written to learn its date."""
 
 
-class Sweeps:
+class ObjectCollector:
     """See the module. All methods raise RemoteStorageError and NotLeaderError."""
 
     def __init__(self, environment: Environment, remote_log: RemoteLog, delay_ms: int) -> None:
