@@ -48,10 +48,8 @@ from proving.simulation.server_view import (
 )
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.remote.catch_up import RemoteCatchUp
-from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica import Replica
+from rayq.actors.replica.replica import Replica, Role
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.core.cluster.records import (
     MetadataRecord,
@@ -141,7 +139,7 @@ class _Batches:
 class _Seen:
     """A replica as it was at the last check."""
 
-    role: Leader | Follower | RemoteCatchUp | None = None
+    role: Role | None = None
     leader: PartitionState | None = None
     high_watermark: int = 0
     generation: int = -1

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
+from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -214,11 +215,10 @@ def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
 ) -> None:
     async def work(environment: Environment, disk: HeldDisk) -> None:
         before = asyncio.all_tasks()
-        replica = Replica(
-            environment,
-            ClusterConfig(),
-            cast(Any, PlayedLeader([])),
-            assignment(),
+        context = ReplicaContext(
+            environment=environment,
+            config=ClusterConfig(),
+            pool=cast(Any, PlayedLeader([])),
             broker=0,
             incarnation="ours",
             has_lease=lambda: True,
@@ -229,6 +229,7 @@ def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
             peers=cast(Any, None),
             objects=cast(Any, None),
         )
+        replica = Replica(context, assignment())
         opening = asyncio.ensure_future(
             replica.open(directory(environment, tmp_path / "t-0", "id"))
         )

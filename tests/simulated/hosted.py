@@ -12,6 +12,7 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict
@@ -53,11 +54,10 @@ class Hosted:
         self.failures = 0
         self.changes = changes
         self.partition_epoch = 1
-        self.replica = Replica(
-            environment,
-            config,
-            cast(Any, self.leader),
-            self.given(),
+        context = ReplicaContext(
+            environment=environment,
+            config=config,
+            pool=cast(Any, self.leader),
             broker=0,
             incarnation="ours",
             has_lease=lambda: self.has_lease,
@@ -69,6 +69,7 @@ class Hosted:
             objects=self.objects,
             run_cleaner=run_cleaner,
         )
+        self.replica = Replica(context, self.given())
 
     @property
     def log(self) -> ReplicaLog:

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -34,10 +34,21 @@ COORDINATORS = {
     TRANSACTIONS_TOPIC: TransactionCoordinator,
     QUEUES_TOPIC: QueueKeeper,
 }
+PEER = cast(Any, None)
+NOTHING = memoryview(b"")
 HOUR_MS = 3_600_000
 DESCRIBE = messages.DescribeReplica("T", 0)
 SMALL: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES}
 OLD_GO: dict[str, Any] = {**SMALL, "retention_ms": 10_000}
+
+
+def request_for(kind: Any, leader_epoch: int) -> messages.ToCoordinator[Any]:
+    """A request that only this kind of coordinator answers."""
+    if kind is GroupCoordinator:
+        return messages.ListGroups(TOPIC_ID, 0, leader_epoch)
+    if kind is TransactionCoordinator:
+        return messages.DescribeOutcome(TOPIC_ID, 0, leader_epoch, 1, 1)
+    return messages.OpenQueueState(TOPIC_ID, 0, leader_epoch, "q", 0, 1, "opener")
 
 
 def epochs_asked_in(hosted: Hosted) -> set[int]:
@@ -189,7 +200,7 @@ def test_a_leader_answers_in_its_epoch_only(epoch: int, error: type[RayqError] |
         for ask in (
             lambda: replica.leader(epoch),
             lambda: replica.queues(epoch),
-            lambda: replica.coordinator(GroupCoordinator, epoch),
+            lambda: replica.handle(PEER, request_for(GroupCoordinator, epoch), NOTHING),
         ):
             with pytest.raises(error):
                 ask()
@@ -204,14 +215,12 @@ def test_a_leader_answers_in_its_epoch_only(epoch: int, error: type[RayqError] |
 def test_each_topic_of_rayqs_own_has_its_coordinator_and_others_have_queues(topic: str) -> None:
     async def work(hosted: Hosted) -> None:
         replica = hosted.replica
-        first: Any = None
+        first: Any = replica._coordinator
+        assert type(first) is COORDINATORS.get(topic, type(None))
         for kind in COORDINATORS.values():
-            if kind is COORDINATORS.get(topic):
-                first = replica.coordinator(kind, LEADER_EPOCH)
-                assert isinstance(first, kind)
-            else:
+            if kind is not type(first):
                 with pytest.raises(InvalidRequestError, match="coordinates no"):
-                    replica.coordinator(kind, LEADER_EPOCH)
+                    replica.handle(PEER, request_for(kind, LEADER_EPOCH), NOTHING)
         if topic == "t":
             queues = replica.queues(LEADER_EPOCH)
             hosted.told()
@@ -220,15 +229,15 @@ def test_each_topic_of_rayqs_own_has_its_coordinator_and_others_have_queues(topi
         with pytest.raises(InvalidRequestError, match="rayq's own"):
             replica.queues(LEADER_EPOCH)
         hosted.told()
-        assert replica.coordinator(type(first), LEADER_EPOCH) is first
+        assert replica._coordinator is first
         hosted.told(leader_epoch=9)
-        second = replica.coordinator(type(first), 9)
-        assert second is not first
+        second: Any = replica._coordinator
+        assert second is not first and type(second) is type(first)
         hosted.told(
             leader=1, leader_incarnation="theirs", leader_host="there", leader_epoch=10
         )
         with pytest.raises(NotLeaderError):
-            replica.coordinator(type(first), 10)
+            replica.handle(PEER, request_for(type(first), 10), NOTHING)
         assert first._ended is not None and second._ended is not None
 
     hosting(work, topic=topic, **LEADS)

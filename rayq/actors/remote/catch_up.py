@@ -28,6 +28,7 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.messages.remote_names import ObjectKind, parse_name
 from rayq.messages.remote_pointer import RemotePointer
+from rayq.metrics import Sample
 from rayq.storage.epochs import EpochCache
 from rayq.storage.log import Log
 from rayq.storage.remote.manifest import Manifest
@@ -126,6 +127,14 @@ class RemoteCatchUp:
             self._replica_log.guard(self._adopt_until_done), f"adopt {self._replica_log.where}"
         )
 
+    def is_for(self, assignment: messages.PartitionAssignment) -> bool:
+        """Returns whether this process is to lead in the same epoch, with records in the store."""
+        return (
+            self._replica_log.is_led_by_us(assignment)
+            and assignment.leader_epoch == self.leader_epoch
+            and self._replica_log.has_remote(assignment)
+        )
+
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """Takes the partition's committed metadata, in this epoch."""
         self._assignment = assignment
@@ -138,6 +147,10 @@ class RemoteCatchUp:
 
     def flushed(self, flushed_offset: int) -> None:
         """Does nothing: nobody waits for a flush yet."""
+
+    def measure(self) -> list[Sample]:
+        """Returns no metrics: it neither leads nor follows yet."""
+        return []
 
     async def _adopt_until_done(self) -> None:
         replica = self._replica_log

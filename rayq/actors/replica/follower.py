@@ -26,6 +26,7 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.storage.batch import parts_of
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -127,10 +128,13 @@ class Follower:
         if self._task is not None:
             self._task.cancel()
 
-    @property
-    def lag(self) -> int:
-        """Number of records that were committed at the last fetch and are missing here."""
-        return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
+    def measure(self) -> list[Sample]:
+        """Returns the number of records that were committed at the last fetch and are missing
+        here."""
+        replica, assignment = self._replica_log, self._assignment
+        lag = max(self._leader_high_watermark - replica.log.end_offset, 0)
+        at = {"topic": assignment.topic, "partition": assignment.partition}
+        return [replica.environment.metrics.sample("rayq_replica_lag", lag, **at)]
 
     def flushed(self, flushed_offset: int) -> None:
         """Tells the leader at once that this disk holds everything below the offset."""

@@ -41,6 +41,7 @@ from rayq.errors import (
 )
 from rayq.logs import log_event
 from rayq.messages.transaction_ids import is_transactional
+from rayq.metrics import Sample
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.wire.server import Peer
 
@@ -143,6 +144,11 @@ class Leader:
     def leader_epoch(self) -> int:
         return self.state.leader_epoch
 
+    def is_for(self, assignment: messages.PartitionAssignment) -> bool:
+        """Returns whether this process leads in the same epoch."""
+        is_ours = self._replica_log.is_led_by_us(assignment)
+        return is_ours and assignment.leader_epoch == self.leader_epoch
+
     def begin_remote(self, remote_log: RemoteLog) -> None:
         """Starts remote storage: the topic's closed segments go to the object store from now on, or
         are there."""
@@ -181,7 +187,7 @@ class Leader:
     def _remote_committed(
         self, remote: LeaderRemote, assignment: messages.PartitionAssignment
     ) -> None:
-        if assignment.remote is not None or self._replica_log.topic_config.remote_storage:
+        if self._replica_log.has_remote(assignment):
             remote.committed(assignment)
             return
         remote.end("the topic gave up its objects")
@@ -428,6 +434,26 @@ class Leader:
         answer = await self.remote.verification.verify(request)
         self.check()
         return answer
+
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def measure(self) -> list[Sample]:
+        """Returns the metrics; none without a lease, as another may lead by now."""
+        if not self._has_lease():
+            return []
+        assignment, sample = self._assignment, self._environment.metrics.sample
+        at = {"topic": assignment.topic, "partition": assignment.partition}
+        latest_offset = self._replica_log.high_watermark
+        earliest_offset = self._replica_log.log.start_offset
+        return [
+            sample("rayq_partition_latest_offset", latest_offset, **at),
+            sample("rayq_partition_earliest_offset", earliest_offset, **at),
+            sample("rayq_partition_in_sync_replicas", len(self.state.isr), **at),
+            sample("rayq_partition_replicas", len(assignment.replicas), **at),
+            *self.transactions.measure(self._environment.clock.monotonic()),
+            *([] if self.remote is None else self.remote.measure(at)),
+        ]
 
 
 Leader.handlers = HandlerTable(

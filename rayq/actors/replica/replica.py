@@ -1,41 +1,32 @@
 """One replica of one partition: it takes the role that the committed metadata gives it.
 
-`Leader` and `Follower` are the roles, `ReplicaLog` is what they share. A replica serves only while
-its process holds a lease, which means that its broker was heard within the last session.
+`Leader`, `Follower` and `RemoteCatchUp` are the roles, `ReplicaLog` is what they share. A replica
+serves only while its process holds a lease, which means that its broker was heard within the last
+session.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Awaitable
+from typing import Any, ClassVar, Protocol, cast
 
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
-from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers
-from rayq.actors.hosting import RunCleaner
-from rayq.actors.peers import Peers
 from rayq.actors.queues.leader_queues import LeaderQueues
-from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.remote.catch_up import RemoteCatchUp, must_catch_up
-from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import waiting
 from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
+from rayq.actors.replica.context import ReplicaContext
+from rayq.actors.replica.coordinators import COORDINATORS, MAKE_COORDINATOR
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
-from rayq.config import ClusterConfig
-from rayq.core.cluster.topic_changes import (
-    OFFSETS_TOPIC,
-    OWN_TOPICS,
-    QUEUES_TOPIC,
-    TRANSACTIONS_TOPIC,
-)
-from rayq.environment import Environment
+from rayq.core.cluster.topic_changes import OWN_TOPICS
 from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,
@@ -44,12 +35,31 @@ from rayq.errors import (
 )
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result
 
 logger = logging.getLogger(__name__)
-CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator, QueueKeeper)
-COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)
+
+
+class Role(Protocol):
+    """The work of a replica under one leader in one leader epoch. `end` is final."""
+
+    def is_for(self, assignment: messages.PartitionAssignment) -> bool:
+        """Returns whether this role continues under that assignment."""
+        ...
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """Takes newer metadata of the partition, under which this role continues."""
+        ...
+
+    def flushed(self, flushed_offset: int) -> None:
+        """Notes that this replica's disk holds everything below the offset."""
+        ...
+
+    def measure(self) -> list[Sample]:
+        """Returns the metrics of this role."""
+        ...
+
+    def end(self, reason: str) -> None: ...
 
 
 class Replica:
@@ -59,52 +69,25 @@ class Replica:
     handlers: ClassVar[HandlerTable]
 
     def __init__(
-        self,
-        environment: Environment,
-        config: ClusterConfig,
-        pool: ConnectionPool,
-        assignment: messages.PartitionAssignment,
-        *,
-        broker: int,
-        incarnation: str,
-        has_lease: Callable[[], bool],
-        propose: Callable[[messages.AlterPartition], Awaitable[None]],
-        on_failure: Callable[[], None],
-        ask_broker: messages.Ask,
-        metadata_version: Callable[[], int],
-        peers: Peers,
-        objects: ObjectLink,
-        run_cleaner: RunCleaner | None = None,
+        self, context: ReplicaContext, assignment: messages.PartitionAssignment
     ) -> None:
-        """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
-        replica stops for good, with the reason in its status. `ask_broker` sends a request to this
-        node's broker, whose metadata this process knows up to `metadata_version()`; `peers` to
-        other leaders, `objects` to the object server. Without `run_cleaner` threads of this process
-        compact logs."""
-        self._environment = environment
-        self._config = config
-        self._pool = pool
-        self._has_lease = has_lease
-        self._propose = propose
-        self._on_failure = on_failure
-        self._ask_broker = ask_broker
-        self._metadata_version = metadata_version
-        self._peers = peers
-        self._objects = objects
+        self._context = context
+        self._environment = environment = context.environment
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
-            config,
+            context.config,
             assignment,
-            broker=broker,
-            incarnation=incarnation,
+            broker=context.broker,
+            incarnation=context.incarnation,
             on_flushed=self._flushed,
             on_failure=self._failed,
             is_alone=self._is_alone,
         )
         self.where = self._replica_log.where
-        self._role: Leader | Follower | RemoteCatchUp | None = None
-        self._coordinator: GroupCoordinator | TransactionCoordinator | QueueKeeper | None = None
+        self._role: Role | None = None
+        self._coordinator: Coordinator[Any] | None = None
+        """The coordinator of a partition of an internal topic, while this replica leads it."""
         self._queues: LeaderQueues | None = None
         """The queues of a data partition, while this replica leads it."""
         self._look_s = environment.clock.monotonic()
@@ -113,7 +96,9 @@ class Replica:
         self._forget_source = environment.metrics.add_source(self._measure)
         self._local_retention = LocalRetention(self._replica_log, self._clock_watch)
         self._compactor = Compactor(
-            self._replica_log, run_cleaner or cleaner_in_steps(environment), self._clock_watch
+            self._replica_log,
+            context.run_cleaner or cleaner_in_steps(environment),
+            self._clock_watch,
         )
 
     # --- life -------------------------------------------------------------------------------
@@ -175,7 +160,7 @@ class Replica:
 
     def _failed(self) -> None:
         self._end_role(self._replica_log.failure or "it failed")
-        self._on_failure()
+        self._context.on_failure()
 
     # --- role -------------------------------------------------------------------------------
 
@@ -188,96 +173,70 @@ class Replica:
             self._replica_log.configure(assignment.config)
         if not self._replica_log.is_open:
             return
-        leads = (assignment.leader, assignment.leader_incarnation) == (
-            self._replica_log.broker,
-            self._replica_log.incarnation,
-        )
         role = self._role
-        if leads:
-            leader = self._lead(assignment)
-            if leader is None:
-                return
-            self._lead_queues(leader, assignment)
-            if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
-                self._coordinator = GroupCoordinator(
-                    self._replica_log,
-                    leader,
-                    assignment,
-                    ask_broker=self._ask_broker,
-                    metadata_version=self._metadata_version(),
-                    clock_watch=self._clock_watch,
-                    peers=self._peers,
-                )
-            elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
-                self._coordinator = TransactionCoordinator(
-                    self._replica_log,
-                    leader,
-                    assignment,
-                    ask_broker=self._ask_broker,
-                    peers=self._peers,
-                    clock_watch=self._clock_watch,
-                )
-            elif assignment.topic == QUEUES_TOPIC and self._coordinator is None:
-                self._coordinator = QueueKeeper(
-                    self._replica_log, leader, assignment, ask_broker=self._ask_broker
-                )
-        elif not isinstance(role, Follower) or not role.is_for(assignment):
+        if role is None or not role.is_for(assignment):
+            leads = self._replica_log.is_led_by_us(assignment)
             self._end_role(
-                f"broker {assignment.leader} leads {self.where} in epoch {assignment.leader_epoch}"
+                f"epoch {assignment.leader_epoch} begins"
+                if leads
+                else f"broker {assignment.leader} leads {self.where} in epoch "
+                f"{assignment.leader_epoch}"
             )
-            if assignment.leader_host is not None:
-                self._role = Follower(self._replica_log, self._pool, assignment)
-                self._role.start()
-        else:
-            role.committed(assignment)
-
-    def _lead(self, assignment: messages.PartitionAssignment) -> Leader | None:
-        """The leader's role in this epoch. None: it begins once the log continues at the end of the
-        list of objects."""
-        role, is_new = self._role, True
-        if isinstance(role, Leader | RemoteCatchUp):
-            is_new = role.leader_epoch != assignment.leader_epoch
-        if is_new or (isinstance(role, RemoteCatchUp) and not self._has_remote(assignment)):
-            self._end_role(f"epoch {assignment.leader_epoch} begins")
+            role = self._role = self._lead(assignment) if leads else self._follow(assignment)
+        elif isinstance(role, Leader) and role.remote is None:
             remote_log = self._remote_log_of(assignment)
-            if remote_log is not None and must_catch_up(self._replica_log.log, assignment):
-                self._role = RemoteCatchUp(
-                    self._replica_log, assignment, remote_log, on_done=self._adopted
-                )
-                self._role.start()
-                return None
-            role = self._role = self._leader_of(assignment, remote_log)
-        assert isinstance(role, Leader | RemoteCatchUp)
-        if (
-            isinstance(role, Leader)
-            and role.remote is None
-            and (remote_log := self._remote_log_of(assignment)) is not None
-        ):
-            role.begin_remote(remote_log)
-        role.committed(assignment)
-        return role if isinstance(role, Leader) else None
+            if remote_log is not None:
+                role.begin_remote(remote_log)
+        if role is not None:
+            role.committed(assignment)
+        if isinstance(role, Leader):
+            self._serve_beside(role, assignment)
 
-    def _adopted(self) -> None:
+    def _follow(self, assignment: messages.PartitionAssignment) -> Follower | None:
+        if assignment.leader_host is None:
+            return None
+        follower = Follower(self._replica_log, self._context.pool, assignment)
+        follower.start()
+        return follower
+
+    def _lead(self, assignment: messages.PartitionAssignment) -> Leader | RemoteCatchUp:
+        """The leader's role in this epoch, which begins once the log continues at the end of the
+        list of objects."""
+        remote_log = self._remote_log_of(assignment)
+        if remote_log is None or not must_catch_up(self._replica_log.log, assignment):
+            return self._leader_of(assignment, remote_log)
+        catch_up = RemoteCatchUp(
+            self._replica_log, assignment, remote_log, on_done=self._caught_up
+        )
+        catch_up.start()
+        return catch_up
+
+    def _caught_up(self) -> None:
         assert isinstance(self._role, RemoteCatchUp)
         self._role = leader = self._leader_of(self.assignment, self._role.remote_log)
         leader.committed(self.assignment)
-        self._lead_queues(leader, self.assignment)
+        self._serve_beside(leader, self.assignment)
 
-    def _lead_queues(self, leader: Leader, assignment: messages.PartitionAssignment) -> None:
-        """Starts to lead the queues that read this partition."""
+    def _serve_beside(self, leader: Leader, assignment: messages.PartitionAssignment) -> None:
+        """Starts what stands beside a leader: a coordinator, or the queues that read this
+        partition."""
+        if assignment.topic in MAKE_COORDINATOR and self._coordinator is None:
+            self._coordinator = MAKE_COORDINATOR[assignment.topic](
+                self._context, self._replica_log, leader, assignment, self._clock_watch
+            )
         if assignment.topic in OWN_TOPICS:
             return
-        if self._queues is None:
-            self._queues = LeaderQueues(
-                self._replica_log,
-                leader,
-                assignment,
-                peers=self._peers,
-                clock_watch=self._delay_clock,
-                age_watch=self._clock_watch,
-            )
-        else:
+        if self._queues is not None:
             self._queues.committed(assignment)
+            return
+        self._queues = LeaderQueues(
+            self._replica_log,
+            leader,
+            assignment,
+            peers=self._context.peers,
+            clock_watch=self._delay_clock,
+            age_watch=self._clock_watch,
+        )
 
     def _leader_of(
         self, assignment: messages.PartitionAssignment, remote_log: RemoteLog | None
@@ -285,27 +244,21 @@ class Replica:
         return Leader(
             self._replica_log,
             assignment,
-            propose=self._propose,
-            has_lease=self._has_lease,
-            peers=self._peers,
+            propose=self._context.propose,
+            has_lease=self._context.has_lease,
+            peers=self._context.peers,
             remote_log=remote_log,
         )
 
-    def _has_remote(self, assignment: messages.PartitionAssignment) -> bool:
-        """Returns whether the topic has or gets records in the object store."""
-        return self._replica_log.topic_config.remote_storage is not False or (
-            assignment.remote is not None
-        )
-
     def _remote_log_of(self, assignment: messages.PartitionAssignment) -> RemoteLog | None:
-        if not self._has_remote(assignment):
+        if not self._replica_log.has_remote(assignment):
             return None
         return RemoteLog(
             self._replica_log,
             assignment,
-            self._objects,
-            ask_broker=self._ask_broker,
-            has_lease=self._has_lease,
+            self._context.objects,
+            ask_broker=self._context.ask_broker,
+            has_lease=self._context.has_lease,
         )
 
     def _end_role(self, reason: str) -> None:
@@ -345,17 +298,6 @@ class Replica:
             )
         return role
 
-    def coordinator(self, kind: type[CoordinatorT], leader_epoch: int) -> CoordinatorT:
-        """The coordinator beside the leader, for a request in that epoch. Raises the errors of
-        `leader`, and InvalidRequestError for a topic that has none of this kind."""
-        self.leader(leader_epoch)
-        if not isinstance(self._coordinator, kind):
-            raise InvalidRequestError(
-                f"{self.where} coordinates no {kind.subject}: that is for partitions of "
-                f"{kind.topic}."
-            )
-        return self._coordinator
-
     def queues(self, leader_epoch: int) -> LeaderQueues:
         """The queues beside the leader, for a request in that epoch. Raises the errors of `leader`,
         and InvalidRequestError for a topic that no queue can read."""
@@ -370,7 +312,8 @@ class Replica:
         self, peer: Peer, request: messages.ToPartition[Any], payload: memoryview
     ) -> Result | Awaitable[Result]:
         """Answers a request about this partition, in the role that the request is for. Raises the
-        errors of `leader`, `coordinator` and `queues`, and those of the message."""
+        errors of `leader` and `queues`, InvalidRequestError for a topic whose partitions have no
+        such coordinator, and the errors of the message."""
         kind = type(request)
         if kind in self.handlers:
             return self.handlers.answer(self, peer, request, payload)
@@ -440,21 +383,10 @@ class Replica:
         if replica_log.topic_config.is_compacted:
             unreadable = self._compactor.unreadable_batches
             samples.append(sample("rayq_log_unreadable_batches", unreadable, **at))
-        if isinstance(self._role, Follower):
-            samples.append(sample("rayq_replica_lag", self._role.lag, **at))
-        elif isinstance(self._role, Leader) and self._has_lease():
-            state = self._role.state
-            samples += [
-                sample("rayq_partition_latest_offset", replica_log.high_watermark, **at),
-                sample("rayq_partition_earliest_offset", log.start_offset, **at),
-                sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
-                sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
-                *self._role.transactions.measure(self._environment.clock.monotonic()),
-            ]
-            if self._role.remote is not None:
-                samples += self._role.remote.measure(at)
-            if self._queues is not None:
-                samples += self._queues.measure()
+        if self._role is not None:
+            samples += self._role.measure()
+        if self._queues is not None and self._context.has_lease():
+            samples += self._queues.measure()
         return samples
 
     def remote_backlog_bytes(self) -> int:
@@ -487,7 +419,7 @@ class Replica:
             self._queues.tick()
         if now_s < self._look_s or not self._replica_log.is_open:
             return
-        self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
+        self._look_s = now_s + self._context.config.heartbeat_interval_ms / 1000
         self._replica_log.check_directory()
         self._clock_watch.look()
         self._delay_clock.look()

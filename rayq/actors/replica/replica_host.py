@@ -19,6 +19,7 @@ from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.peers import Peers
 from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
@@ -75,7 +76,6 @@ class ReplicaHost:
         self._config = config
         self._spec = spec
         self._pid_start_time = pid_start_time
-        self._run_cleaner = run_cleaner
         environment.metrics.label(cluster=spec.cluster_name, broker=spec.broker)
         meta = read_meta(environment.disk, spec.data_path)
         assert meta is not None, spec.data_path
@@ -84,8 +84,23 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
-        self._peers = Peers(environment, self._pool, ask_broker=self._ask_broker)
         self._objects = ObjectLink(self._pool, meta.cluster_id)
+        self._urgent = Signal()
+        self._context = ReplicaContext(
+            environment=environment,
+            config=config,
+            pool=self._pool,
+            broker=spec.broker,
+            incarnation=spec.incarnation,
+            has_lease=self.has_lease,
+            propose=self._propose,
+            on_failure=self._urgent.notify,
+            ask_broker=self._ask_broker,
+            metadata_version=lambda: self._version,
+            peers=Peers(environment, self._pool, ask_broker=self._ask_broker),
+            objects=self._objects,
+            run_cleaner=run_cleaner,
+        )
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -95,7 +110,6 @@ class ReplicaHost:
         created again, and this incarnation stands for the earlier contents."""
         self._version = 0
         self._lease_until_s = 0.0
-        self._urgent = Signal()
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -245,22 +259,7 @@ class ReplicaHost:
             return
         if key in self._let_go:
             raise InvalidRequestError("it was closed for good in this process.")
-        replica = Replica(
-            self._environment,
-            self._config,
-            self._pool,
-            assignment,
-            broker=self._spec.broker,
-            incarnation=self._spec.incarnation,
-            has_lease=self.has_lease,
-            propose=self._propose,
-            on_failure=self._urgent.notify,
-            run_cleaner=self._run_cleaner,
-            ask_broker=self._ask_broker,
-            metadata_version=lambda: self._version,
-            peers=self._peers,
-            objects=self._objects,
-        )
+        replica = Replica(self._context, assignment)
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
 

@@ -172,6 +172,15 @@ class ReplicaLog:
         `log`."""
         return self.log.stable_offset(self.high_watermark)
 
+    def is_led_by_us(self, assignment: messages.PartitionAssignment) -> bool:
+        """Returns whether this very process leads, by that assignment."""
+        leader = assignment.leader, assignment.leader_incarnation
+        return leader == (self.broker, self.incarnation)
+
+    def has_remote(self, assignment: messages.PartitionAssignment) -> bool:
+        """Returns whether the topic has or gets records in the object store."""
+        return assignment.remote is not None or self.topic_config.remote_storage is not False
+
     def configure(self, options: dict[str, object]) -> None:
         """Takes the topic's changed config."""
         self.topic_config = parse_stored(TopicConfig, options)

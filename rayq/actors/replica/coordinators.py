@@ -1,0 +1,48 @@
+"""The coordinator beside the leader of a partition of one of rayq's internal topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rayq import messages
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.coordinator import Coordinator
+from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.actors.replica.context import ReplicaContext
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
+
+MakeCoordinator = Callable[
+    [ReplicaContext, ReplicaLog, Leader, messages.PartitionAssignment, ClockWatch],
+    Coordinator[Any],
+]
+
+COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)
+MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
+    GroupCoordinator.topic: lambda context, log, leader, assignment, clock_watch: GroupCoordinator(
+        log,
+        leader,
+        assignment,
+        ask_broker=context.ask_broker,
+        metadata_version=context.metadata_version(),
+        clock_watch=clock_watch,
+        peers=context.peers,
+    ),
+    TransactionCoordinator.topic: (
+        lambda context, log, leader, assignment, clock_watch: TransactionCoordinator(
+            log,
+            leader,
+            assignment,
+            ask_broker=context.ask_broker,
+            peers=context.peers,
+            clock_watch=clock_watch,
+        )
+    ),
+    QueueKeeper.topic: lambda context, log, leader, assignment, _: QueueKeeper(
+        log, leader, assignment, ask_broker=context.ask_broker
+    ),
+}
+"""Functions that make the coordinator, by its topic."""
