@@ -32,7 +32,7 @@ from tests.simulated.followed import (
 )
 from tests.storage.support import append, assert_holds
 
-SHORT_MS, LONG_MS = 500, 30_000
+FIRST_MS, SHORT_MS, LONG_MS = 0, 500, 30_000
 
 
 def waits_ms(leader: PlayedLeader) -> list[int]:
@@ -50,11 +50,11 @@ def test_a_fetch_says_who_asks_and_where_the_log_and_its_disk_are() -> None:
         append(log.log, 3, epoch=6)
         leader = await followed.follow([])
         expected = messages.ReplicaFetch(
-            "id", 0, 0, "ours", LEADER_EPOCH, 33, END, 5, 6, 4 * MIB, SHORT_MS, 0, 20
+            "id", 0, 0, "ours", LEADER_EPOCH, 33, END, 5, 6, 4 * MIB, FIRST_MS, 0, 20
         )
         (asked,) = leader.asked
         assert asked.request == expected
-        assert (asked.timeout_s, asked.patience_s) == (3.5, 300)
+        assert (asked.timeout_s, asked.patience_s) == (3, 300)
         assert leader.places == [("leader", 1)]
 
     following(work)
@@ -64,7 +64,7 @@ def test_a_fetch_of_an_empty_log_names_no_epoch() -> None:
     async def work(followed: Followed) -> None:
         leader = await followed.follow([])
         assert leader.requests == [
-            messages.ReplicaFetch("id", 0, 0, "ours", LEADER_EPOCH, 0, 0, 0, None, 4 * MIB, SHORT_MS)
+            messages.ReplicaFetch("id", 0, 0, "ours", LEADER_EPOCH, 0, 0, 0, None, 4 * MIB, FIRST_MS)
         ]
 
     following(work, is_empty=True)
@@ -189,7 +189,7 @@ def test_only_what_told_a_member_in_sync_nothing_new_is_followed_by_a_long_fetch
 ) -> None:
     async def work(followed: Followed) -> None:
         leader = await followed.follow([first], **changes)
-        assert waits_ms(leader) == [SHORT_MS, wait_ms]
+        assert waits_ms(leader) == [FIRST_MS, wait_ms]
         assert leader.asked[1].timeout_s == wait_ms / 1000 + 3
 
     following(work, high_watermark=END)
@@ -198,7 +198,7 @@ def test_only_what_told_a_member_in_sync_nothing_new_is_followed_by_a_long_fetch
 def test_a_high_watermark_that_the_fetch_told_is_news() -> None:
     async def work(followed: Followed) -> None:
         leader = await followed.follow([answer(END), answer(END), answer(END)], **IN_SYNC)
-        assert waits_ms(leader) == [SHORT_MS, SHORT_MS, LONG_MS, LONG_MS]
+        assert waits_ms(leader) == [FIRST_MS, SHORT_MS, LONG_MS, LONG_MS]
 
     following(work, high_watermark=END - 1)
 
@@ -210,7 +210,7 @@ def test_a_high_watermark_that_the_fetch_told_is_news() -> None:
 def test_news_and_trouble_end_the_long_fetches(second: Any) -> None:
     async def work(followed: Followed) -> None:
         leader = await followed.follow([answer(END), second], **IN_SYNC)
-        assert waits_ms(leader) == [SHORT_MS, LONG_MS, SHORT_MS]
+        assert waits_ms(leader) == [FIRST_MS, LONG_MS, SHORT_MS]
 
     following(work, high_watermark=END)
 
@@ -220,10 +220,10 @@ def test_a_long_fetch_is_given_up_when_the_replica_leaves_the_in_sync_set() -> N
         leader = await followed.follow([answer(END)], **IN_SYNC)
         followed.committed(**IN_SYNC, partition_epoch=2)
         await asyncio.sleep(1.0)
-        assert waits_ms(leader) == [SHORT_MS, LONG_MS]
+        assert waits_ms(leader) == [FIRST_MS, LONG_MS]
         followed.committed(partition_epoch=3)
         await asyncio.sleep(1.0)
-        assert waits_ms(leader) == [SHORT_MS, LONG_MS, SHORT_MS]
+        assert waits_ms(leader) == [FIRST_MS, LONG_MS, SHORT_MS]
         followed.committed(partition_epoch=4)
         await asyncio.sleep(1.0)
         assert len(leader.fetches) == 3, "a short one is not given up"
@@ -239,7 +239,7 @@ def test_a_long_fetch_that_ended_already_is_left_alone() -> None:
         )
         followed.committed(partition_epoch=2)  # It pauses after the error.
         await asyncio.sleep(1.0)
-        assert waits_ms(leader) == [SHORT_MS, LONG_MS, SHORT_MS]
+        assert waits_ms(leader) == [FIRST_MS, LONG_MS, SHORT_MS]
         assert followed.log.failure is None
 
     following(work, high_watermark=END)

@@ -228,6 +228,8 @@ class Follower:
             self._is_known_whole = True
         was_empty = log.end_offset == log.local_start_offset
         wait_ms = IDLE_FETCH_WAIT_MS if self._is_idle else FETCH_WAIT_MS
+        if not self._agrees:
+            wait_ms = 0  # A flush that ends before the answer is not told, and writers wait for it.
         self._is_idle = False
         request = messages.ReplicaFetch(
             topic_id=assignment.topic_id,
