@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rayq
 from rayq.client.cluster import Cluster
-from rayq.client.consuming import consumer_core
+from rayq.client.consuming import poll_errors
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.subscription import Slice
@@ -340,7 +340,7 @@ def test_a_key_that_cannot_be_read_is_told_of_its_function(
 def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
     numbers: Consumer[int | None], fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.1)
+    monkeypatch.setattr(poll_errors, "ERROR_PAUSE_S", 0.1)
     errors, found = 0, 0
     assert len(numbers_of(numbers, 5)) == 5
     error_of(numbers)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client.cluster import Cluster
-from rayq.client.consuming import consumer_core
+from rayq.client.consuming import consumer_core, poll_errors
 from rayq.client.consuming import fetcher as fetcher_module
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.subscription import Fetched, Stream
@@ -143,7 +143,7 @@ def test_a_consumer_of_asyncio_and_arrow_tables_do_the_same(
 def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
     unreadable: str, fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.2)
+    monkeypatch.setattr(poll_errors, "ERROR_PAUSE_S", 0.2)
     errors, found = 0, 0
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert len(offsets(consumer, 4)) == 4
@@ -199,7 +199,7 @@ def test_a_time_that_no_column_holds_is_an_error_of_its_batch(
 def test_an_error_is_told_also_where_other_partitions_never_run_out_of_records(
     unreadable: str, fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.05)
+    monkeypatch.setattr(poll_errors, "ERROR_PAUSE_S", 0.05)
     for _ in range(4):
         fake.write("t", [b"more"] * 5_000, partition=1)
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:

@@ -19,7 +19,7 @@ from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
 from rayq.client import client as client_module
 from rayq.client.admin.dead_letters import DeadLetters, Filter
-from rayq.client.consuming import consumer_core
+from rayq.client.consuming import poll_errors
 from rayq.client.large import reader as large_reader
 from rayq.core.large.values import chunk_headers, crc_of, manifest_of_chunks
 from rayq.core.queues.moved_records import source_of
@@ -66,7 +66,7 @@ def patience_is_short(
     for module in (client_module, large_reader):
         monkeypatch.setattr(module, "UNKNOWN_TOPIC_PATIENCE_S", 0.05)
     monkeypatch.setattr(large_reader, "STALE_LEADER_S", 0.05)
-    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.01)
+    monkeypatch.setattr(poll_errors, "ERROR_PAUSE_S", 0.01)
     monkeypatch.setattr(pool_member, "FAILED_POLL_PAUSE_S", 0.02)
 
 

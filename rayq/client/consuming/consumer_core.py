@@ -23,6 +23,7 @@ from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, patte
 from rayq.client.consuming.group_offsets import GroupOffsets
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.member_state import Interest
+from rayq.client.consuming.poll_errors import PollErrors
 from rayq.client.consuming.subscription import (
     START_OF_NEW_PARTITIONS,
     AssignedPartition,
@@ -38,7 +39,6 @@ from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
     CorruptBatchError,
-    DeserializationError,
     InvalidRequestError,
     RayqError,
     TimeoutError,
@@ -57,10 +57,6 @@ cache."""
 
 UNPACK_BYTES_MIN = 16 * MIB
 """Minimum number of bytes that a poll may unpack, however small `fetch_buffer_bytes` is."""
-
-ERROR_PAUSE_S = 1.0
-"""Minimum interval between two raises of a partition's error, unless the time of the poll is up, so
-that a loop that ignores errors and polls again does not spin."""
 
 START_PATIENCE_S = 5.0
 """Maximum time `subscribe` waits to learn which offset "latest" is, so that a consumer reads all
@@ -109,14 +105,7 @@ class ConsumerCore:
         self._on_close = on_close
         self._seen_version = -1
         self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
-        self._raised: dict[TopicPartition, tuple[object, float]] = {}
-        """The last error raised for each partition, and its time."""
-        self._waiting: dict[TopicPartition, tuple[object, float]] = {}
-        """The error of each partition that was not raised because other partitions have records,
-        and since when it waits."""
-        self._held: tuple[TopicPartition, RayqError] | None = None
-        """An error that was raised recently, and is to be raised again at the end of the poll."""
-        self._held_until_s = 0.0
+        self.errors = PollErrors(client.environment.clock)
 
     def describe(self, topics: Iterable[str] = (), pattern: object = None) -> str:
         """The topics, pattern and group that the consumer reads, for a repr. `topics` and `pattern`
@@ -235,11 +224,10 @@ class ConsumerCore:
     ) -> list[_Piece]:
         """Returns up to `records_max` records that have arrived; `advance` consumes them. With
         `ends`, only records of those partitions, and below their ends. If there are no records, or
-        the error of a partition has waited for ERROR_PAUSE_S, raises that error, at most once in
-        ERROR_PAUSE_S; see `raise_held`."""
+        the error of a partition has waited for long, raises that error; see `PollErrors`."""
         self.check_open()
         self.look_for_new_partitions()
-        self._held = None
+        self.errors.begin()
         pieces: list[_Piece] = []
         failed: dict[TopicPartition, RayqError] = {}
         bytes_left = self._unpack_bytes_max
@@ -267,8 +255,8 @@ class ConsumerCore:
                 bytes_left -= batch.size_bytes
             if records_max <= 0 or bytes_left <= 0:
                 break
-        if failed and (not pieces or self._is_overdue(failed)):
-            self._fail(failed)
+        if failed and (not pieces or self.errors.is_overdue(failed)):
+            self.errors.raise_next(failed)
         return pieces
 
     def _peek(
@@ -293,47 +281,6 @@ class ConsumerCore:
                 assigned.stream = fresh
                 self.fetcher.replace_corrupt(stream, fresh, offset, error)
                 return []
-
-    def _is_overdue(self, failed: Mapping[TopicPartition, RayqError]) -> bool:
-        """Returns whether one of these errors has waited for ERROR_PAUSE_S: the other partitions
-        may never run out of records."""
-        now_s = self.client.environment.clock.monotonic()
-        is_overdue = False
-        for partition, error in failed.items():
-            known, since_s = self._waiting.get(partition, (None, now_s))
-            if known != _identity(error):
-                since_s = now_s
-            self._waiting[partition] = _identity(error), since_s
-            is_overdue = is_overdue or now_s - since_s >= ERROR_PAUSE_S
-        return is_overdue
-
-    def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
-        """Raises the first error that was not raised recently. If all were, holds one of them."""
-        now_s = self.client.environment.clock.monotonic()
-        for partition, error in failed.items():
-            known, raised_s = self._raised.get(partition, (None, now_s))
-            until_s = raised_s + ERROR_PAUSE_S if known == _identity(error) else now_s
-            if until_s <= now_s:
-                self._raise(partition, error)
-            if self._held is None or until_s < self._held_until_s:
-                self._held, self._held_until_s = (partition, error), until_s
-
-    def _raise(self, place: TopicPartition, error: RayqError) -> None:
-        self._held = None
-        self._waiting.pop(place, None)
-        self._raised[place] = (_identity(error), self.client.environment.clock.monotonic())
-        raise error.with_message(error.message) from error.__cause__
-
-    def raise_held(self) -> None:
-        """Raises the held error at the end of a poll that found nothing, as the reason for it."""
-        if self._held is not None:
-            self._raise(*self._held)
-
-    def patience_s(self, left_s: float) -> float:
-        """Maximum time a poll may wait for news: until the held error is to be raised."""
-        if self._held is None:
-            return left_s
-        return min(left_s, max(self._held_until_s - self.client.environment.clock.monotonic(), 0.0))
 
     def advance(self, pieces: list[_Piece]) -> None:
         """Consumes these records. This is the last step of a poll, so an interrupt before it loses
@@ -637,12 +584,6 @@ class ConsumerCore:
             "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
             "own with position() and seek()."
         )
-
-
-def _identity(error: RayqError) -> object:
-    """The identity of an error, equal if the error comes again. The message of a deserializer may
-    differ each time, so there the offset counts."""
-    return error.offset if isinstance(error, DeserializationError) else error.message
 
 
 def records_of(part: Slice) -> list[Record]:

@@ -35,9 +35,9 @@ def poll(core: ConsumerCore, take: Callable[[], T], timeout_s: float) -> Generat
                 return taken
             left_s = deadline - core.client.now
             if left_s <= 0:
-                core.raise_held()
+                core.errors.raise_held()
                 return taken
-            left_s = core.patience_s(left_s)
+            left_s = core.errors.patience_s(left_s)
             yield WaitForNews(left_s if group is None else group.patience_s(left_s))
     finally:
         if group is not None:
