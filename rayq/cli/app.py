@@ -1,7 +1,8 @@
-"""The Typer application with all commands of `rayq`."""
+"""The Typer application, with every verb of `rayq` and the function that is it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,24 +10,127 @@ import typer
 from rayq.cli import (
     bench,
     cluster,
+    consume,
     dead_letters,
+    delete_records,
     groups,
     large_values,
     log,
     moves,
     operations,
+    produce,
+    queue_records,
     queues,
+    restore,
     servers,
     storage,
     topics,
     transactions,
 )
-from rayq.cli.consume import consume
-from rayq.cli.delete_records import delete_records
-from rayq.cli.produce import produce
-from rayq.cli.queue_records import put, take, work
-from rayq.cli.restore import restore
 from rayq.cli.verbs import Verbs
+
+ROOT_VERBS: dict[str, Callable[..., None]] = {
+    "start": servers.start,
+    "stop": servers.stop,
+    "status": servers.status,
+    "token": servers.token,
+}
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "topic": (
+        "Topics and their records.",
+        {
+            "create": topics.create,
+            "list": topics.list_topics,
+            "describe": topics.describe,
+            "alter": topics.alter,
+            "delete": topics.delete,
+            "add-partitions": topics.add_partitions,
+            "produce": produce.produce,
+            "consume": consume.consume,
+            "delete-records": delete_records.delete_records,
+            "restore": restore.restore,
+            "set-replication-factor": moves.set_replication_factor,
+        },
+    ),
+    "group": (
+        "Consumer groups.",
+        {
+            "list": groups.list_groups,
+            "describe": groups.describe,
+            "seek": groups.seek,
+            "delete": groups.delete,
+        },
+    ),
+    "queue": (
+        "Queues of records and tasks.",
+        {
+            "create": queues.create,
+            "list": queues.list_queues,
+            "describe": queues.describe,
+            "alter": queues.alter,
+            "delete": queues.delete,
+            "peek": queues.peek,
+            "purge": queues.purge,
+            "put": queue_records.put,
+            "take": queue_records.take,
+            "work": queue_records.work,
+        },
+    ),
+    "dead-letters": (
+        "Records that failed for good: list, redrive or discard them.",
+        {
+            "list": dead_letters.list_letters,
+            "show": dead_letters.show,
+            "redrive": dead_letters.redrive,
+            "discard": dead_letters.discard,
+        },
+    ),
+    "transactions": (
+        "Transactions of producers: list, describe or abort them.",
+        {
+            "list": transactions.list_transactions,
+            "describe": transactions.describe,
+            "abort": transactions.abort,
+            "find-hanging": transactions.find_hanging,
+        },
+    ),
+    "storage": (
+        "Topics in the object store: progress, verification and pins.",
+        {
+            "status": storage.status,
+            "verify-remote": storage.verify_remote,
+            "pins": storage.pins,
+            "unpin": storage.unpin,
+        },
+    ),
+    "values": (
+        "Large values that producers keep as objects (large_values=URL).",
+        {"collect": large_values.collect},
+    ),
+    "cluster": (
+        "Brokers, health, and where partitions are.",
+        {
+            "info": cluster.info,
+            "health": cluster.health,
+            "elect-leaders": cluster.elect_leaders,
+            "metrics": cluster.metrics,
+            "reassign": moves.reassign,
+            "drain": moves.drain,
+            "undrain": moves.undrain,
+            "remove-broker": moves.remove_broker,
+            "restart-broker": operations.restart_broker,
+            "stop-broker": operations.stop_broker,
+            "replace-disk": operations.replace_disk,
+            "recover-quorum": operations.recover_quorum,
+        },
+    ),
+    "bench": (
+        "Measure produce, consume and latency.",
+        {"produce": bench.produce, "consume": bench.consume, "latency": bench.latency},
+    ),
+    "log": ("Data directories, offline.", {"verify": log.verify, "dump": log.dump}),
+}
+"""The groups of verbs, with the help of each. They are listed in this order."""
 
 app = typer.Typer(
     name="rayq",
@@ -38,34 +142,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command()(servers.start)
-app.command()(servers.stop)
-app.command()(servers.status)
-app.command()(servers.token)
-topics.app.command()(produce)
-topics.app.command()(consume)
-topics.app.command("delete-records")(delete_records)
-topics.app.command()(restore)
-for queue_verb in (put, take, work):
-    queues.app.command()(queue_verb)
-topics.app.command("set-replication-factor")(moves.set_replication_factor)
-for verb in (moves.reassign, moves.drain, moves.undrain):
-    cluster.app.command()(verb)
-cluster.app.command("remove-broker")(moves.remove_broker)
-cluster.app.command("restart-broker")(operations.restart_broker)
-cluster.app.command("stop-broker")(operations.stop_broker)
-cluster.app.command("replace-disk")(operations.replace_disk)
-cluster.app.command("recover-quorum")(operations.recover_quorum)
-app.add_typer(topics.app, name="topic")
-app.add_typer(groups.app, name="group")
-app.add_typer(queues.app, name="queue")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(storage.app, name="storage")
-app.add_typer(large_values.app, name="values")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(bench.app, name="bench")
-app.add_typer(log.app, name="log")
+for verb, function in ROOT_VERBS.items():
+    app.command(verb)(function)
+for name, (text, verbs) in GROUPS.items():
+    group = typer.Typer(help=text, cls=Verbs)
+    for verb, function in verbs.items():
+        group.command(verb)(function)
+    app.add_typer(group, name=name)
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,12 +16,9 @@ from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.values import WrongUseError, config_values, size_bytes
-from rayq.cli.verbs import Verbs
 from rayq.client.cluster import Cluster
 from rayq.config import MIB, ProducerConfig
 from rayq.errors import InvalidRequestError, TimeoutError, TopicExistsError
-
-app = typer.Typer(help="Measure produce, consume and latency.", cls=Verbs)
 
 BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
@@ -98,7 +95,6 @@ def _values(record_bytes: int) -> list[bytes]:
     return [os.urandom(random) + b"x" * (record_bytes - random) for _ in range(count)]
 
 
-@app.command()
 def produce(
     topic: Topic = None,
     count: Annotated[
@@ -172,7 +168,6 @@ def _note(latencies: list[float], began_s: float, *_: object) -> None:
     latencies.append(time.perf_counter() - began_s)
 
 
-@app.command()
 def consume(
     topic: Topic = None,
     count: Annotated[
@@ -209,7 +204,6 @@ def consume(
     _report(read, read_bytes // max(1, read), took_s, [], json, "consumed")
 
 
-@app.command()
 def latency(
     topic: Topic = None,
     rate: Annotated[

@@ -9,21 +9,17 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.cluster_snapshot import snapshot_of, troubles_of
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.serve_metrics import MetricsServer
-from rayq.cli.survey import problems_of, survey, troubles_of
 from rayq.cli.values import partition_numbers
-from rayq.cli.verbs import Verbs
 from rayq.client.admin.health import Problem, is_healthy
 from rayq.errors import NoClusterError, TimeoutError
 
-app = typer.Typer(help="Brokers, health, and where partitions are.", cls=Verbs)
 
-
-@app.command()
 def info(json: Json = False, cluster: ClusterAddress = None) -> None:
     """Show the brokers, the controller and the voters."""
     with connected(cluster) as connection:
@@ -55,14 +51,13 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
         output.say(f"Where it is lost: rayq cluster replace-disk {broker}")
 
 
-@app.command()
 def health(json: Json = False, cluster: ClusterAddress = None) -> None:
     """Check the health of the cluster; if it is not healthy, exit 3 with the reasons and what to
     run next."""
     try:
         with connected(cluster) as connection:
-            found = survey(connection)
-        problems = problems_of(found)
+            found = snapshot_of(connection)
+        problems = found.problems()
     except (NoClusterError, TimeoutError) as error:
         problems = [Problem("error", "The cluster is down", str(error), "rayq start DIR")]
     healthy = is_healthy(problems)
@@ -79,7 +74,6 @@ def health(json: Json = False, cluster: ClusterAddress = None) -> None:
         raise typer.Exit(UNHEALTHY)
 
 
-@app.command("elect-leaders")
 def elect_leaders(
     topics: Annotated[
         list[str] | None,
@@ -135,7 +129,6 @@ def elect_leaders(
         output.say("Nothing to change.")
 
 
-@app.command()
 def metrics(
     names: Annotated[
         list[str] | None,

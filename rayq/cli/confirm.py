@@ -15,7 +15,7 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.exit_codes import FAILED
-from rayq.cli.visible import visible
+from rayq.cli.terminal_safe import visible
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
 YesOrExecute = Annotated[

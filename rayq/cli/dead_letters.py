@@ -23,7 +23,6 @@ from rayq.cli.options import (
     quickly,
 )
 from rayq.cli.values import WrongUseError, is_number, time_ms
-from rayq.cli.verbs import Verbs
 from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
 from rayq.client.cluster import Cluster
 from rayq.core.cluster.queue_changes import DEAD
@@ -34,11 +33,6 @@ from rayq.core.queues.moved_records import (
     header_of,
 )
 from rayq.errors import RayqError
-
-app = typer.Typer(
-    help="Records that failed for good: list, redrive or discard them.",
-    cls=Verbs,
-)
 
 TIMEOUT_S = 60.0
 LIMIT = 100
@@ -122,7 +116,6 @@ def rate_per_s(text: str) -> float:
     return rate
 
 
-@app.command("list")
 def list_letters(
     queue: Queue,
     where: Where = None,
@@ -161,7 +154,6 @@ def list_letters(
         output.say(f"There may be more than {limit}: --limit shows them.")
 
 
-@app.command()
 def show(
     queue: Queue,
     ids: Annotated[
@@ -191,7 +183,6 @@ def show(
         output.say(f"value: {_value(letter)}", hang=2)
 
 
-@app.command()
 def redrive(
     queue: Queue,
     where: Where = None,
@@ -226,7 +217,6 @@ def redrive(
     )
 
 
-@app.command()
 def discard(
     queue: Queue,
     where: Where = None,

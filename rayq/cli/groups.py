@@ -19,15 +19,11 @@ from rayq.cli.options import (
     complete_topic,
 )
 from rayq.cli.values import topic_partition, where
-from rayq.cli.verbs import Verbs
 from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError, UnknownGroupError
 from rayq.records import GroupInfo, TopicPartition
 
-app = typer.Typer(help="Consumer groups.", cls=Verbs)
 
-
-@app.command("list")
 def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
     """List the groups with their state, members and lag."""
     with connected(cluster) as connection:
@@ -84,7 +80,6 @@ def _as_json(group: GroupInfo) -> dict[str, Any]:
     }
 
 
-@app.command()
 def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
     """Show the members of a group, their partitions, and the position and lag in every partition.
     """
@@ -135,7 +130,6 @@ def _show(group: GroupInfo) -> None:
         )
 
 
-@app.command()
 def seek(
     group: GroupName,
     to: Annotated[
@@ -244,7 +238,6 @@ def _before_the_end(
         return {place: consumer.position(place) for place in places}
 
 
-@app.command()
 def delete(
     groups: GroupNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:

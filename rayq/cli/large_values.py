@@ -11,20 +11,9 @@ from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, DryRun, Json
 from rayq.cli.values import duration_ms
-from rayq.cli.verbs import Verbs
 from rayq.client.large.collect import CollectedValues, collect_values
 
-app = typer.Typer(
-    help="Large values that producers keep as objects (large_values=URL).", cls=Verbs
-)
 
-
-@app.callback()
-def values() -> None:
-    """Large values that producers keep as objects (large_values=URL)."""
-
-
-@app.command()
 def collect(
     url: Annotated[
         str,

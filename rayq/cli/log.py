@@ -15,7 +15,6 @@ from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.formats import JSON, formatter
 from rayq.cli.options import Json
 from rayq.cli.values import topic_partition
-from rayq.cli.verbs import Verbs
 from rayq.core.cluster.records import decode_entry
 from rayq.errors import InvalidRequestError
 from rayq.records import Record, TopicPartition
@@ -27,8 +26,6 @@ from rayq.storage.segment import LOG_SUFFIX, base_offsets, pread, scan, segment_
 from rayq.storage.verify import Report
 from rayq.storage.verify import verify as verify_directories
 
-app = typer.Typer(help="Data directories, offline.", cls=Verbs)
-
 METADATA_READ_BYTES = 1024 * 1024
 ROW_OPTIONAL = (
     *("crc", "segment", "first time", "producer epoch", "compression", "position", "sequence"),
@@ -37,7 +34,6 @@ ROW_OPTIONAL = (
 """The columns of a batch that a narrow terminal leaves out, from the left."""
 
 
-@app.command()
 def verify(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A data directory.")],
     json: Json = False,
@@ -93,7 +89,6 @@ def _show(reports: list[Report]) -> None:
     )
 
 
-@app.command()
 def dump(
     path: Annotated[
         str,

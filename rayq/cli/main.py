@@ -181,7 +181,7 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from rayq.cli.visible import visible
+    from rayq.cli.terminal_safe import visible
 
     lines = [f"Error: {visible(' '.join(message.split()))}"]
     if sys.stderr.isatty():

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import msgspec
 
 from rayq.cli.layout import fold, lay_out
-from rayq.cli.visible import visible, visible_json
+from rayq.cli.terminal_safe import visible, visible_json
 from rayq.errors import counted as counted
 
 # Rich is imported only where a terminal shows its output: it takes as long to load as the rest of a

@@ -13,19 +13,15 @@ from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, Limit, QueueName, QueueNames, complete_topic
 from rayq.cli.values import config_values
-from rayq.cli.verbs import Verbs
 from rayq.config import QueueConfig, as_dict
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.errors import QueueExistsError
 from rayq.records import QueueInfo, QueueRecordInfo
 
-app = typer.Typer(help="Queues of records and tasks.", cls=Verbs)
-
 PEEKED = 100
 UNSETTLED = ("ready", "blocked", "locked", "delayed", "moving")
 
 
-@app.command()
 def create(
     queues: QueueNames,
     topic: Annotated[
@@ -99,7 +95,6 @@ def create(
         output.print_json(made)
 
 
-@app.command("list")
 def list_queues(
     dead_letters: Annotated[
         bool, typer.Option("-a", "--all", help="Include the queues of dead letters.")
@@ -151,7 +146,6 @@ def _unsettled(info: QueueInfo) -> int:
     return sum(_sum(info, state) for state in UNSETTLED)
 
 
-@app.command()
 def describe(queues: QueueNames, json: Json = False, cluster: ClusterAddress = None) -> None:
     """Show the state of a queue in each partition, and its config."""
     with connected(cluster, queues=queues) as connection:
@@ -215,7 +209,6 @@ def _seconds(milliseconds: int | None) -> int | None:
     return None if milliseconds is None else milliseconds // 1000
 
 
-@app.command()
 def alter(
     queue: QueueName,
     config: SetKeys = None,
@@ -230,7 +223,6 @@ def alter(
     tell_changes("queue", queue, changes, json)
 
 
-@app.command()
 def delete(
     queues: QueueNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
@@ -244,7 +236,6 @@ def delete(
         output.print_json({"deleted": queues})
 
 
-@app.command()
 def peek(
     queue: QueueName,
     in_flight: Annotated[
@@ -300,7 +291,6 @@ def _as_json(record: QueueRecordInfo) -> dict[str, Any]:
     return {**record.topic_partition._asdict(), **fields}
 
 
-@app.command()
 def purge(
     queue: QueueName, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.cluster_snapshot import ClusterSnapshot, snapshot_of
 from rayq.cli.current import (
     TLS_FIELDS,
     check_answers,
@@ -22,7 +23,6 @@ from rayq.cli.current import (
 )
 from rayq.cli.local_ray import connected_to_ray, processes_of, raylets_of, start_ray, stop_ray
 from rayq.cli.options import ClusterAddress, Internal, Json
-from rayq.cli.survey import Survey, problems_of, survey
 from rayq.cli.values import config_values
 from rayq.client.admin.health import (
     disk_free,
@@ -406,9 +406,9 @@ def status(
 ) -> None:
     """Show an overview of the cluster: brokers, controller, partitions, lag, disk."""
     with connected(cluster) as connection:
-        found = survey(connection)
+        found = snapshot_of(connection)
         name = connection.name
-    problems = problems_of(found)
+    problems = found.problems()
     topics = found.topics if internal else found.users_topics
     rows, states = _broker_rows(found, topics), _states(topics)
     if json:
@@ -467,7 +467,7 @@ def status(
         output.say("More: rayq cluster health")
 
 
-def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]:
+def _broker_rows(found: ClusterSnapshot, topics: list[TopicInfo]) -> list[dict[str, Any]]:
     """The leaders and replicas of these topics on each broker. The bytes are those of all topics.
     """
     leads: Counter[int] = Counter()

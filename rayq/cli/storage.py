@@ -22,14 +22,8 @@ from rayq.cli.options import (
     quickly,
 )
 from rayq.cli.values import partition_numbers
-from rayq.cli.verbs import Verbs
 from rayq.errors import RayqError
 from rayq.records import ObjectStoreInfo, RemotePartitionInfo, RemoteVerification
-
-app = typer.Typer(
-    help="Topics in the object store: progress, verification and pins.",
-    cls=Verbs,
-)
 
 
 def _complete_pin(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -39,7 +33,6 @@ def _complete_pin(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-@app.command()
 def status(
     topics: Annotated[
         list[str] | None,
@@ -119,7 +112,6 @@ def _as_json(info: RemotePartitionInfo | RemoteVerification) -> dict[str, Any]:
     return {**info.topic_partition._asdict(), **fields}
 
 
-@app.command("verify-remote")
 def verify_remote(
     topic: TopicName,
     partitions: Annotated[
@@ -177,7 +169,6 @@ def verify_remote(
         raise typer.Exit(UNHEALTHY)
 
 
-@app.command()
 def pins(json: Json = False, cluster: ClusterAddress = None) -> None:
     """List the pins that hold retention back: batch jobs that read, and restored topics."""
     with connected(cluster) as connection:
@@ -191,7 +182,6 @@ def pins(json: Json = False, cluster: ClusterAddress = None) -> None:
     )
 
 
-@app.command()
 def unpin(
     pin_ids: Annotated[
         list[str], typer.Argument(metavar="PIN", autocompletion=_complete_pin)

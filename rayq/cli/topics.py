@@ -9,18 +9,15 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.alter import DeletedKeys, SetKeys, changes_of, tell_changes
+from rayq.cli.cluster_snapshot import topics_of
 from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Internal, Json, TopicName, TopicNames
-from rayq.cli.survey import topics_of
 from rayq.cli.values import config_values
-from rayq.cli.verbs import Verbs
 from rayq.client.admin.health import min_insync_of, partition_state
 from rayq.config import TopicConfig, as_dict
 from rayq.errors import TopicExistsError
 from rayq.records import TopicInfo
-
-app = typer.Typer(help="Topics and their records.", cls=Verbs)
 
 Configs = Annotated[
     list[str] | None,
@@ -34,7 +31,6 @@ Configs = Annotated[
 ]
 
 
-@app.command()
 def create(
     topics: TopicNames,
     partitions: Annotated[
@@ -81,7 +77,6 @@ def create(
         output.print_json(made)
 
 
-@app.command("list")
 def list_topics(
     internal: Internal = False,
     json: Json = False,
@@ -139,7 +134,6 @@ def _overview(topic: TopicInfo) -> dict[str, Any]:
     }
 
 
-@app.command()
 def describe(
     topics: TopicNames,
     json: Json = False,
@@ -195,7 +189,6 @@ def _show(topic: TopicInfo) -> None:
     output.config_table(topic.config, as_dict(TopicConfig()), "topic")
 
 
-@app.command()
 def alter(
     topic: TopicName,
     config: SetKeys = None,
@@ -225,7 +218,6 @@ def alter(
     tell_changes("topic", topic, changes, json)
 
 
-@app.command()
 def delete(
     topics: TopicNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
@@ -239,7 +231,6 @@ def delete(
         output.print_json({"deleted": topics})
 
 
-@app.command("add-partitions")
 def add_partitions(
     topic: TopicName,
     num: Annotated[

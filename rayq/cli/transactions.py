@@ -19,13 +19,8 @@ from rayq.cli.options import (
     offered,
     quickly,
 )
-from rayq.cli.verbs import Verbs
 from rayq.errors import RayqError
 from rayq.records import HangingTransaction, TransactionInfo, TransactionListing
-
-app = typer.Typer(
-    help="Transactions of producers: list, describe or abort them.", cls=Verbs
-)
 
 
 def _complete_id(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -40,7 +35,6 @@ TransactionalIds = Annotated[
 ]
 
 
-@app.command("list")
 def list_transactions(
     idle: Annotated[
         bool,
@@ -84,7 +78,6 @@ def _as_json(listing: TransactionListing) -> dict[str, Any]:
     return {**msgspec.to_builtins(listing), "is_hanging": listing.is_hanging}
 
 
-@app.command()
 def describe(
     transactional_ids: TransactionalIds, json: Json = False, cluster: ClusterAddress = None
 ) -> None:
@@ -138,7 +131,6 @@ def _show_info(info: TransactionInfo) -> None:
         )
 
 
-@app.command()
 def abort(
     transactional_ids: TransactionalIds,
     yes: Yes = False,
@@ -159,7 +151,6 @@ def abort(
         output.print_json({"aborted": transactional_ids})
 
 
-@app.command("find-hanging")
 def find_hanging(
     topics: Annotated[
         list[str] | None,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayq.actors.broker import replica_processes
-from rayq.cli.survey import problems_of, survey, troubles_of
+from rayq.cli.cluster_snapshot import snapshot_of, troubles_of
 from rayq.client.admin.health import Problem
 from rayq.errors import (
     DeliveryError,
@@ -217,7 +217,7 @@ def test_a_broker_whose_directory_is_lost_gives_up_and_says_what_to_do(
     assert values(read_all(losing, "t")) == [b"%d" % number for number in range(51)]
 
     def told() -> Problem | None:
-        found = problems_of(survey(losing))
+        found = snapshot_of(losing).problems()
         return next((one for one in found if one.what == f"Broker {leader} cannot use its disk"), None)
 
     eventually(lambda: told() is not None, "it is told")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rayq.cli.formats import Given, formatter, json_lines, parse_json, parser, unescape
 from rayq.cli.produce import Source
-from rayq.cli.visible import visible, visible_json
+from rayq.cli.terminal_safe import visible, visible_json
 from rayq.errors import InvalidRequestError
 from rayq.records import Record
 

@@ -1,9 +1,10 @@
-"""A survey of the whole cluster, for the commands `status` and `health`."""
+"""A description of the whole cluster, for the commands `status` and `health`."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Awaitable
+from typing import NamedTuple, TypeVar
 
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
@@ -32,12 +33,14 @@ from rayq.records import (
     TransactionListing,
 )
 
+T = TypeVar("T")
+
 COORDINATORS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 """The time after which a broker that has not answered counts as silent."""
 
 
-class Survey(NamedTuple):
+class ClusterSnapshot(NamedTuple):
     """A cluster, its topics (rayq's own too), its groups, the moves and transactions that are under
     way, the object store (None: no topic uses it), and its queues.
     `silent` are the brokers that count as live and do not answer: where the voters have no
@@ -60,9 +63,8 @@ class Survey(NamedTuple):
     def users_topics(self) -> list[TopicInfo]:
         return [topic for topic in self.topics if not topic.name.startswith(INTERNAL_PREFIX)]
 
-
-def problems_of(found: Survey) -> list[Problem]:
-    return find_problems(*found)
+    def problems(self) -> list[Problem]:
+        return find_problems(**self._asdict())
 
 
 def topics_of(cluster: Cluster, *, internal: bool) -> list[TopicInfo]:
@@ -72,114 +74,96 @@ def topics_of(cluster: Cluster, *, internal: bool) -> list[TopicInfo]:
 
 
 async def _topics(admin: AsyncAdmin, internal: bool) -> list[TopicInfo]:
-    async def topic(name: str) -> TopicInfo | None:
+    async def describe(name: str) -> TopicInfo | None:
         try:
             return await admin.describe_topic(name)
         except UnknownTopicError:
             return None
 
     names = await admin.list_topics(internal=internal)
-    found = await asyncio.gather(*map(topic, names))
+    found = await asyncio.gather(*map(describe, names))
     return [info for info in found if info is not None]
 
 
-def survey(cluster: Cluster) -> Survey:
+def snapshot_of(cluster: Cluster) -> ClusterSnapshot:
     """Describes the whole cluster. A topic or group that is deleted meanwhile is left out, and so
     is a group or a transaction whose coordinator does not answer: the partitions say why. Raises
     RayqError where no broker answers."""
     client, background = cluster.shared_client()
-    admin = AsyncAdmin(client)
+    return background.run(_snapshot(client, AsyncAdmin(client)))
 
-    async def group(name: str) -> GroupInfo | None:
-        try:
-            return await admin.describe_group(name, timeout_s=COORDINATORS_TIMEOUT_S)
-        except (UnknownGroupError, UnknownTopicError):
-            return None
-        except RayqError as error:
-            if not error.retriable:
-                raise
-            return None
 
-    async def groups() -> list[GroupInfo]:
-        try:
-            listed = await admin.list_groups(timeout_s=COORDINATORS_TIMEOUT_S)
-        except RayqError as error:
-            if not error.retriable:
-                raise
-            return []
-        found = await asyncio.gather(*(group(listing.group) for listing in listed))
-        return [info for info in found if info is not None]
+async def _snapshot(client: Client, admin: AsyncAdmin) -> ClusterSnapshot:
+    info = await admin.describe_cluster()
+    silent, troubles = await _asked(client, info)
+    topics = await _topics(admin, internal=True)
+    # Without a controller nothing moves, and no process knows of moves.
+    moves = [] if info.controller is None else await admin.list_reassignments()
+    store, remote = await _remote(admin, topics)
+    return ClusterSnapshot(
+        cluster=info,
+        topics=topics,
+        groups=await _groups(admin),
+        moves=moves,
+        silent=silent,
+        transactions=await _or_without(
+            admin.list_transactions(timeout_s=COORDINATORS_TIMEOUT_S), []
+        ),
+        hanging=await _hanging(admin, topics),
+        store=store,
+        remote=remote,
+        queues=await _or_without(admin.describe_queues(timeout_s=COORDINATORS_TIMEOUT_S), []),
+        troubles=troubles,
+    )
 
-    async def transactions() -> list[TransactionListing]:
-        try:
-            return await admin.list_transactions(timeout_s=COORDINATORS_TIMEOUT_S)
-        except RayqError as error:
-            if not error.retriable:
-                raise
-            return []
 
-    async def hanging(topics: list[TopicInfo]) -> list[HangingTransaction]:
-        if not any(topic.name == TRANSACTIONS_TOPIC for topic in topics):
-            return []  # Nobody uses transactions.
-        led = [
-            topic.name
-            for topic in topics
-            if not topic.name.startswith(INTERNAL_PREFIX)
-            and all(partition.leader is not None for partition in topic.partitions)
-        ]
-        try:
-            return await admin.find_hanging_transactions(led, timeout_s=COORDINATORS_TIMEOUT_S)
-        except RayqError as error:
-            if not (error.retriable or isinstance(error, UnknownTopicError)):
-                raise
-            return []
+async def _or_without(question: Awaitable[T], nothing: T) -> T:
+    """The answer, or `nothing` where the servers that know it do not answer, or it was deleted
+    meanwhile."""
+    try:
+        return await question
+    except RayqError as error:
+        if error.retriable or isinstance(error, UnknownGroupError | UnknownTopicError):
+            return nothing
+        raise
 
-    async def remote(
-        topics: list[TopicInfo],
-    ) -> tuple[ObjectStoreInfo | None, list[RemotePartitionInfo]]:
-        names = [topic.name for topic in topics if topic.config.get("remote_storage")]
-        if not names:
-            return None, []
-        try:
-            return await asyncio.gather(
-                admin.describe_object_store(timeout_s=COORDINATORS_TIMEOUT_S),
-                admin.describe_remote_storage(names, timeout_s=COORDINATORS_TIMEOUT_S),
-            )
-        except RayqError as error:
-            if not (error.retriable or isinstance(error, UnknownTopicError)):
-                raise
-            return None, []
 
-    async def queues() -> list[QueueInfo]:
-        try:
-            return await admin.describe_queues(timeout_s=COORDINATORS_TIMEOUT_S)
-        except RayqError as error:
-            if not error.retriable:
-                raise
-            return []
+async def _groups(admin: AsyncAdmin) -> list[GroupInfo]:
+    async def describe(group: str) -> GroupInfo | None:
+        question = admin.describe_group(group, timeout_s=COORDINATORS_TIMEOUT_S)
+        return await _or_without(question, None)
 
-    async def look() -> Survey:
-        info = await admin.describe_cluster()
-        silent, troubles = await _asked(client, info)
-        topics = await _topics(admin, internal=True)
-        # Without a controller nothing moves, and no process knows of moves.
-        moves = [] if info.controller is None else await admin.list_reassignments()
-        store, partitions = await remote(topics)
-        return Survey(
-            cluster=info,
-            topics=topics,
-            groups=await groups(),
-            moves=moves,
-            silent=silent,
-            transactions=await transactions(),
-            hanging=await hanging(topics),
-            store=store,
-            remote=partitions,
-            queues=await queues(),
-            troubles=troubles,
-        )
+    listed = await _or_without(admin.list_groups(timeout_s=COORDINATORS_TIMEOUT_S), [])
+    found = await asyncio.gather(*(describe(listing.group) for listing in listed))
+    return [info for info in found if info is not None]
 
-    return background.run(look())
+
+async def _hanging(admin: AsyncAdmin, topics: list[TopicInfo]) -> list[HangingTransaction]:
+    if not any(topic.name == TRANSACTIONS_TOPIC for topic in topics):
+        return []  # Nobody uses transactions.
+    led = [
+        topic.name
+        for topic in topics
+        if not topic.name.startswith(INTERNAL_PREFIX)
+        and all(partition.leader is not None for partition in topic.partitions)
+    ]
+    question = admin.find_hanging_transactions(led, timeout_s=COORDINATORS_TIMEOUT_S)
+    return await _or_without(question, [])
+
+
+async def _remote(
+    admin: AsyncAdmin, topics: list[TopicInfo]
+) -> tuple[ObjectStoreInfo | None, list[RemotePartitionInfo]]:
+    names = [topic.name for topic in topics if topic.config.get("remote_storage")]
+    if not names:
+        return None, []
+    return await _or_without(
+        asyncio.gather(
+            admin.describe_object_store(timeout_s=COORDINATORS_TIMEOUT_S),
+            admin.describe_remote_storage(names, timeout_s=COORDINATORS_TIMEOUT_S),
+        ),
+        (None, []),
+    )
 
 
 async def _asked(client: Client, info: ClusterInfo) -> tuple[frozenset[int], dict[int, str]]:
