@@ -153,7 +153,7 @@ lock: $(FOR_THE_TESTS) ## Resolve the dependencies, for every Python version, in
 	   cat requirements.lock.new; } > requirements.lock
 	@rm requirements.lock.new
 
-configs: $(FOR_THE_TESTS) ## Write the tables of docs/reference/configs.md as the source has them
+configs: $(FOR_THE_TESTS) ## Write docs/reference/configs.md and rayq/config/keywords.py as the source has them
 	@$(BIN)/python docs/hooks/write_configs.py
 
 # Draws the diagrams of the site. Where it cannot be fetched the site shows them as text.

@@ -1,7 +1,7 @@
 """Types of the `**config` keywords of public calls, for editors and type checkers.
 
-Each key stands in `rayq.config` with its meaning, range and default; a test sees to it that none is
-missing here. Serializers and deserializers are named parameters of the calls.
+`make configs` writes this file from the configs, which have each key's meaning, range and default.
+Serializers and deserializers are named parameters of the calls.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal, TypedDict
 
-from rayq.config import (
-    Acks,
-    Partitioner,
-)
+from rayq.config import Partitioner
 
 
 class TopicKeywords(TypedDict, total=False):
@@ -87,7 +84,7 @@ class ClusterKeywords(TypedDict, total=False):
 class ProducerKeywords(TypedDict, total=False):
     """The keys of `ProducerConfig`."""
 
-    acks: Acks
+    acks: Literal["all", 0, 1]
     enable_idempotence: bool
     linger_ms: int
     batch_size: int

@@ -1,4 +1,4 @@
-"""The page of every config can be read in the repository, and is as the source is."""
+"""What repeats the configs is as the source is: their page, and the keywords that editors know."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 from rayq.config.reference import KINDS, keys
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_keywords_for_editors_are_current() -> None:
+    script = runpy.run_path(str(ROOT / "docs/hooks/write_configs.py"))
+    written = script["KEYWORDS"].read_text(encoding="utf-8")
+    assert written == script["keywords"](), "`make configs` writes it"
 
 
 def test_the_page_of_every_config_is_current() -> None:
