@@ -75,7 +75,12 @@ class SimulatedDisk:
     """
 
     def __init__(
-        self, name: str, rng: random.Random, trace: Trace, now: Callable[[], float]
+        self,
+        name: str,
+        rng: random.Random,
+        trace: Trace,
+        now: Callable[[], float],
+        root: Directory | None = None,
     ) -> None:
         self.name = name
         self.capacity_bytes: int | None = None
@@ -86,7 +91,7 @@ class SimulatedDisk:
         self.rng = rng
         self.trace = trace
         self._now = now
-        self._root = Directory()
+        self._root = root or Directory()
         self._found: dict[str, Directory | StoredFile] = {}
         """The nodes that were looked up since a directory changed, by path."""
         self._changes: list[Change] = []
@@ -143,9 +148,8 @@ class SimulatedDisk:
 
     def copy(self, name: str) -> SimulatedDisk:
         """A backup: another disk with the present files of this disk, all of them durable."""
-        disk = SimulatedDisk(name, self.rng, self.trace, self._now)
+        disk = SimulatedDisk(name, self.rng, self.trace, self._now, self._root.copy())
         disk.capacity_bytes, disk.sync_s = self.capacity_bytes, self.sync_s
-        disk._root = self._root.copy()
         return disk
 
     def read(self, path: str) -> bytes:

@@ -56,8 +56,8 @@ async def found_soon(
 ) -> list[T]:
     """Waits until `find` finds something, and returns that; [] if it finds nothing for
     `patience_s`."""
-    until_s = faults._world.now_s + patience_s
-    while faults._world.now_s < until_s:
+    until_s = faults.world.now_s + patience_s
+    while faults.world.now_s < until_s:
         found = find()
         if found:
             return found
@@ -69,43 +69,43 @@ def aimed_at(what: str, target: Target) -> Injection:
     """A fault of any kind that strikes where `target` says. `what` is going on there."""
 
     async def strike(faults: Faults) -> None:
-        victims = await found_soon(faults, lambda: target(faults._cluster))
+        victims = await found_soon(faults, lambda: target(faults.cluster))
         if not victims:
             return
-        rng = faults._rng
+        rng = faults.rng
         victim = rng.choice(victims)
-        host = next(host for host in faults._cluster.hosts if host is victim.host)
+        host = next(host for host in faults.cluster.hosts if host is victim.host)
         kind = rng.choice(STRIKES)
-        faults._begin(f"while {what}: {kind} of {victim.name} on {host.name}")
+        faults.begin(f"while {what}: {kind} of {victim.name} on {host.name}")
         await _strike(faults, kind, victim, host)
 
     return strike
 
 
 async def _strike(faults: Faults, kind: str, victim: Process, host: Host) -> None:
-    number = faults._cluster.hosts.index(host)
+    number = faults.cluster.hosts.index(host)
     if kind == "leap":
-        leap_ms = faults._rng.choice(LEAPS_MS)
+        leap_ms = faults.rng.choice(LEAPS_MS)
         host.jump_clock(leap_ms)
-        await asyncio.sleep(faults._rng.uniform(*LEAP_S))
+        await asyncio.sleep(faults.rng.uniform(*LEAP_S))
         host.jump_clock(-leap_ms)
     elif kind == "pause":
         victim.pause()
-        await faults._last(0.5, 9.0)
+        await faults.last(0.5, 9.0)
         victim.resume()
     elif kind == "cut off":
-        servers: list[NetworkHost] = [*faults._cluster.hosts, faults._cluster.controller_host]
+        servers: list[NetworkHost] = [*faults.cluster.hosts, faults.cluster.controller_host]
         others = [server for server in servers if server is not host]
-        await faults._cut([host], others, faults._rng.random() < 0.7)
+        await faults.cut([host], others, faults.rng.random() < 0.7)
     else:
         if kind == "kill a process":
             victim.kill()
         elif kind == "kill":
-            await faults._crash_host(number)
+            await faults.crash_host(number)
         else:
             host.power_loss()
-        await faults._last(0.1, 4.0)
-        faults._ensure_broker(number)
+        await faults.last(0.1, 4.0)
+        faults.ensure_broker(number)
 
 
 # --- where something is going on ------------------------------------------------------------------

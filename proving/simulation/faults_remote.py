@@ -5,89 +5,90 @@ from __future__ import annotations
 import asyncio
 
 from proving.simulation.faults import Faults, Injection
+from proving.simulation.faults_processes import kill_a_leader
 from proving.simulation.object_store import LATENCY_S
 
 
 async def kill_an_object_server(faults: Faults) -> None:
-    servers = faults._cluster.object_servers()
+    servers = faults.cluster.object_servers()
     if servers:
-        victim = faults._rng.choice(servers)
-        faults._begin(f"kill {victim.name}")
+        victim = faults.rng.choice(servers)
+        faults.begin(f"kill {victim.name}")
         victim.kill()
 
 
 async def kill_all_object_servers(faults: Faults) -> None:
-    faults._begin("kill all object servers")
-    for victim in faults._cluster.object_servers():
+    faults.begin("kill all object servers")
+    for victim in faults.cluster.object_servers():
         victim.kill()
 
 
 async def pause_an_object_server(faults: Faults) -> None:
-    servers = faults._cluster.object_servers()
+    servers = faults.cluster.object_servers()
     if servers:
-        victim = faults._rng.choice(servers)
-        faults._begin(f"pause {victim.name}")
+        victim = faults.rng.choice(servers)
+        faults.begin(f"pause {victim.name}")
         victim.pause()
-        await faults._last(0.5, 9.0)
+        await faults.last(0.5, 9.0)
         victim.resume()
 
 
 async def store_is_away(faults: Faults) -> None:
     """No host, or some, reach the store."""
-    hosts = faults._cluster.hosts
-    chosen = {host.name for host in faults._rng.sample(hosts, faults._rng.randint(1, len(hosts)))}
-    if faults._rng.random() < 0.5:
+    hosts = faults.cluster.hosts
+    chosen = {host.name for host in faults.rng.sample(hosts, faults.rng.randint(1, len(hosts)))}
+    if faults.rng.random() < 0.5:
         chosen = {host.name for host in hosts}
-    faults._begin(f"the store is away for {sorted(chosen)}")
-    store = faults._cluster.objects
+    faults.begin(f"the store is away for {sorted(chosen)}")
+    store = faults.cluster.objects
     store.faults.away |= chosen
-    await faults._last(0.5, 12.0)
+    await faults.last(0.5, 12.0)
     store.faults.away -= chosen
 
 
 async def store_denies_a_host(faults: Faults) -> None:
-    host = faults._rng.choice(faults._cluster.hosts)
-    faults._begin(f"the store refuses the credentials of {host.name}")
-    store = faults._cluster.objects
+    host = faults.rng.choice(faults.cluster.hosts)
+    faults.begin(f"the store refuses the credentials of {host.name}")
+    store = faults.cluster.objects
     store.faults.denied.add(host.name)
-    await faults._last(0.5, 8.0)
+    await faults.last(0.5, 8.0)
     store.faults.denied.discard(host.name)
 
 
 async def store_is_slow(faults: Faults) -> None:
-    store = faults._cluster.objects
-    store.latency_s = faults._rng.choice(((0.05, 0.5), (0.5, 3.0), (1.0, 8.0)))
-    faults._begin(f"requests to the store take {store.latency_s} s")
-    await faults._last(0.5, 8.0)
+    store = faults.cluster.objects
+    store.latency_s = faults.rng.choice(((0.05, 0.5), (0.5, 3.0), (1.0, 8.0)))
+    faults.begin(f"requests to the store take {store.latency_s} s")
+    await faults.last(0.5, 8.0)
     store.latency_s = LATENCY_S
 
 
 async def store_fails(faults: Faults) -> None:
     """Many requests fail or have no answer, and bodies are wrong."""
-    store, rng = faults._cluster.objects, faults._rng
+    store, rng = faults.cluster.objects, faults.rng
     what = rng.choice(("refused", "unanswered", "short_bodies", "flipped_bodies"))
     # Three wrong bodies of one range count as damage for good.
     share = 0.02 if what == "flipped_bodies" else rng.choice((0.1, 0.4, 0.8))
-    faults._begin(f"{what} of the store: {share}")
+    faults.begin(f"{what} of the store: {share}")
     setattr(store.faults, what, share)
-    await faults._last(1.0, 10.0)
+    await faults.last(1.0, 10.0)
     setattr(store.faults, what, 0.0)
 
 
 async def lists_are_stale(faults: Faults) -> None:
-    store = faults._cluster.objects
-    stale_s = faults._rng.choice((2.0, 10.0, 60.0))
-    faults._begin(f"lists of the store are up to {stale_s} s old")
+    store = faults.cluster.objects
+    stale_s = faults.rng.choice((2.0, 10.0, 60.0))
+    faults.begin(f"lists of the store are up to {stale_s} s old")
     store.faults.stale_lists_s = stale_s
-    await faults._last(2.0, 15.0)
+    await faults.last(2.0, 15.0)
     store.faults.stale_lists_s = 0.0
 
 
 async def kill_an_object_server_and_a_leader(faults: Faults) -> None:
     """An upload is under way, and its leader is gone."""
     await kill_an_object_server(faults)
-    await asyncio.sleep(faults._rng.random() * 0.1)
-    await faults.kill_a_leader()
+    await asyncio.sleep(faults.rng.random() * 0.1)
+    await kill_a_leader(faults)
 
 
 WITH_REMOTE_STORAGE: list[Injection] = [

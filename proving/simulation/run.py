@@ -15,6 +15,8 @@ from typing import Any
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults
+from proving.simulation.faults_disks import lose_a_disk
+from proving.simulation.faults_ordinary import AFTERMATHS
 from proving.simulation.invariants import Invariants
 from proving.simulation.network import OTHER_HOST_S
 from proving.simulation.owner import ProcessDied
@@ -191,9 +193,9 @@ async def _script(
         workload.hosts,
         lambda: workload.recorder.acknowledged,
         topics=workload.topics_on_disk,
-        kinds=workload.fault_kinds,
-        more=workload.more_faults,
-        lose_disks=workload.lose_disks,
+        kinds=[*workload.fault_kinds, *workload.more_faults],
+        aftermaths=[*AFTERMATHS, *workload.more_faults],
+        loss_of_a_disk=lose_a_disk if workload.lose_disks else None,
     )
     outcome.faults = faults.log
     await faults.inject(begin_s + workload.heals_at_s)

@@ -96,22 +96,22 @@ async def elect_uncleanly(
 
     The others stop at a write, too; so a leader that may not write any more, since too few are in
     sync, goes on, and no election comes. Where it `kills` their processes it comes for sure."""
-    cluster, rng = faults._cluster, faults._rng
+    cluster, rng = faults.cluster, faults.rng
     value = value_of(cluster, place)
     if value is None or value.leader is None or len(value.isr) < 2:
         return
     behind = rng.choice([broker.broker for broker in value.isr if broker.broker != value.leader])
-    faults._begin(f"broker {behind}, which is behind, will lead {place}")
+    faults.begin(f"broker {behind}, which is behind, will lead {place}")
     disk = cluster.hosts[behind].disk
     failing = disk.fail("write", path_part=f"/{place.topic}-", error=errno.EIO)
-    faults._disk_faults.append(failing)
+    faults.disk_faults.append(failing)
     try:
         is_out = await _until(
             faults, place, lambda now: behind not in [broker.broker for broker in now.isr]
         )
         if not is_out:
             return
-        await faults._last(0.2, 5.0)
+        await faults.last(0.2, 5.0)
         failing.heal()
         others = [replica for replica in value.replicas if replica != behind]
         operations = ("write", "open") if kills else ("write",)
@@ -121,24 +121,24 @@ async def elect_uncleanly(
             )
             for broker in others
         ]
-        faults._disk_faults += rest
+        faults.disk_faults += rest
         if kills:
             for broker in others:
                 _kill_replica(place, cluster, broker)
         # It leads at once where another fault has started it again meanwhile.
         led_by = (None, behind) if kills else (None,)
         await _until(faults, place, lambda now: now.leader in led_by)
-        await faults._crash_host(behind)
-        faults._ensure_broker(behind)
+        await faults.crash_host(behind)
+        faults.ensure_broker(behind)
         await _until(faults, place, lambda now: now.leader == behind)
-        await faults._last(0.0, 3.0)
+        await faults.last(0.0, 3.0)
     finally:
-        for fault in faults._disk_faults:
+        for fault in faults.disk_faults:
             fault.heal()
         for number in range(len(cluster.hosts)):
-            if faults._has_failed_replicas(number):
-                await faults._crash_host(number)
-            faults._ensure_broker(number)
+            if faults.has_failed_replicas(number):
+                await faults.crash_host(number)
+            faults.ensure_broker(number)
 
 
 def _kill_replica(place: TopicPartition, cluster: SimulatedCluster, broker: int) -> None:
@@ -165,9 +165,9 @@ async def _until(
     faults: Faults, place: TopicPartition, holds: Callable[[PartitionValue], bool]
 ) -> bool:
     """Returns whether it came to that in time."""
-    until_s = faults._world.now_s + STEP_LIMIT_S
-    while faults._world.now_s < until_s:
-        value = value_of(faults._cluster, place)
+    until_s = faults.world.now_s + STEP_LIMIT_S
+    while faults.world.now_s < until_s:
+        value = value_of(faults.cluster, place)
         if value is not None and holds(value):
             return True
         await asyncio.sleep(0.05)

@@ -17,7 +17,8 @@ from typing import Any
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import ORDINARY, Injection
+from proving.simulation.faults import Injection
+from proving.simulation.faults_ordinary import ORDINARY
 from proving.simulation.invariants import Invariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner

@@ -21,7 +21,8 @@ from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.compacted_topic import PARTITIONS, CompactedTopic
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults import Injection
+from proving.simulation.faults_groups import WITH_GROUPS
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.link import NetworkHost

@@ -22,8 +22,9 @@ from typing import Any
 from proving.simulation import queue_bounds
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults import Injection
 from proving.simulation.faults_aimed import OF_QUEUES
+from proving.simulation.faults_groups import WITH_GROUPS
 from proving.simulation.faults_queues import MoveFaults
 from proving.simulation.gone_holders import LOOK_S as HOLDERS_LOOK_S
 from proving.simulation.gone_holders import GoneHolders

@@ -17,7 +17,9 @@ from proving.simulation import buggify
 from proving.simulation.buggify import POINTS, Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
-from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS, Injection
+from proving.simulation.faults import Injection
+from proving.simulation.faults_groups import WITH_GROUPS
+from proving.simulation.faults_ordinary import AFTERMATHS, BETWEEN_STEPS, ORDINARY
 from proving.simulation.new_topic import create_topic
 from proving.simulation.process import THREAD_S, Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS

@@ -23,13 +23,14 @@ from unittest import mock
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults import Injection
 from proving.simulation.faults_aimed import (
     OF_REMOTE_STORAGE,
     OF_TRANSACTIONS,
     PATIENCE_S,
     lists_being_loaded,
 )
+from proving.simulation.faults_groups import WITH_GROUPS
 from proving.simulation.faults_remote import WITH_REMOTE_STORAGE
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_tiered import TieredInvariants

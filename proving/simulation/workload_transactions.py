@@ -19,8 +19,9 @@ from typing import Any
 from proving.simulation.atomic_jobs import AtomicJobs
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import WITH_GROUPS, Injection
+from proving.simulation.faults import Injection
 from proving.simulation.faults_aimed import OF_TRANSACTIONS
+from proving.simulation.faults_groups import WITH_GROUPS
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from proving.mutants.catalogue import ROOT
+from proving.simulation import buggify
 from proving.simulation.mutations import MUTATIONS, planted
+from proving.simulation.situations import watched
 from tests.simulated.support import found_by
 
 SEEDS_MAX = 200
@@ -111,13 +113,18 @@ def test_a_planted_bug_can_be_called_like_the_code_that_it_replaces(name: str) -
         inspect.signature(_code(instead)).bind(*positional, **keywords)
 
 
-def test_planted_bugs_use_no_name_that_is_gone() -> None:
+def test_probes_and_points_patch_what_is_there() -> None:
+    with watched(), buggify.patched(frozenset(buggify.CONSTANTS)):
+        pass
+
+
+def test_planted_bugs_and_probes_use_no_name_that_is_gone() -> None:
     simulation = ROOT / "proving/simulation"
-    known = set[str]()
+    known = {*dir(inspect)}
     for path in (*(ROOT / "rayq").rglob("*.py"), simulation / "planting.py"):
         known.update(re.findall(r"\w+", path.read_text()))
     gone = []
-    for path in simulation.glob("mutations*.py"):
+    for path in (*simulation.glob("mutations*.py"), simulation / "situations.py"):
         tree = ast.parse(path.read_text())
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         known_here = known | {it.attr for it in attributes if isinstance(it.ctx, ast.Store)}
