@@ -21,15 +21,15 @@ disks directly, so that looking changes nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
+from proving.simulation.log_batches import LogBatch, LogBatches, first_offset_of
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
@@ -44,7 +44,6 @@ from proving.simulation.server_view import (
     replica_log_of,
     replicas_of,
     role_of,
-    segments_of,
 )
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
@@ -83,58 +82,6 @@ class _Committed:
         return self.batches[-1][0] if self.batches else 0
 
 
-class _Batch(NamedTuple):
-    """A batch in a log file."""
-
-    path: str
-    start: int
-    stop: int
-    base_offset: int
-    next_offset: int
-
-
-@dataclass(slots=True)
-class _Batches:
-    """Positions of the batches of a log, in one generation of it."""
-
-    generation: int
-    found: list[_Batch] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """The next offset of each batch."""
-    segment: int = 0
-    position: int = 0
-    """The segment (by base offset) and the position where the scan goes on."""
-
-    def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[_Batch]:
-        """The batches from the one that ends above `start` to the one that reaches `end`."""
-        if start >= end:
-            return []  # Nothing more is read: a failed sync may have lost it.
-        if not self.ends or self.ends[-1] < end:
-            self._find(disk, log, end)
-        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
-        return self.found[first : last + 1]
-
-    def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
-        segments = segments_of(log)
-        number = bisect_right(segments, self.segment, key=lambda entry: entry.base_offset) - 1
-        for segment in segments[max(number, 0) :]:
-            if segment.base_offset != self.segment:
-                self.segment, self.position = segment.base_offset, 0
-            content = disk.find_file(segment.path).current
-            while self.position < segment.size:
-                header = read_header(content, self.position)
-                start, self.position = self.position, self.position + header.length
-                self.found.append(
-                    _Batch(
-                        *(segment.path, start, self.position),
-                        *(header.base_offset, header.next_offset),
-                    )
-                )
-                self.ends.append(header.next_offset)
-                if header.next_offset >= end:
-                    return
-
-
 @dataclass(slots=True)
 class _Seen:
     """A replica as it was at the last check."""
@@ -149,7 +96,7 @@ class _Seen:
     """The offset below which the log was compared with the committed batches."""
     durable: int = 0
     """The offset below which the log was found on disk."""
-    batches: _Batches = field(default_factory=lambda: _Batches(-1))
+    batches: LogBatches = field(default_factory=lambda: LogBatches(-1))
     clean: CleanState | None = None
     """The state that compaction had left the log in."""
 
@@ -356,7 +303,7 @@ class Invariants:
             return  # It has stopped: no other process learns its offsets.
         if seen.flushed_generation != log.generation:
             seen.durable = 0
-        seen.durable = max(seen.durable, _first_offset(log))
+        seen.durable = max(seen.durable, first_offset_of(log))
         seen.flushed_offset, seen.flushed_generation = log.flushed_offset, log.generation
         if log.flushed_offset > log.end_offset:
             raise InvariantError(
@@ -378,7 +325,7 @@ class Invariants:
     ) -> None:
         """Compares the log again from its start, and forgets where its batches were."""
         self._check_generation(disk, replica, seen, log)
-        seen.clean, seen.batches = clean_state_of(log), _Batches(-1)
+        seen.clean, seen.batches = clean_state_of(log), LogBatches(-1)
         limit, seen.compared = seen.compared, 0
         self._compare(disk, replica, seen, limit)
         self._check_nothing_is_back(disk, replica, seen, log)
@@ -391,7 +338,7 @@ class Invariants:
             return
         limit = min(log.end_offset, self._committed[_key(replica)].end, seen.compared)
         found = _batches(disk, log, seen, 0, limit)
-        fault = history.fault_of_all((_content(disk, batch) for batch in found), limit)
+        fault = history.fault_of_all((batch.read(disk) for batch in found), limit)
         if fault is not None:
             raise InvariantError(f"{_where(replica)}: {fault}")
 
@@ -401,10 +348,10 @@ class Invariants:
         """Compares what the replica remembers of its batches with the batches."""
         if log.failure is not None or open_log_of(replica) is None:
             return
-        if log.start_offset > 0 or log.cleaned_offset > 0 or _first_offset(log) > 0:
+        if log.start_offset > 0 or log.cleaned_offset > 0 or first_offset_of(log) > 0:
             return  # Some of the state comes from batches that are gone, or not on this disk.
         found = _batches(disk, log, seen, 0, log.end_offset)
-        fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
+        fault = fault_of(log, (read_header(batch.read(disk)) for batch in found))
         if fault is not None:
             raise InvariantError(f"{_where(replica)} {fault}")
 
@@ -528,9 +475,9 @@ class Invariants:
             seen.compared = batch.next_offset
             if replica_log_of(replica).topic_config.is_compacted:
                 history = self.histories.setdefault(_key(replica), CompactedHistory())
-                history.add(_content(disk, batch), self._cluster.world.now_s)
+                history.add(batch.read(disk), self._cluster.world.now_s)
             if self.on_committed is not None:
-                self.on_committed(replica, leader.leader_epoch, _content(disk, batch))
+                self.on_committed(replica, leader.leader_epoch, batch.read(disk))
         epoch = leader.leader_epoch
         before = committed.end_by_epoch.get(epoch, 0)
         committed.end_by_epoch[epoch] = max(before, end)
@@ -568,7 +515,7 @@ class Invariants:
         assert log is not None
         if seen.compared < log.cleaned_offset and _key(replica) in self.histories:
             self._compare_compacted(disk, replica, seen, log, limit)
-        seen.compared = max(seen.compared, _first_offset(log))
+        seen.compared = max(seen.compared, first_offset_of(log))
         number = bisect_right(committed.starts, seen.compared) - 1
         for batch in _batches(disk, log, seen, seen.compared, limit):
             start, after = batch.base_offset, batch.next_offset
@@ -602,7 +549,7 @@ class Invariants:
                 break
             fault = history.fault_of(
                 seen.compared,
-                _content(disk, batch),
+                batch.read(disk),
                 horizon=log.tombstone_horizon,
                 deleted_before_s=until_s,
             )
@@ -618,16 +565,6 @@ class Invariants:
         seen.compared = max(seen.compared, limit)
 
 
-def _first_offset(log: Log) -> int:
-    """The offset below which the log's batches are not on its disk: they were removed, or they are
-    in the object store only."""
-    return segments_of(log)[0].base_offset
-
-
-def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:
-    return bytes(disk.find_file(batch.path).current[batch.start : batch.stop])
-
-
 def _where(replica: Replica) -> str:
     return f"{replica.where} on broker {replica_log_of(replica).broker}"
 
@@ -636,8 +573,8 @@ def _key(replica: Replica) -> TopicIdPartition:
     return replica.assignment.topic_id, replica.assignment.partition
 
 
-def _batches(disk: SimulatedDisk, log: Log, seen: _Seen, start: int, end: int) -> list[_Batch]:
+def _batches(disk: SimulatedDisk, log: Log, seen: _Seen, start: int, end: int) -> list[LogBatch]:
     """The batches of a log from the one that ends above `start` to the one that reaches `end`."""
     if seen.batches.generation != log.generation:
-        seen.batches = _Batches(log.generation)
+        seen.batches = LogBatches(log.generation)
     return seen.batches.between(disk, log, start, end)
