@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from proving.simulation.server_view import replica_log_of
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.hosting import RunCleaner
@@ -73,7 +74,7 @@ class Hosted:
 
     @property
     def log(self) -> ReplicaLog:
-        return self.replica._replica_log
+        return replica_log_of(self.replica)
 
     def given(self, **changes: Any) -> messages.PartitionAssignment:
         changes = {"topic_id": TOPIC_ID, "partition_epoch": self.partition_epoch} | (

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from proving.simulation import World
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.invariants import Invariants
+from proving.simulation.server_view import replica_log_of, role_of
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
@@ -58,21 +60,24 @@ class Stage:
     def log(self, topic: str, broker: int) -> ReplicaLog | None:
         """The replica's log on a broker; None while its process does not run, or has not opened
         it."""
-        for process, host in self.cluster.replica_hosts.items():
-            if process.alive and host._spec.broker == broker:
-                for replica in host._replicas.values():
-                    if replica.assignment.topic == topic and replica._replica_log.is_open:
-                        return replica._replica_log
+        for replica in self._replicas(topic, broker):
+            held = replica_log_of(replica)
+            if held.is_open:
+                return held
         return None
 
     def leads(self, topic: str, broker: int) -> bool:
         return any(
-            isinstance(replica._role, Leader)
-            for process, host in self.cluster.replica_hosts.items()
-            if process.alive and host._spec.broker == broker
-            for replica in host._replicas.values()
-            if replica.assignment.topic == topic
+            isinstance(role_of(replica), Leader) for replica in self._replicas(topic, broker)
         )
+
+    def _replicas(self, topic: str, broker: int) -> list[Replica]:
+        """The replicas of a topic on a broker, in processes that live."""
+        return [
+            replica
+            for _, replica in self.cluster.live_replicas()
+            if replica.assignment.topic == topic and replica_log_of(replica).broker == broker
+        ]
 
     def in_sync(self, topic: str) -> set[int]:
         return {member.broker for member in self.value(topic).isr}

@@ -24,7 +24,7 @@ def test_ten_days_ahead_for_seventy_seconds_delete_nothing() -> None:
         stage.hosts[leader].jump_clock(-10 * DAY_MS)
         await stage.pause(60)
         held = stage.log("t", leader)
-        assert held is not None and len(held.log._segments) > 1
+        assert held is not None and len(held.log.local_segments()) > 1
         assert held.log.start_offset == 0
 
     play(script)

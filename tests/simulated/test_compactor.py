@@ -154,7 +154,7 @@ def test_only_topics_of_that_policy_are_compacted(policy: str, passes: int) -> N
         for _ in range(2):
             await compacted.tick(INTERVAL_S)
         assert len(compacted.jobs) == passes
-        starts = [one.base_offset for one in compacted.log.log._segments]
+        starts = [one.base_offset for one in compacted.log.log.local_segments()]
         active = starts[-1]
         expected = [active - 1, *range(active, 12)] if passes else [*range(12)]
         assert await compacted.offsets() == expected
@@ -221,7 +221,7 @@ def test_a_segment_that_was_closed_for_its_age_is_flushed_before_it_is_committed
         await compacted.tick(0)
         await compacted.tick(2 * INTERVAL_S)
         assert compacted.jobs == []
-        assert [one.base_offset for one in compacted.log.log._segments] == [0, 3]
+        assert [one.base_offset for one in compacted.log.log.local_segments()] == [0, 3]
         assert compacted.log.log.flushed_offset == 3
 
     compacting(work, max_compaction_lag_ms=20_000)
@@ -232,7 +232,7 @@ def test_segments_of_other_topics_are_not_closed_for_compaction() -> None:
         compacted.write(3)
         for _ in range(3):
             await compacted.tick(2 * INTERVAL_S)
-        assert [one.base_offset for one in compacted.log.log._segments] == [0]
+        assert [one.base_offset for one in compacted.log.log.local_segments()] == [0]
 
     compacting(work, cleanup_policy="delete", max_compaction_lag_ms=20_000)
 
@@ -262,7 +262,7 @@ def test_what_is_not_committed_is_left_alone_and_what_is_gets_a_checkpoint_first
         compacted.log.high_watermark = 12
         await compacted.tick(INTERVAL_S)
         (job,) = compacted.jobs
-        assert job.groups[-1][-1].next_offset == compacted.log.log._segments[-1].base_offset
+        assert job.groups[-1][-1].next_offset == compacted.log.log.local_segments()[-1].base_offset
         assert compacted.log.log.persisted_high_watermark == 12
 
     compacting(work)
@@ -273,9 +273,9 @@ def test_segments_that_the_log_start_has_passed_go_first() -> None:
         compacted.write(12)
         await compacted.log.checkpoint()
         compacted.log.is_compacted_now = True  # A pass before reads them.
-        second = compacted.log.log._segments[1].base_offset
+        second = compacted.log.log.local_segments()[1].base_offset
         await compacted.log.advance_log_start(second)
-        assert compacted.log.log._segments[0].base_offset == 0
+        assert compacted.log.log.local_segments()[0].base_offset == 0
         for _ in range(2):
             await compacted.tick(INTERVAL_S)
         assert compacted.jobs[0].groups[0][0].base_offset == second
@@ -296,7 +296,7 @@ def test_passes_follow_until_all_keys_are_done_where_the_memory_is_small(
             await asyncio.sleep(5)
         assert len(compacted.jobs) > 2, "the map has room for three keys"
         log = compacted.log.log
-        active = log._segments[-1].base_offset
+        active = log.local_segments()[-1].base_offset
         assert await compacted.offsets() == [*range(active - 10, 60)]
         assert compacted.jobs[1].dirty_offset > 0
         count = len(compacted.jobs)
@@ -448,7 +448,7 @@ def test_a_pass_in_steps_keeps_to_its_pace() -> None:
         await compacted.tick(0)
         await compacted.tick(INTERVAL_S)
         began_s, log = compacted.times_s[0], compacted.log
-        size_bytes = sum(len(compacted.host.disk.read(one.path)) for one in log.log._segments[:-1])
+        size_bytes = sum(segment.size_bytes for segment in log.log.local_segments()[:-1])
         while log.is_compacted_now:
             assert compacted.now_s - began_s < 60
             await asyncio.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proving.simulation import World
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.invariants import Invariants
+from proving.simulation.server_view import open_log_of, role_of
 from rayq.actors.replica.leader import Leader
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
@@ -58,13 +59,12 @@ async def _script(world: World, cluster: SimulatedCluster) -> None:
         lambda: all(log.tombstone_horizon > KEYS for log in _logs(cluster)),
         "the tombstone to go everywhere",
     )
-    assert all(len(log._segments) > 3 for log in _logs(cluster))
+    assert all(len(log.local_segments()) > 3 for log in _logs(cluster))
     number = next(
         number
         for number in range(3)
-        for one in cluster.replica_processes(number)
-        for replica in cluster.replica_hosts[one]._replicas.values()
-        if not isinstance(replica._role, Leader)
+        for process, replica in cluster.live_replicas()
+        if process.host is cluster.hosts[number] and not isinstance(role_of(replica), Leader)
     )
     cluster.hosts[number].power_loss()
     cluster.format_empty_disk(number)
@@ -75,10 +75,5 @@ async def _script(world: World, cluster: SimulatedCluster) -> None:
 
 
 def _logs(cluster: SimulatedCluster) -> list[Log]:
-    return [
-        replica._replica_log.log
-        for process, host in cluster.replica_hosts.items()
-        if process.alive
-        for replica in host._replicas.values()
-        if replica._replica_log.is_open
-    ]
+    logs = [open_log_of(replica) for _, replica in cluster.live_replicas()]
+    return [log for log in logs if log is not None]

@@ -33,7 +33,7 @@ async def prepared(followed: Followed, **config: Any) -> tuple[LocalRetention, l
         append(followed.log.log, epoch=3, size=130, now_ms=now_ms)
     await followed.log.checkpoint()
     watch = ClockWatch(followed.log.environment.clock)
-    starts = [one.base_offset for one in followed.log.log._segments]
+    starts = [one.base_offset for one in followed.log.log.local_segments()]
     assert len(starts) > 5
     return LocalRetention(followed.log, watch), starts
 
@@ -55,7 +55,7 @@ def test_closed_segments_go_that_are_stored_as_a_whole(stored: Any, place: int) 
         await tick(retention, 0.0, None if end is None else stored_up_to(end))
         log = followed.log.log
         assert (log.local_start_offset, log.start_offset) == (starts[place], 0)
-        assert [one.base_offset for one in log._segments] == starts[place:]
+        assert [one.base_offset for one in log.local_segments()] == starts[place:]
         assert (followed.log.failure, followed.is_over) == (None, False)
 
     following(work, is_empty=True)

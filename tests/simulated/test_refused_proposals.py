@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proving.simulation.server_view import role_of
 from rayq import messages
 from rayq.actors.replica.leader import Leader
 from rayq.errors import StalePartitionError
@@ -23,10 +24,9 @@ def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> 
         cluster.kill_broker(away)
         await stage.until(lambda: away not in stage.in_sync("t"), "it to leave the set")
         leader = next(
-            replica._role
-            for process, host in cluster.replica_hosts.items()
-            for replica in host._replicas.values()
-            if process.alive and isinstance(replica._role, Leader)
+            role
+            for _, replica in cluster.live_replicas()
+            if isinstance(role := role_of(replica), Leader)
         )
         propose, refused = leader.proposals._propose, list[messages.AlterPartition]()
 

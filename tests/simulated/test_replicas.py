@@ -25,6 +25,7 @@ from rayq.errors import (
     StorageError,
     UnknownEpochError,
 )
+from rayq.storage.segment import LOG_SUFFIX, segment_path
 from tests.simulated.followed import IN_SYNC, LEADER_EPOCH, THEM, US
 from tests.simulated.hosted import LEADS, QUEUE, SEGMENT_BYTES, Hosted, hosting
 from tests.simulated.remote_store import TOPIC_ID
@@ -56,6 +57,17 @@ def epochs_asked_in(hosted: Hosted) -> set[int]:
     found = {one.leader_epoch for one in hosted.leader.fetches}
     hosted.leader.asked.clear()
     return found
+
+
+def second_segment(hosted: Hosted) -> int:
+    """The offset at which it starts."""
+    return hosted.log.log.local_segments()[1].base_offset
+
+
+def damage_second_segment(hosted: Hosted) -> None:
+    directory = hosted.log.log.directory
+    path = segment_path(directory, second_segment(hosted), LOG_SUFFIX)
+    hosted.host.disk.flip_bit(path, 100)
 
 
 # --- roles ----------------------------------------------------------------------------------------
@@ -355,12 +367,12 @@ def test_damage_that_a_reader_reports_ends_the_replica_where_others_can_answer(
 ) -> None:
     async def work(hosted: Hosted) -> None:
         await hosted.write(12)
-        asked = messages.CheckRange(TOPIC_ID, 0, hosted.log.log._segments[1].base_offset)
+        asked = messages.CheckRange(TOPIC_ID, 0, second_segment(hosted))
         assert await hosted.replica.check_range(asked) == messages.Done()
         assert hosted.failures == 0
         if others_in_sync:
             hosted.told(isr=[US, THEM])
-        hosted.host.disk.flip_bit(hosted.log.log._segments[1].path, 100)
+        damage_second_segment(hosted)
         if others_in_sync:
             with pytest.raises(StorageError):
                 await hosted.replica.check_range(asked)
@@ -383,10 +395,10 @@ def test_a_replica_that_leads_no_more_looks_at_its_disk_for_a_reader_too(
             leader=1, leader_incarnation="theirs", leader_host=leader_host, leader_epoch=9,
             isr=[THEM],
         )
-        asked = messages.CheckRange(TOPIC_ID, 0, hosted.log.log._segments[1].base_offset)
+        asked = messages.CheckRange(TOPIC_ID, 0, second_segment(hosted))
         assert await hosted.replica.check_range(asked) == messages.Done()
         assert hosted.failures == 0
-        hosted.host.disk.flip_bit(hosted.log.log._segments[1].path, 100)
+        damage_second_segment(hosted)
         with pytest.raises(StorageError):
             await hosted.replica.check_range(asked)
         assert (hosted.failures, hosted.replica.status().is_damaged) == (1, True)
@@ -486,8 +498,8 @@ def test_closed_segments_wait_for_the_object_store_where_the_topic_has_one(
 ) -> None:
     async def work(hosted: Hosted) -> None:
         await hosted.write(12)
-        disk, closed = hosted.host.disk, hosted.log.log._segments[:-1]
-        closed_bytes = sum(len(disk.read(one.path)) for one in closed)
+        closed = hosted.log.log.local_segments()[:-1]
+        closed_bytes = sum(segment.size_bytes for segment in closed)
         assert closed_bytes > SEGMENT_BYTES
         assert hosted.replica.remote_backlog_bytes() == (closed_bytes if has_backlog else 0)
         hosted.replica.abandon()

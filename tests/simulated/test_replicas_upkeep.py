@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from proving.simulation.server_view import role_of
 from rayq import messages
+from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.config import ClusterConfig
@@ -32,7 +34,7 @@ def jobs_of(hosted: Hosted) -> list[str]:
 
 
 def segment_starts(hosted: Hosted) -> list[int]:
-    return [one.base_offset for one in hosted.log.log._segments]
+    return [one.base_offset for one in hosted.log.log.local_segments()]
 
 
 # --- ticks ----------------------------------------------------------------------------------------
@@ -93,13 +95,12 @@ def test_each_look_serves_queues_transactions_clocks_and_the_object_store(
         monkeypatch.setattr(
             leader.remote, "tick", lambda s, watch: looks.append(f"store {s} {watch.now_ms()}")
         )
-        monkeypatch.setattr(replica._clock_watch, "look", lambda: looks.append("age"))
-        monkeypatch.setattr(replica._delay_clock, "look", lambda: looks.append("delays"))
+        monkeypatch.setattr(ClockWatch, "look", lambda watch: looks.append("age"))
+        monkeypatch.setattr(DelayClock, "look", lambda clock: looks.append("delays"))
         monkeypatch.setattr(replica.queues(LEADER_EPOCH), "tick", lambda: looks.append("queues"))
-        now_ms = replica._clock_watch._now_ms
-        monkeypatch.setattr(replica._clock_watch, "now_ms", lambda: int(now_ms))
+        monkeypatch.setattr(ClockWatch, "now_ms", lambda watch: 7)
         replica.tick(2000.0)
-        seen = ["age", "delays", "open 2000.0", f"store 2000.0 {int(now_ms)}"]
+        seen = ["age", "delays", "open 2000.0", "store 2000.0 7"]
         assert looks == ["queues", *seen]
         replica.tick(2000.4)
         assert looks == ["queues", *seen, "queues"], "queues are looked at more often"
@@ -146,7 +147,7 @@ def test_an_error_in_what_is_due_ends_the_replica(monkeypatch: pytest.MonkeyPatc
         def fail() -> None:
             raise KeyError("a bug")
 
-        monkeypatch.setattr(hosted.replica._clock_watch, "look", fail)
+        monkeypatch.setattr(ClockWatch, "look", lambda watch: fail())
         await hosted.tick()
         assert (hosted.failures, hosted.log.failure) == (1, "'a bug'")
 
@@ -431,17 +432,17 @@ def test_a_replica_that_lacks_what_is_stored_leads_only_once_it_has_found_it() -
             replica.leader(LEADER_EPOCH)
         assert not replica.describe(messages.DescribeReplica("T", 0)).is_leader
         await hosted.tick()
-        role = replica._role
+        role = role_of(replica)
         hosted.told()
-        assert replica._role is role, "it goes on"
+        assert role_of(replica) is role, "it continues"
         hosted.told(leader_epoch=9)
-        assert replica._role is not role
+        assert role_of(replica) is not role
         with pytest.raises(NotLeaderError, match="being adopted|offline"):
             replica.leader(9)
         hosted.told(remote=None, config={})
         assert replica.leader(9).remote is None, "there is nothing to find any more"
         await asyncio.sleep(2.0)
-        assert isinstance(replica._role, Leader)
+        assert isinstance(role_of(replica), Leader)
         replica.queues(9)
         await hosted.write(1)
 

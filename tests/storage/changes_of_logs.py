@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from rayq.storage.cleaner import CLEANING, clean
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState, snapshot_path
 from rayq.storage.recovery import RESET
-from rayq.storage.segment import DELETED_SUFFIX
+from rayq.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, segment_path
 from rayq.storage.swap import SWAP, SwapPlan
 from tests.storage.crash_disk import CrashDisk
 from tests.storage.crash_points import Change, Step
@@ -203,8 +204,10 @@ def torn(disk: CrashDisk) -> CrashDisk:
     log = begun(disk)
     for _ in range(6):
         append(log, epoch=90, size=140)
-    closed = log._segments[-2].file
-    closed.truncate(closed.size() - 50)
+    closed = log.local_segments()[-2]
+    path = segment_path(log.directory, closed.base_offset, LOG_SUFFIX)
+    with contextlib.closing(disk.open(path)) as file:
+        file.truncate(file.size() - 50)
     return disk
 
 

@@ -110,7 +110,7 @@ def test_times_are_found_in_segments_that_were_never_synced(place: Place) -> Non
     log = many_segments(place, checkpoint=False)
     place.open().close(500)
     again = place.open()
-    for segment in log._segments:
+    for segment in log.local_segments():
         offset = segment.next_offset - 5
         found = again.plan_offset_for_time(NOW_MS + offset // 5, 500).run()
         assert found == (offset, NOW_MS + offset // 5)

@@ -154,14 +154,14 @@ def test_segments_are_closed_no_faster_than_the_disk_syncs_them(
             append(log, size=400)
 
     write(40)
-    assert len(log._segments) == 4
-    assert log._segments.active.size > 10 * CONFIG.segment_bytes
+    assert len(log.local_segments()) == 4
+    assert log.local_segments()[-1].size_bytes > 10 * CONFIG.segment_bytes
     flush(log)
     write(40)
-    assert len(log._segments) == 7
+    assert len(log.local_segments()) == 7
     flush(log)
     monkeypatch.setattr(appending, "SEGMENT_BYTES_MAX", 4096)
     write(40)
-    assert len(log._segments) > 10, "a file holds no more"
+    assert len(log.local_segments()) > 10, "a file holds no more"
     assert log.end_offset == 120
     assert place.open().end_offset == 120
