@@ -197,23 +197,24 @@ class Quorum:
 
         waiting = {asyncio.ensure_future(ask(at)) for at in dict.fromkeys(endpoints)}
         timeout_s = None
-        while waiting:
-            done, waiting = await asyncio.wait(
-                waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                break
-            for error in [task.exception() for task in done]:
-                if isinstance(error, FencedEpochError) or (
-                    error is not None and not isinstance(error, RayqError)
-                ):
-                    _cancel_all(waiting)
-                    raise error
-            if by_broker and timeout_s is None:
-                self._set_voters_of(list(by_broker.values()))
-                if not self._missing_voters(list(by_broker.values()))[1]:
-                    timeout_s = STRAGGLERS_S
-        _cancel_all(waiting)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for error in [task.exception() for task in done]:
+                    if isinstance(error, FencedEpochError) or (
+                        error is not None and not isinstance(error, RayqError)
+                    ):
+                        raise error
+                if by_broker and timeout_s is None:
+                    self._set_voters_of(list(by_broker.values()))
+                    if not self._missing_voters(list(by_broker.values()))[1]:
+                        timeout_s = STRAGGLERS_S
+        finally:
+            _cancel_all(waiting)
         return [by_broker[broker] for broker in sorted(by_broker)]
 
     def _set_voters_of(self, answers: Sequence[Answer]) -> None:

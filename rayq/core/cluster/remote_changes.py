@@ -32,6 +32,7 @@ from rayq.errors import (
     RemoteStorageError,
     StalePartitionError,
     UnknownTopicError,
+    sentence,
 )
 from rayq.messages.remote_names import RemoteName, parse_folder, partition_prefix, topic_prefix
 from rayq.messages.remote_pointer import (
@@ -406,8 +407,8 @@ def check_remote_config(
         trouble = store.troubles.get(broker, "it was not heard of yet")
         if trouble is not None:
             raise RemoteStorageError(
-                f"Broker {broker} cannot use the object store: {trouble}. remote_storage waits "
-                "until every live broker has written and read a probe there."
+                f"Broker {broker} cannot use the object store: {sentence(trouble)} remote_storage "
+                "waits until every live broker has written and read a probe there."
             )
 
 
