@@ -32,7 +32,11 @@ from rayq.records import Record, TopicPartition
 
 
 class RayqError(Exception):
-    """Base of all errors of rayq."""
+    """Base of all errors of rayq.
+
+    What differs between two errors of a class is set in `__init__`, never a default of the class:
+    an error that comes out of a Ray task looks up in its cause only what its class does not have.
+    """
 
     retriable: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
@@ -134,9 +138,11 @@ class SerializationError(RayqError, ValueError):
     """A producer's serializer raised, or returned no bytes: nothing of that `send` (or `send_many`)
     was accepted. What it raised is the error's cause."""
 
-    topic: str | None = None
-    index: int | None = None
-    """The index of the record among those of a `send_many`."""
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.topic: str | None = None
+        self.index: int | None = None
+        """The index of the record among those of a `send_many`."""
 
 
 class NoClusterError(RayqError):
@@ -439,11 +445,14 @@ class UnreadableRecordError(RayqError):
     `on_corrupt="skip"`, but for errors that are `never_skipped`.
     """
 
-    topic_partition: TopicPartition | None = None
-    offset: int | None = None
-    next_offset: int | None = None
     never_skipped: ClassVar[bool] = False
     """The reason may lie outside the record, and be gone later: so only a `seek` goes past it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.topic_partition: TopicPartition | None = None
+        self.offset: int | None = None
+        self.next_offset: int | None = None
 
 
 class CorruptBatchError(UnreadableRecordError):
@@ -454,8 +463,11 @@ class CorruptBatchError(UnreadableRecordError):
     """
 
     retriable = True
-    crc_matches: bool = False
-    """True if the bytes are as they were written: then no other copy of them is better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.crc_matches = False
+        """True if the bytes are as they were written: then no other copy of them is better."""
 
 
 class LargeValueError(CorruptBatchError):
@@ -465,7 +477,10 @@ class LargeValueError(CorruptBatchError):
     read."""
 
     retriable = False
-    crc_matches = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.crc_matches = True
 
 
 class LargeValueRefusedError(UnreadableRecordError):
@@ -490,7 +505,10 @@ class DeserializationError(UnreadableRecordError):
     record as it was sent, with key and value as bytes. Each poll tries it again."""
 
     never_skipped = True
-    record: Record | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.record: Record | None = None
 
 
 class StorageError(RayqError):
@@ -553,9 +571,11 @@ class RemoteDamagedError(RayqError):
 class DirectoryInUseError(RayqError):
     """Another live process holds the lock of the data directory."""
 
-    holder_pid: int | None = None
-    holder_start_time: int | None = None
-    """The start time of the process that holds the lock, where the lock file says so."""
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.holder_pid: int | None = None
+        self.holder_start_time: int | None = None
+        """The start time of the process that holds the lock, where the lock file says so."""
 
 
 class WrongClusterError(RayqError):

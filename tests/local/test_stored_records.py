@@ -20,14 +20,17 @@ from rayq.batch.offset_ranges import Split, snapshot, split_ranges
 from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import read_range
 from rayq.batch.stored_ranges import object_starts
+from rayq.config import OnCorrupt
 from rayq.errors import (
     OffsetOutOfRangeError,
     RemoteMissingError,
     TransactionAbortedError,
+    UnreadableRecordError,
 )
 from rayq.messages import RemoteRange
 from rayq.records import RemotePartitionInfo
 from rayq.testing import LocalCluster
+from tests.local import unreadable
 from tests.local.support import FAST, eventually, leader_of, read_all, wait_in_sync
 
 _numbers = itertools.count()
@@ -162,6 +165,38 @@ def test_consumers_read_on_from_the_store_to_the_disk(tiered: LocalCluster, topi
         for offset in (0, 123, STORED - 1, STORED, RECORDS - 1):
             assert consumer.offsets_for_times({place: FIRST_MS + offset}) == {place: offset}
         assert consumer.offsets_for_times({place: FIRST_MS + RECORDS}) == {place: None}
+
+
+def test_batch_jobs_meet_what_cannot_be_read_in_objects_as_in_logs(
+    tiered: LocalCluster,
+    topic: str,
+    direct: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = unreadable.fill(tiered, topic, tmp_path, monkeypatch)
+    (split,) = snapshot(tiered, topic)
+    wait_stored(tiered, topic, split.end)
+    large = f"file://{tmp_path}"
+
+    def values_of(part: Split, on_corrupt: OnCorrupt) -> Iterator[bytes]:
+        for batch in read_range(tiered, part, large_values=large, on_corrupt=on_corrupt):
+            yield from batch.column("value").to_pylist()
+
+    assert list(values_of(split, "skip")) == log.good
+    found: list[bytes] = []
+    errors: dict[int, int] = {}
+    start = split.start
+    while len(found) < len(log.good):
+        try:
+            for value in values_of(split._replace(start=start), "raise"):
+                found.append(value)
+        except UnreadableRecordError as error:
+            assert error.topic_partition == (topic, 0)
+            assert error.offset is not None and error.next_offset is not None
+            errors[error.offset] = start = error.next_offset
+    assert found == log.good and errors == log.bad
+    assert len(direct) > len(log.bad)
 
 
 def test_batch_jobs_read_objects_and_the_rest_from_the_leader(

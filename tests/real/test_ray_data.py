@@ -32,7 +32,10 @@ from rayq.errors import (
     PartitionOfflineError,
     RewriteMismatchError,
     UnknownTopicError,
+    UnreadableRecordError,
 )
+from rayq.testing import LocalCluster
+from tests.local import unreadable
 from tests.local.support import eventually, partition_of, read_all, values
 from tests.real.support import actor_pid
 
@@ -209,6 +212,23 @@ def test_what_expires_after_the_snapshot_is_an_error_or_left_out(
     with pytest.raises(OffsetOutOfRangeError, match="log start 60"):
         read_topic(taken).materialize()
     assert read_topic(taken, fail_on_data_loss=False).count() == 40
+
+
+def test_records_that_cannot_be_read_are_named_by_the_error_or_skipped(
+    ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(brokers=1) as local:
+        local.create_topic("bad")
+        log = unreadable.fill(local, "bad", tmp_path, monkeypatch)
+        options: dict[str, Any] = {"cluster": local, "large_values": f"file://{tmp_path}"}
+        skipping = read_topic("bad", on_corrupt="skip", **options)
+        assert [row["value"] for row in skipping.iter_rows()] == log.good
+        offset, next_offset = next(iter(log.bad.items()))
+        with pytest.raises(UnreadableRecordError, match=f"offset {offset} of bad-0") as caught:
+            read_topic("bad", **options).take_all()
+        error = caught.value
+        assert error.topic_partition == ("bad", 0)
+        assert (error.offset, error.next_offset) == (offset, next_offset)
 
 
 def test_a_topic_deleted_after_the_snapshot_is_told(
