@@ -59,30 +59,19 @@ class AckBatch:
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `Settle`."""
-        nacks: dict[int | None, list[tuple[int, int]]] = {}
-        for offset, (count, delay_ms, _) in self.nacks.items():
-            nacks.setdefault(delay_ms, []).append((offset, count))
-        extends: dict[float, list[tuple[int, int]]] = {}
-        for offset, (count, timeout_s, _) in self.extends.items():
-            extends.setdefault(timeout_s, []).append((offset, count))
         return {
             "holder": self.holder,
             "state_epoch": self.state_epoch,
-            "acks": list(runs_of((offset, count) for offset, (count, _) in self.acks.items())),
-            "nacks": [
-                (*run, delay) for delay, records in nacks.items() for run in runs_of(records)
-            ],
+            "acks": _runs(self.acks),
+            "nacks": _runs_by_detail(self.nacks),
             "rejects": self._dying(is_failure=False),
             "failures": self._dying(is_failure=True),
             "extends": [
                 (*run, max(round(timeout_s * 1000), 1))
-                for timeout_s, records in extends.items()
-                for run in runs_of(records)
+                for *run, timeout_s in _runs_by_detail(self.extends)
             ],
-            "releases": list(
-                runs_of((offset, count) for offset, (count, _) in self.releases.items())
-            ),
-            "begins": list(runs_of((offset, count) for offset, (count, _) in self.begins.items())),
+            "releases": _runs(self.releases),
+            "begins": _runs(self.begins),
         }
 
     def _dying(self, *, is_failure: bool) -> list[tuple[int, int, str]]:
@@ -106,6 +95,18 @@ class AckBatch:
             for offset, kept in kind.items():
                 if first <= offset <= last:
                     yield offset, kept[-1]
+
+
+def _runs(kind: dict[int, tuple[int, AcquiredBatch]]) -> list[Run]:
+    return list(runs_of((offset, count) for offset, (count, _) in kind.items()))
+
+
+def _runs_by_detail(kind: dict[int, tuple[int, Any, AcquiredBatch]]) -> list[tuple[Any, ...]]:
+    """Runs of offsets with the same count and the same delay, or timeout, which they end with."""
+    same: dict[Any, list[tuple[int, int]]] = {}
+    for offset, (count, detail, _) in kind.items():
+        same.setdefault(detail, []).append((offset, count))
+    return [(*run, detail) for detail, records in same.items() for run in runs_of(records)]
 
 
 def runs_of(records: Iterable[tuple[int, int]]) -> Iterator[Run]:

@@ -206,18 +206,15 @@ def acquired_batches(
     batches = [
         AcquiredBatch(partition, holder, response.state_epoch, sent_at_s, part) for part in parts
     ]
-    if response.excused:
-        excused = {
-            offset: many
-            for first, last, many in response.excused
-            for offset in range(first, last + 1)
-        }
-        for batch in batches:
-            batch.excused = excused
-    if response.unbegun:
-        unbegun = {offset for first, last in response.unbegun for offset in range(first, last + 1)}
-        for batch in batches:
-            batch.unbegun = unbegun & batch.open.keys()
+    excused = {
+        offset: many
+        for first, last, many in response.excused
+        for offset in range(first, last + 1)
+    }
+    unbegun = {offset for first, last in response.unbegun for offset in range(first, last + 1)}
+    for batch in batches:
+        batch.excused = excused
+        batch.unbegun = unbegun & batch.open.keys()
     return batches, unreadable
 
 

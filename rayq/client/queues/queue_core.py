@@ -92,7 +92,8 @@ class QueueCore:
         self._largest = 0
         """The largest count that a call has asked for."""
         self._throughput = ThroughputEstimator()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._news = asyncio.Event()
+        """Set, and replaced, when something arrived."""
         self._failure: RayqError | None = None
         """The error that the next take raises."""
         self._lost: list[LockLostError] = []
@@ -240,7 +241,7 @@ class QueueCore:
                 patience_s = min(patience_s, LOOK_AGAIN_S)
                 if len(self.queues) > 1:
                     patience_s = min(patience_s, COMING_S)
-                await self._news(patience_s)
+                await self._wait_for_news(patience_s)
         finally:
             self._demand -= demand
             self._throughput.asked()
@@ -307,22 +308,15 @@ class QueueCore:
             if queue.failure is not None:
                 raise queue.failure.with_message(queue.failure.message)
 
-    async def _news(self, timeout_s: float) -> None:
+    async def _wait_for_news(self, timeout_s: float) -> None:
         """Waits until something arrived, for at most `timeout_s`."""
-        waiter = self.loop.create_future()
-        self._waiters.add(waiter)
-        try:
+        with contextlib.suppress(builtins.TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await waiter
-        except builtins.TimeoutError:
-            pass
-        finally:
-            self._waiters.discard(waiter)
+                await self._news.wait()
 
     def _tell(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _ahead(self) -> int:
         """The number of records that may be here without anybody waiting for them."""
@@ -332,10 +326,7 @@ class QueueCore:
     def _ask(self) -> None:
         """Keeps takes in flight for the records that users wait for and will soon want. Each take
         costs its leader a write, so records taken ahead are refilled once half of them are gone."""
-        if self.is_closed:
-            return
-        is_in_use = self._demand > 0 or self._is_busy
-        if not is_in_use:
+        if self.is_closed or not (self._demand or self._is_busy):
             return
         now_s, demand = self.now_s, self._demand
         wait_ms = TAKE_WAIT_MS
@@ -366,7 +357,7 @@ class QueueCore:
                 queue.wait(count, wait_ms, now_s, is_ahead=not demand, is_idle=idle > 0)
 
     def _lacking(self, ahead: int, known_s: float, now_s: float) -> dict[QueueConsumer, int]:
-        """The number of further records each source should have here or in flight, if that is worth
+        """The number of further records each queue should have here or in flight, if that is worth
         a take."""
         found: dict[QueueConsumer, int] = {}
         wanted = self._wanted_of_each(ahead, known_s, now_s)
@@ -536,11 +527,9 @@ class QueueCore:
         self._release_waiting()
         partitions = self._partitions()
         try:
-            try:
+            with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await asyncio.gather(*(partition.taken_all() for partition in partitions))
-            except builtins.TimeoutError:
-                pass
             self._release_waiting()  # the records of those takes
             for partition in partitions:
                 for batch in partition.batches:
