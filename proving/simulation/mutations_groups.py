@@ -56,8 +56,9 @@ def held_partitions_not_listed() -> list[Patch]:
 
 @plants("21", "commits are accepted of whoever sends them", GROUPS)
 def commit_of_a_lost_partition_accepted() -> list[Patch]:
-    def commit(state: Any, group: str, *given: Any, now_ms: int) -> Any:
-        return group_offsets._set(state, group, given[-1], now_ms), []
+    def commit(state: Any, request: Any, times: Any) -> Any:
+        records = group_offsets._set(state, request.group, request.offsets, times.now_ms)
+        return group_offsets.answered(records, [])
 
     return [(group_offsets, "commit", commit)]
 

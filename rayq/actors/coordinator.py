@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
-from rayq.actors.handlers import HandlerTable
+from rayq.actors.handlers import NO_PAYLOAD, HandlerTable
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.core.decision import Decision
+from rayq.core.decision import Decision, DecisionTable, Times
 from rayq.errors import (
     CoordinatorLoadingError,
     CorruptBatchError,
@@ -31,8 +31,10 @@ from rayq.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from rayq.wire.server import Peer, Result
 
 logger = logging.getLogger(__name__)
+StateT = TypeVar("StateT")
 RecordT = TypeVar("RecordT")
 T = TypeVar("T")
 
@@ -42,14 +44,21 @@ RETRY_S = 0.1
 READ_RETRY_S = 1.0
 
 
-class Coordinator(ABC, Generic[RecordT]):
+class Coordinator(ABC, Generic[StateT, RecordT]):
     """See the module. Ends with its leader's role. `encode` makes `(key, value)` of a record."""
 
     subject: ClassVar[str]
     """Name of the coordinated things, for messages."""
     topic: ClassVar[str]
     """The topic whose partitions have such a coordinator."""
+    decisions: ClassVar[DecisionTable[Any, Times, Any]] = DecisionTable()
+    """The functions that decide requests in one step."""
     handlers: ClassVar[HandlerTable]
+    """The coroutines that answer the others; they use `_answer` for each step."""
+    only_reads: ClassVar[Collection[type[messages.AnyRequest]]] = ()
+    """The requests that are also answered while too few replicas are in sync."""
+    state: StateT
+    """The decided state, committed or not."""
 
     def __init__(
         self,
@@ -92,6 +101,29 @@ class Coordinator(ABC, Generic[RecordT]):
         self._fail_all(self._ended)
         self._ready.notify()
 
+    # --- requests ---------------------------------------------------------------------------
+
+    async def handle(
+        self, peer: Peer, request: messages.AnyRequest, payload: memoryview = NO_PAYLOAD
+    ) -> Result:
+        """Answers a request, once everything that the answer or the refusal is based on is
+        committed."""
+        await self._admit(request)
+        decide = self.decisions.get(type(request))
+        if decide is None:
+            answering: Any = self.handlers.answer(self, peer, request, payload)
+            answer: Result = await answering
+            return answer
+        return await self._answer(lambda: decide(self.state, request, self._times()))
+
+    async def _admit(self, request: messages.AnyRequest) -> None:
+        """Returns when the request may be decided. Raises what `_begin` raises."""
+        await self._begin(is_write=type(request) not in self.only_reads)
+
+    def _times(self) -> Times:
+        clock = self._environment.clock
+        return Times(clock.monotonic(), clock.wall_ms())
+
     # --- before and after a decision --------------------------------------------------------
 
     async def _begin(
@@ -127,25 +159,16 @@ class Coordinator(ABC, Generic[RecordT]):
 
     async def _answer(self, decide: Callable[[], Decision[RecordT, T]]) -> T:
         """Decides, and returns the answer once the decision, or the state that a refusal is based
-        on, is committed. Every handler that answers in one step uses this, so that none can forget
-        to wait."""
-
-        def decide_and_append() -> T:
+        on, is committed."""
+        try:
             decision = decide()
             self._append(decision.records)
-            return decision.answer()
-
-        answer = await self._decide(decide_and_append)
-        await self._until_committed()
-        return answer
-
-    async def _decide(self, decide: Callable[[], T]) -> T:
-        """Runs a decision. A refusal is raised only when what it is based on is committed."""
-        try:
-            return decide()
+            answer = decision.answer()
         except RayqError:
             await self._until_committed()
             raise
+        await self._until_committed()
+        return answer
 
     async def _until_committed(self) -> None:
         """Returns when everything decided so far is committed, and this object still

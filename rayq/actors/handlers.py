@@ -65,18 +65,19 @@ def _mark(kind: type[AnyRequest], *, takes_all: bool) -> Callable[[Any], Any]:
 
 class HandlerTable:
     """The requests that `server` answers. `parts` are the classes of its attributes that answer
-    some of them; requests that are `decided_elsewhere` are in another table. Raises TypeError
-    unless the table is complete."""
+    some of them; for those in `decisions` it has no method, as functions of `core` decide them.
+    Raises TypeError unless the table is complete."""
 
     def __init__(
         self,
         answerer: Answerer,
         server: type,
         *,
-        decided_elsewhere: Collection[type[AnyRequest]] = (),
+        decisions: Collection[type[AnyRequest]] = (),
         **parts: type,
     ) -> None:
         self._handlers: dict[type[AnyRequest], _Handler] = {}
+        self._decisions = decisions
         for owner, part in (("", server), *parts.items()):
             for base in part.__mro__:
                 for name, method in vars(base).items():
@@ -89,8 +90,8 @@ class HandlerTable:
                         attrgetter(owner) if owner else None, name, takes_all
                     )
         expected = {kind for kind in REQUESTS.values() if answerer in kind.answered_by}
-        handled = {*self._handlers, *decided_elsewhere}
-        wrong = (expected ^ handled) | (self._handlers.keys() & {*decided_elsewhere})
+        handled = {*self._handlers, *decisions}
+        wrong = (expected ^ handled) | (self._handlers.keys() & {*decisions})
         if wrong:
             raise TypeError(
                 f"{server.__name__} is the {answerer}: its handlers and the requests that say so "
@@ -98,7 +99,7 @@ class HandlerTable:
             )
 
     def __contains__(self, kind: type[AnyRequest]) -> bool:
-        return kind in self._handlers
+        return kind in self._handlers or kind in self._decisions
 
     def answer(
         self, server: Any, peer: Peer, request: AnyRequest, payload: memoryview = NO_PAYLOAD

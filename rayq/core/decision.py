@@ -25,6 +25,15 @@ class Decision(NamedTuple, Generic[RecordT, AnswerT]):
 Decide = Callable[[StateT, RequestT, FactsT], Decision[RecordT, Any]]
 
 
+class Times(NamedTuple):
+    """The present time: the fact besides the state on which a coordinator's decisions depend."""
+
+    now_s: float
+    """By the monotonic clock."""
+    now_ms: int
+    """By the wall clock."""
+
+
 class DecisionTable(dict[type[AnyRequest], Decide[StateT, Any, FactsT, RecordT]]):
     """The decision of each request that needs only the state and the facts: a function
     `(state, request, facts) -> Decision`. The server replays and appends its records, and answers

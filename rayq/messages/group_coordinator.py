@@ -94,6 +94,18 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     """The reason that the member leaves."""
 
 
+class OffsetCommit(msgspec.Struct, array_like=True, frozen=True):
+    """A position that is committed."""
+
+    topic_id: Id
+    partition: Partition
+    offset: Offset
+    """The offset of the next record."""
+    last_epoch: HeldEpoch | None
+    """The leader epoch of the record before it."""
+    metadata: CommitMetadata
+
+
 class CommitOffsetsResponse(Response, frozen=True):
     refused: list[tuple[str, int, str, str]]
     """`(topic id, partition, error code, message)` of each partition whose offset was not
@@ -116,12 +128,7 @@ class CommitOffsets(ToGroupCoordinator[CommitOffsetsResponse], frozen=True):
     member: CheckedName
     member_epoch: MemberEpoch
     sequence: Counter
-    offsets: Annotated[
-        list[tuple[Id, Partition, Offset, HeldEpoch | None, CommitMetadata]],
-        msgspec.Meta(max_length=POSITIONS_MAX),
-    ]
-    """`(topic id, partition, offset of the next record, leader epoch of the record before it,
-    metadata)`"""
+    offsets: Annotated[list[OffsetCommit], msgspec.Meta(max_length=POSITIONS_MAX)]
     transaction: tuple[Family, TransactionEpoch] | None = None
     """`(family, epoch)`: the positions take effect if this transaction commits. Until it has ended
     they are pending: FetchCommitted of them, and every other write of them, is refused with

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from rayq.core.decision import Times
 from rayq.core.groups import changes as group_changes
 from rayq.core.groups import draft as group_draft
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups.assignors import load_assignors
-from rayq.core.groups.changes import Beat
-from rayq.core.groups.offsets import OffsetCommit
 from rayq.core.groups.records import OffsetRecord, Record
 from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.core.groups.topic_pattern import matches
@@ -27,7 +26,9 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from tests.pure import all_groups
+from rayq.messages import OffsetCommit
+from tests.pure import all_groups, group_requests
+from tests.pure.group_requests import delete_group, heartbeat_of, set_offsets
 
 P0, P1, P2, P3 = (("T", number) for number in range(4))
 SAID = (
@@ -76,8 +77,8 @@ class Coordinator:
             values["member_epoch"] = epoch
         if owned is not None:
             values["owned"] = frozenset(owned)
-        beat = Beat(**{**values, **changes})
-        return self.apply(group_changes.heartbeat(self.state, "g", beat, **self.now))
+        beat = heartbeat_of(**{**values, **changes})
+        return self.apply(group_changes.heartbeat(self.state, beat, Times(**self.now)))
 
     def join(self, *members: str, **changes: Any) -> None:
         """Members join, and everything settles."""
@@ -92,7 +93,7 @@ class Coordinator:
         return self.state.groups["g"].members if "g" in self.state.groups else {}
 
     def commit(self, member: str, epoch: int, offset: int, *at: Any, sequence: int = 1) -> Any:
-        records, refused = group_offsets.commit(
+        records, refused = group_requests.commit(
             self.state, "g", member=member, member_epoch=epoch, sequence=sequence,
             offsets=[OffsetCommit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
         )
@@ -424,22 +425,22 @@ def test_positions_in_a_deleted_topic_are_forgotten_after_a_while() -> None:
 def test_positions_without_members_are_set_only_while_there_are_none() -> None:
     one = Coordinator()
     one.commit("", 0, 5, P0)
-    one.apply(group_offsets.set_offsets(one.state, "g", [OffsetCommit(*P0, 2, None, "")], now_ms=0))
+    one.apply(set_offsets(one.state, "g", [OffsetCommit(*P0, 2, None, "")], now_ms=0))
     assert one.offset(P0) == 2
     one.join("a")
     with pytest.raises(GroupNotEmptyError):
         one.commit("", 0, 6, P0)
     with pytest.raises(GroupNotEmptyError):
-        group_offsets.set_offsets(one.state, "g", [], now_ms=0)
+        set_offsets(one.state, "g", [], now_ms=0)
     with pytest.raises(GroupNotEmptyError):
-        group_offsets.delete_group(one.state, "g")
+        delete_group(one.state, "g")
     one.apply(group_changes.leave(one.state, "g", "a", "done", now_ms=0))
     assert one.reason == "member a left: done"
-    records = one.apply(group_offsets.delete_group(one.state, "g"))
+    records = one.apply(delete_group(one.state, "g"))
     assert all(record.value is None for record in records)
     assert one.state.groups == {}
     with pytest.raises(UnknownGroupError):
-        group_offsets.delete_group(one.state, "g")
+        delete_group(one.state, "g")
 
 
 def test_positions_of_an_idle_group_expire_and_the_group_with_them() -> None:
@@ -549,18 +550,18 @@ def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytes
     one.join("a", "b")
     with pytest.raises(GroupLimitError, match="2 members"):
         one.beat("c")
-    group_offsets.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
+    group_requests.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
                          sequence=1, offsets=[], now_ms=0)
     empty = [OffsetCommit(*P0, 1, None, "")]
-    one.apply(group_offsets.set_offsets(one.state, "h", empty, now_ms=0))
+    one.apply(set_offsets(one.state, "h", empty, now_ms=0))
     with pytest.raises(GroupLimitError, match="2 groups"):
-        group_offsets.set_offsets(one.state, "i", empty, now_ms=0)
+        set_offsets(one.state, "i", empty, now_ms=0)
     three = [OffsetCommit(*at, 1, None, "") for at in (P0, P1, P2)]
     with pytest.raises(GroupLimitError, match="3 positions"):
-        group_offsets.set_offsets(one.state, "h", three, now_ms=0)
-    one.apply(group_offsets.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+        set_offsets(one.state, "h", three, now_ms=0)
+    one.apply(group_requests.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
                                    offsets=[OffsetCommit(*P0, 1, None, "x" * 2**19)])[0])
     for at, length in ((P0, 2**20 + 1), (P1, 2**19 + 1)):
         with pytest.raises(GroupLimitError, match="metadata"):
-            group_offsets.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+            group_requests.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
                                  offsets=[OffsetCommit(*at, 1, None, "x" * length)])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq.core.decision import Times
 from rayq.core.groups import changes as group_changes
 from rayq.core.groups import draft as group_draft
 from rayq.core.groups.records import NOTHING, GroupRecord, GroupValue, MemberRecord, MemberValue
@@ -22,6 +23,7 @@ from rayq.errors import (
     UnknownMemberError,
 )
 from tests.pure import all_groups
+from tests.pure.group_requests import heartbeat_of
 from tests.pure.test_group_changes import P0, P1, P2, P3, SAID, Coordinator
 
 replace = msgspec.structs.replace
@@ -339,10 +341,13 @@ def test_the_last_of_all_groups_finds_room() -> None:
         one.state.replay(GroupRecord(f"h{number}", GroupValue(empty_since_ms=0)))
     assert group_draft.GROUPS_MAX == 10_000
     one.beat("a")
-    beat = group_changes.Beat("b", 0, None, "", ("t",), None, "uniform", 1_000, 1_000, NOTHING)
+    beat = heartbeat_of("b", 0, None, "", ("t",), None, "uniform", 1_000, 1_000, NOTHING)
+    another = msgspec.structs.replace(beat, group="another")
     with pytest.raises(GroupLimitError, match="has 10000 groups"):
-        group_changes.heartbeat(one.state, "another", beat, **one.now)
-    group_changes.heartbeat(one.state, "h0", beat, **one.now)
+        group_changes.heartbeat(one.state, another, Times(**one.now))
+    group_changes.heartbeat(
+        one.state, msgspec.structs.replace(beat, group="h0"), Times(**one.now)
+    )
 
 
 def test_the_last_of_all_patterns_finds_room() -> None:

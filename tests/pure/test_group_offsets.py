@@ -9,7 +9,7 @@ import pytest
 
 from rayq.core.groups import changes as group_changes
 from rayq.core.groups import offsets as group_offsets
-from rayq.core.groups.offsets import METADATA_LENGTH_MAX, OFFSETS_MAX, OffsetCommit
+from rayq.core.groups.offsets import METADATA_LENGTH_MAX, OFFSETS_MAX
 from rayq.core.groups.records import (
     GroupRecord,
     GroupValue,
@@ -27,7 +27,9 @@ from rayq.errors import (
     OffsetPendingError,
     UnknownMemberError,
 )
-from tests.pure import all_groups
+from rayq.messages import OffsetCommit
+from tests.pure import all_groups, group_requests
+from tests.pure.group_requests import delete_group, set_offsets
 from tests.pure.test_group_changes import P0, P1, P2, Coordinator
 
 HOLDS = PendingOffset(7, 3, "", 0, 11, None, "")
@@ -50,7 +52,7 @@ def hold(one: Coordinator, *places: tuple[str, int], group: str = "g") -> None:
 def commit(
     one: Coordinator, member: str, epoch: int, *offsets: OffsetCommit, sequence: int = 1, group: str = "g"
 ) -> Any:
-    return group_offsets.commit(
+    return group_requests.commit(
         one.state, group, member, epoch, sequence, list(offsets), now_ms=one.now["now_ms"]
     )
 
@@ -71,8 +73,12 @@ def test_a_commit_without_a_member_makes_the_group_and_writes_what_it_was_given(
     assert refused == []
     one.apply(records)
     assert commit(one, "", 0, *first) == (expected, [])
-    assert group_offsets.set_offsets(one.state, "g", first, now_ms=4_000) == expected
-    assert group_offsets.set_offsets(one.state, "h", first, now_ms=4_000) == [
+    expected = [
+        OffsetRecord("g", "T", 1, OffsetValue(9, None, "", 4_000)),
+        OffsetRecord("g", "U", 0, OffsetValue(7, None, "", 4_000)),
+    ]
+    assert set_offsets(one.state, "g", first, now_ms=4_000) == expected
+    assert set_offsets(one.state, "h", first, now_ms=4_000) == [
         GroupRecord("h", GroupValue(empty_since_ms=4_000)),
         *(record._replace(group="h") for record in expected),
     ]
@@ -181,12 +187,12 @@ def test_a_position_that_a_transaction_holds_stops_only_commits_of_it() -> None:
         with pytest.raises(OffsetPendingError, match=waits):
             commit(one, "", 0, *offsets)
         with pytest.raises(OffsetPendingError, match=waits):
-            group_offsets.set_offsets(one.state, "g", offsets, now_ms=0)
+            set_offsets(one.state, "g", offsets, now_ms=0)
     with pytest.raises(OffsetPendingError, match=waits):
-        group_offsets.delete_group(one.state, "g")
+        delete_group(one.state, "g")
     assert len(commit(one, "", 0, position(P1))[0]) == 1
     assert len(commit(one, "", 0, position(P0), group="h")[0]) == 2
-    assert len(group_offsets.set_offsets(one.state, "g", [position(P1)], now_ms=0)) == 1
+    assert len(set_offsets(one.state, "g", [position(P1)], now_ms=0)) == 1
     one.join("a")
     group = one.state.groups["g"]
     for wanted, is_free in (([P0], False), ([P1, P2], True), ([], True), (None, False)):
@@ -217,9 +223,9 @@ def test_what_is_refused_anyway_waits_for_no_transaction() -> None:
         ),
         (
             "Its positions can be set",
-            lambda one: group_offsets.set_offsets(one.state, "g", [position(P0)], now_ms=0),
+            lambda one: set_offsets(one.state, "g", [position(P0)], now_ms=0),
         ),
-        ("It can be deleted", lambda one: group_offsets.delete_group(one.state, "g")),
+        ("It can be deleted", lambda one: delete_group(one.state, "g")),
     ],
 )
 def test_what_needs_a_group_without_members_says_so(what: str, does: Any) -> None:
@@ -365,17 +371,17 @@ def test_the_positions_of_all_groups_together_have_a_limit_that_stops_no_known_o
     monkeypatch.setattr(group_offsets, "POSITIONS_MAX", 3)
     one = Coordinator()
     for group in ("g", "h", "i"):
-        records = group_offsets.set_offsets(one.state, group, [position(P0)], now_ms=0)
+        records = set_offsets(one.state, group, [position(P0)], now_ms=0)
         one.apply(records)
     assert one.state.positions == 3
     with pytest.raises(GroupLimitError, match="have 3 positions, of 3 that there may be: group"):
-        group_offsets.set_offsets(one.state, "g", [position(P1)], now_ms=0)
+        set_offsets(one.state, "g", [position(P1)], now_ms=0)
     with pytest.raises(GroupLimitError, match="group 'j' gets no more"):
-        group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=0)
-    one.apply(group_offsets.set_offsets(one.state, "g", [position(P0)], now_ms=1))
+        set_offsets(one.state, "j", [position(P0)], now_ms=0)
+    one.apply(set_offsets(one.state, "g", [position(P0)], now_ms=1))
     one.apply(all_groups.expire_offsets(one.state, now_ms=10, retention_ms=1))
     assert one.state.positions == 0
-    one.apply(group_offsets.set_offsets(one.state, "j", [position(P0)], now_ms=10))
+    one.apply(set_offsets(one.state, "j", [position(P0)], now_ms=10))
 
 
 def test_each_way_to_commit_keeps_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,10 +389,10 @@ def test_each_way_to_commit_keeps_the_limits(monkeypatch: pytest.MonkeyPatch) ->
     one = Coordinator()
     three = [position(at) for at in (P0, P1, P2)]
     one.apply(commit(one, "", 0, *three[:1])[0])
-    one.apply(group_offsets.set_offsets(one.state, "g", three[:2], now_ms=0))
+    one.apply(set_offsets(one.state, "g", three[:2], now_ms=0))
     for does in (
         lambda: commit(one, "", 0, *three),
-        lambda: group_offsets.set_offsets(one.state, "g", three, now_ms=0),
+        lambda: set_offsets(one.state, "g", three, now_ms=0),
     ):
         with pytest.raises(GroupLimitError, match="'g' would have 3 positions"):
             does()
@@ -399,7 +405,7 @@ def test_a_deleted_group_leaves_nothing_and_says_so_record_by_record() -> None:
     one = Coordinator()
     one.apply(commit(one, "", 0, position(P1), position(("A", 3)), position(P0))[0])
     one.apply(commit(one, "", 0, position(P2), group="h")[0])
-    assert one.apply(group_offsets.delete_group(one.state, "g")) == [
+    assert one.apply(delete_group(one.state, "g")) == [
         OffsetRecord("g", "A", 3, None), OffsetRecord("g", *P0, None), OffsetRecord("g", *P1, None),
         GroupRecord("g", None),
     ]

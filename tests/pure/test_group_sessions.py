@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from rayq.core.decision import Times
 from rayq.core.groups import changes as group_changes
 from rayq.core.groups.assignors import load_assignors
 from rayq.core.groups.records import GroupRecord, MemberRecord
 from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, InvalidRequestError, UnknownMemberError
 from tests.pure import all_groups
+from tests.pure.group_requests import heartbeat_of
 from tests.pure.test_group_changes import P0, P1, P2, P3, Coordinator
 
 HASTY = {"max_poll_interval_ms": 4_000}
@@ -123,10 +125,10 @@ def test_sessions_end_in_each_group_for_itself() -> None:
     one.join("a")
     one.beat("z", client="other")
     for name in ("h", "i"):
-        beat = group_changes.Beat(
-            "x", 0, None, "cli", ("t",), None, "uniform", 20_000, 60_000, frozenset()
+        beat = heartbeat_of(
+            "x", 0, None, "cli", ("t",), None, "uniform", 20_000, 60_000, (), name
         )
-        one.apply(group_changes.heartbeat(one.state, name, beat, **one.now))
+        one.apply(group_changes.heartbeat(one.state, beat, Times(**one.now)))
     one.pass_time(0)
     untouched = one.state.groups["h"].value
     one.now_s = 15

@@ -11,15 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rayq import messages
+from rayq.core.decision import Times
 from rayq.core.groups import changes as group_changes
-from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups.assignors import load_assignors
-from rayq.core.groups.changes import Beat
-from rayq.core.groups.offsets import OffsetCommit
 from rayq.core.groups.records import GroupRecord, MemberRecord, OffsetRecord, Record
 from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, GroupNotEmptyError, RayqError, UnknownMemberError
-from tests.pure import all_groups
+from rayq.messages import OffsetCommit
+from tests.pure import all_groups, group_requests
+from tests.pure.group_requests import heartbeat_of
 
 GROUP = "g"
 GRACE_MS = 1000
@@ -171,8 +172,8 @@ class Groups(RuleBasedStateMachine):
         names = sorted(self.readers)
         return names[which % len(names)] if names else None
 
-    def beat_of(self, reader: Reader) -> Beat:
-        return Beat(
+    def beat_of(self, reader: Reader) -> messages.GroupHeartbeat:
+        return heartbeat_of(
             reader.member, reader.epoch, reader.instance, "", reader.topics, None, "uniform",
             SESSION_MS, MAX_POLL_MS, reader.owned,
         )
@@ -180,10 +181,10 @@ class Groups(RuleBasedStateMachine):
     def beat(self, name: str) -> None:
         self.hear(self.beat_of(self.readers[name]))
 
-    def hear(self, beat: Beat) -> None:
+    def hear(self, beat: messages.GroupHeartbeat) -> None:
         reader = self.readers.get(beat.member)
         try:
-            records = group_changes.heartbeat(self.state, GROUP, beat, **self.now)
+            records = group_changes.heartbeat(self.state, beat, Times(**self.now))
         except (UnknownMemberError, FencedMemberError):
             if reader is not None and beat.member_epoch == reader.epoch:
                 reader.begin_anew()
@@ -265,7 +266,7 @@ class Groups(RuleBasedStateMachine):
     ) -> None:
         offsets = [OffsetCommit(*at, offset, None, "") for at, offset in positions.items()]
         try:
-            records, _ = group_offsets.commit(
+            records, _ = group_requests.commit(
                 self.state, GROUP, member=member, member_epoch=epoch, sequence=sequence,
                 offsets=offsets, now_ms=self.now["now_ms"],
             )

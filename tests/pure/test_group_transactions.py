@@ -14,7 +14,6 @@ from rayq.core.groups import changes as group_changes
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups import transactions as group_transactions
 from rayq.core.groups.assignors import load_assignors
-from rayq.core.groups.offsets import OffsetCommit
 from rayq.core.groups.records import EndedRecord, OffsetRecord, Record
 from rayq.core.groups.state import GroupState
 from rayq.errors import (
@@ -29,7 +28,9 @@ from rayq.errors import (
     TransactionOrderError,
     UnknownMemberError,
 )
-from tests.pure import all_groups
+from rayq.messages import OffsetCommit
+from tests.pure import all_groups, group_requests
+from tests.pure.group_requests import delete_group, set_offsets
 from tests.pure.test_group_changes import P0, P1, Coordinator
 
 FAMILY, OTHER = 1 << 61, (1 << 61) + (1 << 20)
@@ -52,9 +53,10 @@ class Groups(Coordinator):
     ) -> list[group_offsets.Refused]:
         if member_epoch is None:
             member_epoch = self.members[member].member_epoch if member in self.members else 0
-        records, refused = group_transactions.commit(
-            self.state, group, (family, epoch), member, member_epoch, sequence,
-            [OffsetCommit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
+        records, refused = group_requests.commit(
+            self.state, group, member, member_epoch, sequence,
+            [OffsetCommit(*one, offset, None, "") for one in at],
+            now_ms=self.now["now_ms"], transaction=(family, epoch),
         )
         self.apply(records)
         return refused
@@ -148,9 +150,9 @@ def test_everybody_else_who_would_write_a_pending_position_waits() -> None:
     with pytest.raises(OffsetPendingError):
         one.commit("", 0, 6, P0)
     with pytest.raises(OffsetPendingError):
-        group_offsets.set_offsets(one.state, "g", [OffsetCommit(*P0, 6, None, "")], now_ms=0)
+        set_offsets(one.state, "g", [OffsetCommit(*P0, 6, None, "")], now_ms=0)
     with pytest.raises(OffsetPendingError):
-        group_offsets.delete_group(one.state, "g")
+        delete_group(one.state, "g")
     one.commit("", 0, 6, P1)  # this one is not pending
     one.end()
     one.commit("", 0, 6, P0)
@@ -285,8 +287,9 @@ def test_there_are_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     one.send("", 6, P0, sequence=2)
     monkeypatch.setattr(group_offsets, "METADATA_LENGTH_MAX", 3)
     with pytest.raises(GroupLimitError):
-        group_transactions.commit(
-            one.state, "g", (FAMILY, 0), "", 0, 3, [OffsetCommit(*P0, 7, None, "long")], now_ms=0
+        group_requests.commit(
+            one.state, "g", "", 0, 3, [OffsetCommit(*P0, 7, None, "long")],
+            now_ms=0, transaction=(FAMILY, 0),
         )
 
 
@@ -379,9 +382,10 @@ class Positions(RuleBasedStateMachine):
         if one.member_epoch != self.member_epoch:
             return False
         try:
-            records, _ = group_transactions.commit(
-                self.state, "g", (one.family, one.epoch), "", 0, 1,
-                [OffsetCommit(*place, at + 1, None, "") for place in (P0, P1)], now_ms=0,
+            records, _ = group_requests.commit(
+                self.state, "g", "", 0, 1,
+                [OffsetCommit(*place, at + 1, None, "") for place in (P0, P1)],
+                now_ms=0, transaction=(one.family, one.epoch),
             )
         except RayqError:
             return False

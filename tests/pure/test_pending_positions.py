@@ -10,7 +10,6 @@ from rayq.core.groups import changes as group_changes
 from rayq.core.groups import draft as group_draft
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups import transactions as group_transactions
-from rayq.core.groups.offsets import OffsetCommit
 from rayq.core.groups.records import (
     EndedRecord,
     EndedTransaction,
@@ -31,6 +30,8 @@ from rayq.errors import (
     TransactionLimitError,
     TransactionOrderError,
 )
+from rayq.messages import OffsetCommit
+from tests.pure import group_requests
 from tests.pure.test_group_changes import P0, P1
 from tests.pure.test_group_transactions import FAMILY, HOUR_MS, OTHER, Groups
 
@@ -45,8 +46,8 @@ def test_positions_that_a_transaction_takes_are_kept_with_whose_they_are() -> No
     ]
 
     def commit() -> tuple[list[Record], list[group_offsets.Refused]]:
-        return group_transactions.commit(
-            one.state, "g", (FAMILY, 2), "", 0, 6, offsets, now_ms=3_000
+        return group_requests.commit(
+            one.state, "g", "", 0, 6, offsets, now_ms=3_000, transaction=(FAMILY, 2)
         )
 
     assert commit() == ([GroupRecord("g", GroupValue(empty_since_ms=3_000)), *expected], [])
@@ -78,9 +79,10 @@ def test_a_member_s_positions_name_it_and_what_is_not_its_own_is_refused() -> No
     one = Groups(partitions=2)
     one.join("a", "b")
     (kept,), (gone,) = one.members["a"].assigned, one.members["b"].assigned
-    records, refused = group_transactions.commit(
-        one.state, "g", (FAMILY, 0), "a", one.members["a"].member_epoch, 4,
-        [OffsetCommit(*gone, 5, None, ""), OffsetCommit(*kept, 6, None, "")], now_ms=0,
+    records, refused = group_requests.commit(
+        one.state, "g", "a", one.members["a"].member_epoch, 4,
+        [OffsetCommit(*gone, 5, None, ""), OffsetCommit(*kept, 6, None, "")],
+        now_ms=0, transaction=(FAMILY, 0),
     )
     assert records == [PendingRecord("g", *kept, PendingOffset(FAMILY, 0, "a", 4, 6, None, ""))]
     assert [at[:3] for at in refused] == [(*gone, "CommitRefusedError")]

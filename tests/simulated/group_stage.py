@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from proving.simulation.process import Process
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.handlers import NO_PAYLOAD
 from rayq.actors.peers import Peers
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
@@ -119,6 +118,11 @@ class Groups(Led):
     def change_topics(self, **topics: int) -> None:
         self.topics, self.version = topics, self.version + 1
 
+    async def ask(
+        self, request: messages.Request[messages.ResponseT], peer: Peer | None = None
+    ) -> messages.ResponseT:
+        return cast(Any, await self.coordinator.handle(peer or self.peer, request))
+
     async def heartbeat(
         self,
         member: str,
@@ -148,26 +152,26 @@ class Groups(Led):
             wait_ms,
             reason,
         )
-        return await self.coordinator.heartbeat(peer or self.peer, request, NO_PAYLOAD)
+        return await self.ask(request, peer)
 
     async def beat(self, member: str, *owned: int, epoch: int = 0, **fields: Any) -> int:
         return (await self.heartbeat(member, *owned, epoch=epoch, **fields)).member_epoch
 
     async def describe(self, group: str = "g") -> messages.DescribeGroupResponse:
-        return await self.coordinator.describe(messages.DescribeGroup(*WHERE, group))
+        return await self.ask(messages.DescribeGroup(*WHERE, group))
 
     async def members(self) -> list[str]:
         return [one.member for one in (await self.describe()).members]
 
     async def list_groups(self) -> list[messages.GroupSummary]:
-        return (await self.coordinator.list_groups(messages.ListGroups(*WHERE))).groups
+        return (await self.ask(messages.ListGroups(*WHERE))).groups
 
     async def set_offsets(self, offset: int, *partitions: int, group: str = "g") -> None:
         offsets = [("T", one, offset) for one in partitions]
-        await self.coordinator.set_offsets(messages.SetGroupOffsets(*WHERE, group, offsets))
+        await self.ask(messages.SetGroupOffsets(*WHERE, group, offsets))
 
     async def delete(self, group: str = "g") -> None:
-        await self.coordinator.delete(messages.DeleteGroup(*WHERE, group))
+        await self.ask(messages.DeleteGroup(*WHERE, group))
 
     async def send(
         self,
@@ -178,8 +182,8 @@ class Groups(Led):
         member_epoch: int = 0,
         sequence: int = 1,
     ) -> list[tuple[str, int, str, str]]:
-        offsets = [("T", one, offset, None, "") for one in partitions]
-        answer = await self.coordinator.commit(
+        offsets = [messages.OffsetCommit("T", one, offset, None, "") for one in partitions]
+        answer = await self.ask(
             messages.CommitOffsets(
                 *WHERE, "g", member, member_epoch, sequence, offsets, transaction
             )
@@ -194,12 +198,12 @@ class Groups(Led):
         is_commit: bool = True,
         coordinator_epoch: int = 3,
     ) -> None:
-        await self.coordinator.write_marker(
+        await self.ask(
             messages.WriteMarker(*WHERE, family, epoch, is_commit, coordinator_epoch)
         )
 
     async def committed(self, *partitions: int, group: str = "g") -> list[messages.CommittedOffset]:
-        answer = await self.coordinator.fetch_committed(
+        answer = await self.ask(
             messages.FetchCommitted(*WHERE, group, [("T", one) for one in partitions] or None)
         )
         return answer.offsets

@@ -37,26 +37,30 @@ class Forgetful(Groups):
 
 
 async def describe_open(of: Groups) -> messages.DescribeOpenTransactionsResponse:
-    return await of.coordinator.describe_open_transactions(
+    return await of.ask(
         messages.DescribeOpenTransactions(*WHERE, None)
     )
 
 
 async def abort_unknown(of: Groups, family: int, epoch: int) -> None:
-    await of.coordinator.abort_unknown(messages.AbortUnknownTransaction(*WHERE, family, epoch))
+    await of.ask(messages.AbortUnknownTransaction(*WHERE, family, epoch))
 
 
 def test_a_position_is_told_as_it_was_committed() -> None:
     async def work(of: Groups) -> None:
         at_ms = of.environment.clock.wall_ms()
-        answer = await of.coordinator.commit(
+        answer = await of.ask(
             messages.CommitOffsets(
                 *WHERE,
                 "g",
                 "",
                 0,
                 1,
-                [("T", 1, 7, 4, "note"), ("T", 0, 5, None, ""), ("U", 0, 1, 2, "")],
+                [
+                    messages.OffsetCommit("T", 1, 7, 4, "note"),
+                    messages.OffsetCommit("T", 0, 5, None, ""),
+                    messages.OffsetCommit("U", 0, 1, 2, ""),
+                ],
             )
         )
         assert answer == messages.CommitOffsetsResponse([])
@@ -215,14 +219,17 @@ def test_positions_of_a_deleted_topic_are_forgotten() -> None:
         of.change_topics(t=2, u=1)
         epoch = await of.beat("a", topics=["t", "u"])
         answer = await of.heartbeat("a", 0, 1, epoch=epoch, topics=["t", "u"])
-        await of.coordinator.commit(
+        await of.ask(
             messages.CommitOffsets(
                 *WHERE,
                 "g",
                 "a",
                 answer.member_epoch,
                 1,
-                [("T", 0, 3, None, ""), ("U", 0, 4, None, "")],
+                [
+                    messages.OffsetCommit("T", 0, 3, None, ""),
+                    messages.OffsetCommit("U", 0, 4, None, ""),
+                ],
             )
         )
         of.change_topics(t=2)

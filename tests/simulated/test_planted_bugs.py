@@ -40,7 +40,7 @@ FIRST_SEEDS = {
     "cancelled_whatever_is_in_sync": 10,
     "directory_removed_by_old_metadata": 2,
     "refusal_of_an_older_proposal_believed": 61,
-    "pointer_moved_by_any_leader": 11,
+    "pointer_moved_by_any_leader": 12,
     "unknown_commit_cleaned_up": 12,
     "truncated_stays_done": 5,
     "cut_within_the_state_epoch": 5,

@@ -240,12 +240,11 @@ def test_transactions_in_the_topic_of_positions_are_those_of_its_groups(
         await asyncio.sleep(1.0)
         asked: list[str] = []
 
-        def noted(self: GroupCoordinator, request: Any) -> messages.Done:
+        async def noted(self: GroupCoordinator, peer: Any, request: Any, payload: Any) -> Any:
             asked.append(type(request).__name__)
             return messages.Done()
 
-        for method in ("describe_open_transactions", "write_marker", "abort_unknown"):
-            monkeypatch.setattr(GroupCoordinator, method, noted)
+        monkeypatch.setattr(GroupCoordinator, "handle", noted)
         at, transaction = (IDS[topic], 0, LEADER_EPOCH), (FAMILY, 1)
         requests = [
             messages.DescribeOpenTransactions(*at, None),

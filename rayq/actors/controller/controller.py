@@ -520,4 +520,4 @@ class Controller:
             self.ended.set_result(reason)
 
 
-Controller.handlers = HandlerTable("controller", Controller, decided_elsewhere=DECISIONS)
+Controller.handlers = HandlerTable("controller", Controller, decisions=DECISIONS)

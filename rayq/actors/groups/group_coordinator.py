@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
-from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
@@ -25,8 +24,8 @@ from rayq.core.groups import changes as group_changes
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups import transactions as group_transactions
 from rayq.core.groups.assignors import load_assignors
-from rayq.core.groups.changes import Beat
-from rayq.core.groups.offsets import OffsetCommit
+from rayq.core.groups.decisions import DECISIONS
+from rayq.core.groups.descriptions import named
 from rayq.core.groups.records import (
     GroupRecord,
     GroupValue,
@@ -37,7 +36,7 @@ from rayq.core.groups.records import (
     encode,
     partition_of_group,
 )
-from rayq.core.groups.state import Group, GroupState, SubscribedTopic
+from rayq.core.groups.state import GroupState, SubscribedTopic
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
@@ -56,15 +55,19 @@ OFFSETS_CHECK_INTERVAL_S = 60.0
 OFFSETS_PER_BATCH_MAX = 1000
 ABORT_RETRY_S = 1.0
 
+_NEED_TOPICS = (messages.GroupHeartbeat, messages.DescribeGroup)
+
 MemberKey = tuple[str, str]
 """`(group, member)`"""
 
 
-class GroupCoordinator(Coordinator[Record]):
+class GroupCoordinator(Coordinator[GroupState, Record]):
     """See the module."""
 
     subject = "groups"
     topic = OFFSETS_TOPIC
+    decisions = DECISIONS
+    only_reads = (messages.ListGroups, messages.DescribeGroup)
 
     def __init__(
         self,
@@ -93,10 +96,9 @@ class GroupCoordinator(Coordinator[Record]):
         say it."""
         self._assignors = load_assignors(self._config.group_assignors)
         self.state = GroupState(self._assignors)
-        """The decided state, committed or not."""
         self._has_topics = False
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
-        self._latest: dict[MemberKey, Beat] = {}
+        self._latest: dict[MemberKey, messages.GroupHeartbeat] = {}
         """The newest pending heartbeat of each member: only that one is held."""
         self._connections: dict[MemberKey, asyncio.Future[None]] = {}
         self._watched: dict[asyncio.Future[None], dict[MemberKey, None]] = {}
@@ -128,89 +130,57 @@ class GroupCoordinator(Coordinator[Record]):
     async def heartbeat(
         self, peer: Peer, request: messages.GroupHeartbeat, _: memoryview
     ) -> messages.GroupHeartbeatResponse:
-        """See `messages.GroupHeartbeat`."""
-        await self._begin_for(request.group, is_write=True, needs_topics=True)
-        if request.member_epoch < 0:
-            return await self._leave(request)
-        clock = self._environment.clock
+        """See `messages.GroupHeartbeat`. A heartbeat is held until there is news for the member, or
+        a newer heartbeat, or the time is up."""
+        loop, generation = asyncio.get_running_loop(), self._log.generation
+        deadline_s = loop.time() + min(request.wait_ms, request.session_timeout_ms // 2) / 1000
         key = (request.group, request.member)
-        beat = Beat(
-            member=request.member,
-            member_epoch=request.member_epoch,
-            instance=request.instance,
-            client=request.client,
-            topics=tuple(request.topics),
-            pattern=request.pattern,
-            assignor=request.assignor,
-            session_timeout_ms=request.session_timeout_ms,
-            max_poll_interval_ms=request.max_poll_interval_ms,
-            owned=frozenset(request.owned),
-        )
-        records = await self._decide(
-            lambda: group_changes.heartbeat(
-                self.state, request.group, beat, now_s=clock.monotonic(), now_ms=clock.wall_ms()
-            )
-        )
-        self._append(records)
-        self._watch(key, peer)
-        self._latest[key] = beat
-        self._release(key)
-        try:
-            return await self._hold(key, request, beat)
-        finally:
-            if self._latest.get(key) is beat:
-                del self._latest[key]
 
-    async def _hold(
-        self, key: MemberKey, request: messages.GroupHeartbeat, beat: Beat
-    ) -> messages.GroupHeartbeatResponse:
-        """Answers when there is news for the member, or a newer heartbeat, or the time is up."""
-        loop = asyncio.get_running_loop()
-        wait_ms = min(request.wait_ms, request.session_timeout_ms // 2)
-        deadline_s = loop.time() + wait_ms / 1000
-        generation = self._log.generation
-        value = self._member(key, request)
-        while (
-            self._latest.get(key) is beat
-            and value.member_epoch == request.member_epoch
-            and loop.time() < deadline_s
-        ):
-            held = self._held[key] = loop.create_future()
-            timer = loop.call_at(deadline_s, _wake, held)
-            try:
-                await held
-            finally:
-                timer.cancel()
-                if self._held.get(key) is held:
-                    del self._held[key]
-            self._check(generation)
-            value = await self._decide(lambda: self._member(key, request))
-        assigned = named(self.state, value.assigned)
-        answer = messages.GroupHeartbeatResponse(value.member_epoch, assigned)
-        await self._until_committed()
-        return answer
-
-    async def _leave(self, request: messages.GroupHeartbeat) -> messages.GroupHeartbeatResponse:
-        key, clock = (request.group, request.member), self._environment.clock
-
-        def decide() -> Decision[Record, messages.GroupHeartbeatResponse]:
-            now_ms = clock.wall_ms()
-            if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
-                records = group_changes.leave_static(
-                    self.state, *key, now_s=clock.monotonic(), now_ms=now_ms
-                )
-            else:
-                records = group_changes.leave(self.state, *key, request.reason, now_ms=now_ms)
-            return Decision(records, left)
-
-        def left() -> messages.GroupHeartbeatResponse:
+        def heard() -> MemberValue | None:
             self._release(key)
-            return messages.GroupHeartbeatResponse(0, [])
+            if request.member_epoch < 0:
+                return None
+            self._watch(key, peer)
+            self._latest[key] = request
+            return self._member(request)
 
-        return await self._answer(decide)
+        try:
+            value = await self._answer(
+                lambda: Decision(
+                    group_changes.heartbeat(self.state, request, self._times()), heard
+                )
+            )
+            if value is None:
+                return messages.GroupHeartbeatResponse(0, [])
+            while (
+                self._latest.get(key) is request
+                and value.member_epoch == request.member_epoch
+                and loop.time() < deadline_s
+            ):
+                await self._hold(key, deadline_s)
+                self._check(generation)
+                value = await self._answer(lambda: Decision([], lambda: self._member(request)))
+        finally:
+            if self._latest.get(key) is request:
+                del self._latest[key]
+        assigned = named(self.state, value.assigned)
+        return messages.GroupHeartbeatResponse(value.member_epoch, assigned)
 
-    def _member(self, key: MemberKey, request: messages.GroupHeartbeat) -> MemberValue:
-        return group_changes.find_member(self.state, *key, request.instance)
+    def _member(self, request: messages.GroupHeartbeat) -> MemberValue:
+        return group_changes.find_member(
+            self.state, request.group, request.member, request.instance
+        )
+
+    async def _hold(self, key: MemberKey, deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        held = self._held[key] = loop.create_future()
+        timer = loop.call_at(deadline_s, _wake, held)
+        try:
+            await held
+        finally:
+            timer.cancel()
+            if self._held.get(key) is held:
+                del self._held[key]
 
     def _release(self, key: MemberKey) -> None:
         """Makes the member's held heartbeat check again whether to answer."""
@@ -243,85 +213,15 @@ class GroupCoordinator(Coordinator[Record]):
     @answers(messages.CommitOffsets)
     async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
         """See `messages.CommitOffsets`."""
-        await self._begin_for(request.group, is_write=True)
-        transaction = request.transaction
-        if transaction is not None and not group_transactions.has_joined(self.state, *transaction):
-            await self._peers.join(*transaction, self._topic_id, self._partition)
-            # Everything is checked after the join: the member may have lost its partitions
-            # meanwhile.
-            await self._begin_for(request.group, is_write=True)
-        offsets = [OffsetCommit(*offset) for offset in request.offsets]
-        now_ms = self._environment.clock.wall_ms()
-
-        def decide() -> Decision[Record, messages.CommitOffsetsResponse]:
-            of_member = (request.member, request.member_epoch, request.sequence)
-            if transaction is None:
-                records, refused = group_offsets.commit(
-                    self.state, request.group, *of_member, offsets, now_ms=now_ms
-                )
-            else:
-                records, refused = group_transactions.commit(
-                    self.state, request.group, transaction, *of_member, offsets, now_ms=now_ms
-                )
-            return Decision(records, lambda: messages.CommitOffsetsResponse(refused))
-
-        return await self._answer(decide)
-
-    @answers(messages.FetchCommitted)
-    async def fetch_committed(
-        self, request: messages.FetchCommitted
-    ) -> messages.FetchCommittedResponse:
-        """See `messages.FetchCommitted`."""
-        await self._begin_for(request.group, is_write=True)
-
-        def decide() -> Decision[Record, messages.FetchCommittedResponse]:
-            group = self.state.groups.get(request.group)
-            group_offsets.check_none_pending(group, request.group, request.partitions)
-            # A record that changes nothing: when it is committed, no newer coordinator had started.
-            unchanged = GroupRecord(request.group, None if group is None else group.value)
-            return Decision([unchanged], lambda: fetched(group or Group()))
-
-        def fetched(group: Group) -> messages.FetchCommittedResponse:
-            wanted = sorted(group.offsets) if request.partitions is None else request.partitions
-            return messages.FetchCommittedResponse(committed_offsets(group, wanted))
-
-        return await self._answer(decide)
-
-    @answers(messages.SetGroupOffsets)
-    async def set_offsets(self, request: messages.SetGroupOffsets) -> messages.Done:
-        """See `messages.SetGroupOffsets`."""
-        await self._begin_for(request.group, is_write=True)
-        offsets = [
-            OffsetCommit(topic_id, partition, offset, last_epoch=None, metadata="")
-            for topic_id, partition, offset in request.offsets
-        ]
-        return await self._answer(
-            lambda: Decision(
-                group_offsets.set_offsets(
-                    self.state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
-                ),
-                messages.Done,
-            )
-        )
-
-    @answers(messages.WriteMarker)
-    async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
-        """Applies the end of a transaction: all of its offsets take effect, or none. See
-        `messages.WriteMarker`."""
-        await self._begin(is_write=True)
-        return await self._answer(
-            lambda: Decision(
-                group_transactions.end(
-                    self.state,
-                    request.family,
-                    request.epoch,
-                    is_commit=request.is_commit,
-                    coordinator_epoch=request.coordinator_epoch,
-                    now_ms=self._environment.clock.wall_ms(),
-                ),
-                messages.Done,
-            )
-        )
+        transaction, decide = request.transaction, group_offsets.commit
+        if transaction is not None:
+            decide = group_transactions.commit
+            if not group_transactions.has_joined(self.state, *transaction):
+                await self._peers.join(*transaction, self._topic_id, self._partition)
+                # Everything is checked after the join: the member may have lost its partitions
+                # meanwhile.
+                await self._admit(request)
+        return await self._answer(lambda: decide(self.state, request, self._times()))
 
     async def _abort(self, transaction: group_transactions.Transaction) -> None:
         try:
@@ -331,49 +231,9 @@ class GroupCoordinator(Coordinator[Record]):
         await asyncio.sleep(ABORT_RETRY_S)  # Its end is on its way here.
         self._aborts.discard(transaction)
 
-    # --- groups -----------------------------------------------------------------------------
-
-    @answers(messages.ListGroups)
-    async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
-        """See `messages.ListGroups`."""
-        await self._begin(is_write=False)
-        return await self._answer(
-            lambda: Decision([], lambda: messages.ListGroupsResponse(summaries(self.state)))
-        )
-
-    @answers(messages.DescribeGroup)
-    async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
-        """See `messages.DescribeGroup`."""
-        await self._begin_for(request.group, is_write=False, needs_topics=True)
-
-        def answer() -> messages.DescribeGroupResponse:
-            group = group_changes.find_group(self.state, request.group)
-            return description(self.state, request.group, group)
-
-        return await self._answer(lambda: Decision([], answer))
-
-    @answers(messages.DescribeOpenTransactions)
-    async def describe_open_transactions(
-        self, request: messages.DescribeOpenTransactions
-    ) -> messages.DescribeOpenTransactionsResponse:
-        """The transactions that hold positions here; the answer has no offsets of them."""
-        await self._begin(is_write=True)
-
-        def answer() -> messages.DescribeOpenTransactionsResponse:
-            held = [
-                (family, transaction.epoch, 0)
-                for family, transaction in sorted(self.state.transactions.items())
-            ]
-            return messages.DescribeOpenTransactionsResponse(
-                0, 0, held, [], leader_epoch=request.leader_epoch
-            )
-
-        return await self._answer(lambda: Decision([], answer))
-
     @answers(messages.AbortUnknownTransaction)
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
         """See `messages.AbortUnknownTransaction`."""
-        await self._begin(is_write=True)
         family, epoch = request.family, request.epoch
         outcome = None
         if group_transactions.has_joined(self.state, family, epoch):
@@ -383,7 +243,7 @@ class GroupCoordinator(Coordinator[Record]):
                     f"Transaction {family}:{epoch} is {outcome}: its coordinator knows it, and "
                     "ends it. Abort it by its transactional id."
                 )
-            await self._begin(is_write=True)
+            await self._admit(request)
 
         def decide() -> Decision[Record, messages.Done]:
             if outcome is None:
@@ -403,22 +263,13 @@ class GroupCoordinator(Coordinator[Record]):
 
         return await self._answer(decide)
 
-    @answers(messages.DeleteGroup)
-    async def delete(self, request: messages.DeleteGroup) -> messages.Done:
-        """See `messages.DeleteGroup`."""
-        await self._begin_for(request.group, is_write=True)
-        return await self._answer(
-            lambda: Decision(
-                group_offsets.delete_group(self.state, request.group), messages.Done
-            )
-        )
-
     # --- before and after a decision --------------------------------------------------------
 
-    async def _begin_for(self, group: str, *, is_write: bool, needs_topics: bool = False) -> None:
-        """Returns when a request for this group may be decided. Raises what `_begin` raises, and
+    async def _admit(self, request: messages.AnyRequest) -> None:
+        """Returns when the request may be decided. Raises what `_begin` raises, and
         InvalidRequestError for the group of another coordinator."""
-        if needs_topics and not self._has_topics:
+        is_write = type(request) not in self.only_reads
+        if type(request) in _NEED_TOPICS and not self._has_topics:
             self._requests_waiting += 1
             self._topics_wanted.notify()
             try:
@@ -427,7 +278,9 @@ class GroupCoordinator(Coordinator[Record]):
                 self._requests_waiting -= 1
         else:
             await self._begin(is_write=is_write)
-        self._check_is_here(group)
+        group: str | None = getattr(request, "group", None)
+        if group is not None:
+            self._check_is_here(group)
 
     def _check_is_here(self, group: str) -> None:
         count, own = self._partitions, self.state.topics.get(OFFSETS_TOPIC)
@@ -619,4 +472,6 @@ def _wake(held: asyncio.Future[None]) -> None:
         held.set_result(None)
 
 
-GroupCoordinator.handlers = HandlerTable("group coordinator", GroupCoordinator)
+GroupCoordinator.handlers = HandlerTable(
+    "group coordinator", GroupCoordinator, decisions=DECISIONS
+)

@@ -41,7 +41,7 @@ DELETED_CHECK_INTERVAL_S = 5.0
 CONFIRMED_WAIT_MS = 2_000
 
 
-class QueueKeeper(Coordinator[Record]):
+class QueueKeeper(Coordinator[KeptQueues, Record]):
     """See the module."""
 
     subject = "queues"

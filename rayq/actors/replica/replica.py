@@ -322,7 +322,7 @@ class Replica:
         leader = self.leader(in_role.leader_epoch)
         coordinator = self._coordinator
         if coordinator is not None and kind in coordinator.handlers:
-            return coordinator.handlers.answer(coordinator, peer, request, payload)
+            return coordinator.handle(peer, request, payload)
         if kind in leader.handlers:
             return leader.handlers.answer(leader, peer, request, payload)
         if isinstance(request, messages.ToQueueLeader):

@@ -53,7 +53,7 @@ FORGOTTEN_AT_ONCE = 1000
 UNUSED_CHECK_INTERVAL_S = 60.0
 
 
-class TransactionCoordinator(Coordinator[Record]):
+class TransactionCoordinator(Coordinator[TransactionState, Record]):
     """See the module."""
 
     subject = "transactions"

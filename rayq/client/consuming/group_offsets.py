@@ -33,6 +33,7 @@ from rayq.messages import (
     CommittedOffset,
     FetchCommitted,
     FetchCommittedResponse,
+    OffsetCommit,
 )
 from rayq.records import TopicPartition
 
@@ -213,7 +214,9 @@ class GroupOffsets:
                     member_epoch=0 if member is None else member.state.epoch,
                     sequence=sequence,
                     offsets=[
-                        (at.topic_id, place.partition, at.offset, at.last_epoch, at.metadata)
+                        OffsetCommit(
+                            at.topic_id, place.partition, at.offset, at.last_epoch, at.metadata
+                        )
                         for place, at in asked.items()
                     ],
                 )

@@ -39,6 +39,7 @@ from rayq.messages import (
     EndTransactionResponse,
     InitProducer,
     InitProducerResponse,
+    OffsetCommit,
 )
 
 logger = logging.getLogger(__name__)
@@ -357,7 +358,7 @@ class TransactionCore:
                 member=positions.member,
                 member_epoch=positions.member_epoch,
                 sequence=positions.sequence,
-                offsets=left[:POSITIONS_MAX],
+                offsets=[OffsetCommit(*offset) for offset in left[:POSITIONS_MAX]],
                 transaction=numbers,
             )
 

@@ -15,13 +15,14 @@ is soft (when each member was heard). Errors are those of `rayq.errors`. Rebalan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
+from rayq import messages
+from rayq.core.decision import Times
 from rayq.core.groups.assignors import find_assignor
 from rayq.core.groups.draft import GroupDraft
-from rayq.core.groups.records import NOTHING, MemberValue, Partitions, Record
+from rayq.core.groups.records import NOTHING, MemberValue, Record
 from rayq.core.groups.state import (
     PATTERNS_MAX,
     Group,
@@ -53,101 +54,100 @@ SUBSCRIPTION_BYTES_MAX = 16 * 1024
 SESSION_TIMEOUT_MS_MIN = 100
 
 
-class Beat(NamedTuple):
-    """A member's data in each heartbeat."""
-
-    member: str
-    member_epoch: int
-    instance: str | None
-    client: str
-    topics: tuple[str, ...]
-    pattern: str | None
-    assignor: str
-    session_timeout_ms: int
-    max_poll_interval_ms: int
-    owned: Partitions
-
-
 # --- members ------------------------------------------------------------------------------------
 
 
 def heartbeat(
-    state: GroupState, group: str, beat: Beat, *, now_s: float, now_ms: int
+    state: GroupState, request: messages.GroupHeartbeat, times: Times
 ) -> list[Record]:
-    """Decides when a member joins (epoch 0) or stays. Raises UnknownMemberError, FencedMemberError,
-    UnknownAssignorError, InvalidAssignmentError, InvalidRequestError, GroupLimitError."""
+    """Decides when a member joins (epoch 0), stays or leaves (-1, -2). Raises UnknownMemberError,
+    FencedMemberError, UnknownAssignorError, InvalidAssignmentError, InvalidRequestError,
+    GroupLimitError."""
+    group, member = request.group, request.member
+    now_s, now_ms = times
+    if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
+        return leave_static(state, group, member, now_s=now_s, now_ms=now_ms)
+    if request.member_epoch < 0:
+        return leave(state, group, member, request.reason, now_ms=now_ms)
     known = state.groups.get(group)
-    before = None if known is None else known.members.get(beat.member)
-    if beat.member_epoch == 0:
-        _check_beat(state, beat)
+    before = None if known is None else known.members.get(member)
+    if request.member_epoch == 0:
+        _check_heartbeat(state, request)
         if known is not None and before is not None:
-            known.sessions[beat.member].heard_s = now_s
-            known.sessions[beat.member].disconnected_s = None
-        return _join(state, group, beat, before, now_ms=now_ms)
+            known.sessions[member].heard_s = now_s
+            known.sessions[member].disconnected_s = None
+        return _join(state, request, before, now_ms=now_ms)
     if known is None or before is None:
-        raise _unknown(known, group, beat.member, beat.instance)
-    session = known.sessions[beat.member]
-    if beat.member_epoch not in (before.member_epoch, before.previous_epoch):
+        raise _unknown(known, group, member, request.instance)
+    session = known.sessions[member]
+    if request.member_epoch not in (before.member_epoch, before.previous_epoch):
         raise FencedMemberError(
-            f"Member {shown_part(beat.member)} of group {group!r} is in epoch "
-            f"{before.member_epoch}, the heartbeat in {beat.member_epoch}: join again."
+            f"Member {shown_part(member)} of group {group!r} is in epoch "
+            f"{before.member_epoch}, the heartbeat in {request.member_epoch}: join again."
         )
-    is_changed = not _says_the_same(before, beat)
+    is_changed = not _says_the_same(before, request)
     if is_changed:
-        _check_beat(state, beat)
+        _check_heartbeat(state, request)
     session.heard_s, session.disconnected_s = now_s, None
-    is_ack = beat.member_epoch == before.member_epoch
+    is_ack = request.member_epoch == before.member_epoch
     has_news = is_ack and not session.is_acked
     session.is_acked = session.is_acked or is_ack
-    given_up = before.revoking - beat.owned if is_ack and before.revoking else NOTHING
+    given_up = NOTHING
+    if is_ack and before.revoking:
+        given_up = before.revoking.difference(request.owned)
     if not is_changed and not given_up and (not has_news or known.is_settled):
         return []
     draft = GroupDraft(state, group, now_ms)
     if is_changed:
-        draft.members[beat.member] = _with(before, beat)
+        draft.members[member] = _with(before, request)
     if given_up:
-        draft.put(beat.member, revoking=before.revoking - given_up)
-    if is_changed and _asks_for(before) != _asks_for(draft.members[beat.member]):
-        draft.rebalance(f"{_who(beat.member, beat.client)} changed its subscription", may_fail=True)
+        draft.put(member, revoking=before.revoking - given_up)
+    if is_changed and _asks_for(before) != _asks_for(draft.members[member]):
+        draft.rebalance(f"{_who(member, request.client)} changed its subscription", may_fail=True)
     draft.reconcile()
     return draft.records()
 
 
 def _join(
-    state: GroupState, group: str, beat: Beat, before: MemberValue | None, *, now_ms: int
+    state: GroupState,
+    request: messages.GroupHeartbeat,
+    before: MemberValue | None,
+    *,
+    now_ms: int,
 ) -> list[Record]:
+    group, member = request.group, request.member
     draft = GroupDraft(state, group, now_ms)
-    who = _who(beat.member, beat.client)
-    twin = draft.member_of_instance(beat.instance)
-    if before is not None and twin in (None, beat.member):
+    who = _who(member, request.client)
+    twin = draft.member_of_instance(request.instance)
+    if before is not None and twin in (None, member):
         # The member's first answer was lost, or the member starts over: then it owns nothing.
-        session = draft.sessions[beat.member]
-        if not session.is_acked and _says_the_same(before, beat):
+        session = draft.sessions[member]
+        if not session.is_acked and _says_the_same(before, request):
             return []
-        draft.members[beat.member] = _with(before, beat)
-        draft.put(beat.member, revoking=NOTHING)
-        draft.renew(beat.member)
-        if _asks_for(before) != _asks_for(draft.members[beat.member]):
+        draft.members[member] = _with(before, request)
+        draft.put(member, revoking=NOTHING)
+        draft.renew(member)
+        if _asks_for(before) != _asks_for(draft.members[member]):
             draft.rebalance(f"{who} changed its subscription", may_fail=True)
     elif twin is not None:
         # A static member came back as another process: it takes over what the earlier process had.
         old = draft.members[twin]
         draft.remove(twin)
         if before is not None:
-            draft.remove(beat.member)
-        draft.members[beat.member] = _with(old, beat)
-        draft.put(beat.member, revoking=NOTHING)
-        draft.renew(beat.member)
-        asks = _asks_for(draft.members[beat.member])
+            draft.remove(member)
+        draft.members[member] = _with(old, request)
+        draft.put(member, revoking=NOTHING)
+        draft.renew(member)
+        asks = _asks_for(draft.members[member])
         if before is not None or _asks_for(old) != asks:
-            draft.rebalance(f"{who} took over the instance {beat.instance!r}", may_fail=True)
+            draft.rebalance(f"{who} took over the instance {request.instance!r}", may_fail=True)
     else:
         if len(draft.members) >= MEMBERS_MAX:
             raise GroupLimitError(
                 f"Group {group!r} has {len(draft.members)} members, the most there may be."
             )
-        draft.members[beat.member] = _with(None, beat)
-        draft.renew(beat.member)
+        draft.members[member] = _with(None, request)
+        draft.renew(member)
         draft.rebalance(f"{who} joined", may_fail=True)
     draft.reconcile()
     return draft.records()
@@ -308,30 +308,30 @@ def find_group(state: GroupState, group: str) -> Group:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_beat(state: GroupState, beat: Beat) -> None:
-    find_assignor(state.assignors, beat.assignor)
-    if beat.pattern is not None:
-        check_pattern(beat.pattern)
-        _check_pattern_count(state, beat.pattern)
-    names_bytes = sum(len(name.encode()) for name in beat.topics)
-    if len(beat.topics) > TOPICS_MAX or names_bytes > SUBSCRIPTION_BYTES_MAX:
+def _check_heartbeat(state: GroupState, request: messages.GroupHeartbeat) -> None:
+    find_assignor(state.assignors, request.assignor)
+    if request.pattern is not None:
+        check_pattern(request.pattern)
+        _check_pattern_count(state, request.pattern)
+    names_bytes = sum(len(name.encode()) for name in request.topics)
+    if len(request.topics) > TOPICS_MAX or names_bytes > SUBSCRIPTION_BYTES_MAX:
         raise InvalidRequestError(
             f"A member names up to {TOPICS_MAX} topics of {SUBSCRIPTION_BYTES_MAX} bytes in all, "
-            f"not {len(beat.topics)} of {names_bytes}: subscribe by a pattern."
+            f"not {len(request.topics)} of {names_bytes}: subscribe by a pattern."
         )
-    if len(beat.client) > CLIENT_LENGTH_MAX:
+    if len(request.client) > CLIENT_LENGTH_MAX:
         raise InvalidRequestError(
             f"A client says who it is in up to {CLIENT_LENGTH_MAX} characters, not "
-            f"{len(beat.client)}."
+            f"{len(request.client)}."
         )
-    if len(beat.owned) > OWNED_MAX:
+    if len(request.owned) > OWNED_MAX:
         raise InvalidRequestError(
-            f"A member owns up to {OWNED_MAX} partitions, not {len(beat.owned)}."
+            f"A member owns up to {OWNED_MAX} partitions, not {len(request.owned)}."
         )
-    if beat.session_timeout_ms < SESSION_TIMEOUT_MS_MIN:
+    if request.session_timeout_ms < SESSION_TIMEOUT_MS_MIN:
         raise InvalidRequestError(
             f"group_session_timeout_ms is at least {SESSION_TIMEOUT_MS_MIN}, not "
-            f"{beat.session_timeout_ms}."
+            f"{request.session_timeout_ms}."
         )
 
 
@@ -366,27 +366,27 @@ def _asks_for(member: MemberValue) -> tuple[tuple[str, ...], str | None, str, st
     return member.topics, member.pattern, member.assignor, member.instance
 
 
-def _says_the_same(member: MemberValue, beat: Beat) -> bool:
+def _says_the_same(member: MemberValue, request: messages.GroupHeartbeat) -> bool:
     return (
-        member.topics == beat.topics
-        and member.pattern == beat.pattern
-        and member.assignor == beat.assignor
-        and member.instance == beat.instance
-        and member.client == beat.client
-        and member.session_timeout_ms == beat.session_timeout_ms
-        and member.max_poll_interval_ms == beat.max_poll_interval_ms
+        member.topics == tuple(request.topics)
+        and member.pattern == request.pattern
+        and member.assignor == request.assignor
+        and member.instance == request.instance
+        and member.client == request.client
+        and member.session_timeout_ms == request.session_timeout_ms
+        and member.max_poll_interval_ms == request.max_poll_interval_ms
     )
 
 
-def _with(before: MemberValue | None, beat: Beat) -> MemberValue:
+def _with(before: MemberValue | None, request: messages.GroupHeartbeat) -> MemberValue:
     said = MemberValue(
-        instance=beat.instance,
-        client=beat.client,
-        topics=beat.topics,
-        pattern=beat.pattern,
-        assignor=beat.assignor,
-        session_timeout_ms=beat.session_timeout_ms,
-        max_poll_interval_ms=beat.max_poll_interval_ms,
+        instance=request.instance,
+        client=request.client,
+        topics=tuple(request.topics),
+        pattern=request.pattern,
+        assignor=request.assignor,
+        session_timeout_ms=request.session_timeout_ms,
+        max_poll_interval_ms=request.max_poll_interval_ms,
     )
     if before is None:
         return said

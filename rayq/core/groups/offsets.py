@@ -1,13 +1,15 @@
 """A group coordinator's decisions about committed offsets: which count, and when they expire.
 
-Each function reads the state and returns the records to commit. Errors are those of `rayq.errors`.
+Each function reads the state and returns a decision, or its records. Errors are those of
+`rayq.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
+from rayq import messages
+from rayq.core.decision import Decision, Times
 from rayq.core.groups.changes import find_group, find_member
 from rayq.core.groups.draft import check_group_count
 from rayq.core.groups.records import (
@@ -46,57 +48,46 @@ Refused = tuple[str, int, str, str]
 """`(topic id, partition, error code, message)`"""
 
 
-class OffsetCommit(NamedTuple):
-    topic_id: str
-    partition: int
-    offset: int
-    last_epoch: int | None
-    metadata: str
+OffsetsDecision = Decision[Record, messages.CommitOffsetsResponse]
 
 
 def commit(
-    state: GroupState,
-    group: str,
-    member: str,
-    member_epoch: int,
-    sequence: int,
-    offsets: Sequence[OffsetCommit],
-    *,
-    now_ms: int,
-) -> tuple[list[Record], list[Refused]]:
+    state: GroupState, request: messages.CommitOffsets, times: Times
+) -> OffsetsDecision:
     """Commits positions of a member, or, if `member` is empty, of a consumer that assigned its
     partitions to itself. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
     GroupLimitError, OffsetPendingError."""
+    group, member, sequence = request.group, request.member, request.sequence
     known = state.groups.get(group)
-    check_metadata(known, group, offsets)
-    taken, refused = committable(state, group, member, member_epoch, offsets)
+    check_metadata(known, group, request.offsets)
+    taken, refused = committable(state, request)
     if member:
         session = state.groups[group].sessions[member]
         if sequence <= session.transaction_sequence:
-            return [], [
-                refusal(offset, "the member has put newer positions into a transaction since")
-                for offset in offsets
-            ]
+            reason = "the member has put newer positions into a transaction since"
+            return answered([], [_refusal(offset, reason) for offset in request.offsets])
         if session.last_sequence is not None and sequence < session.last_sequence:
-            return [], []
+            return answered([], [])
         session.last_sequence = sequence
     check_none_pending(known, group, places_of(taken))
-    return _set(state, group, taken, now_ms), refused
+    return answered(_set(state, group, taken, times.now_ms), refused)
+
+
+def answered(records: list[Record], refused: list[Refused]) -> OffsetsDecision:
+    """The decision on a commit of which these positions are refused."""
+    return Decision(records, lambda: messages.CommitOffsetsResponse(refused))
 
 
 def committable(
-    state: GroupState,
-    group: str,
-    member: str,
-    member_epoch: int,
-    offsets: Sequence[OffsetCommit],
-) -> tuple[Sequence[OffsetCommit], list[Refused]]:
+    state: GroupState, request: messages.CommitOffsets
+) -> tuple[Sequence[messages.OffsetCommit], list[Refused]]:
     """Splits positions into those that the member, or a consumer without a member, may commit, and
     those refused. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError."""
+    group, member, member_epoch = request.group, request.member, request.member_epoch
     if not member:
         known = state.groups.get(group)
         _check_no_members(known, group, "Positions can be committed without a member")
-        return offsets, []
+        return request.offsets, []
     value = find_member(state, group, member, None)
     if member_epoch not in (value.member_epoch, value.previous_epoch):
         raise FencedMemberError(
@@ -107,9 +98,9 @@ def committable(
     if member_epoch != value.member_epoch:
         # Those that it had under that epoch it gave up.
         owned -= state.groups[group].sessions[member].gained
-    taken: list[OffsetCommit] = []
+    taken: list[messages.OffsetCommit] = []
     refused: list[Refused] = []
-    for offset in offsets:
+    for offset in request.offsets:
         if (offset.topic_id, offset.partition) in owned:
             taken.append(offset)
         else:
@@ -118,28 +109,67 @@ def committable(
                 f"{where} is not assigned to member {shown_part(member)} of group {group!r}: it "
                 "was taken away meanwhile, and another may have gone on from the last commit."
             )
-            refused.append(refusal(offset, reason))
+            refused.append(_refusal(offset, reason))
     return taken, refused
 
 
 def set_offsets(
-    state: GroupState, group: str, offsets: Sequence[OffsetCommit], *, now_ms: int
-) -> list[Record]:
+    state: GroupState, request: messages.SetGroupOffsets, times: Times
+) -> Decision[Record, messages.Done]:
     """Sets the positions of a group without members. Raises GroupNotEmptyError, GroupLimitError,
     OffsetPendingError."""
+    group = request.group
+    offsets = [messages.OffsetCommit(*position, None, "") for position in request.offsets]
     known = state.groups.get(group)
     _check_no_members(known, group, "Its positions can be set")
     check_none_pending(known, group, places_of(offsets))
-    return _set(state, group, offsets, now_ms)
+    return Decision(_set(state, group, offsets, times.now_ms), messages.Done)
 
 
-def delete_group(state: GroupState, group: str) -> list[Record]:
+def fetch_committed(
+    state: GroupState, request: messages.FetchCommitted, _: Times
+) -> Decision[Record, messages.FetchCommittedResponse]:
+    """Tells committed positions. Raises OffsetPendingError."""
+    group = state.groups.get(request.group)
+    check_none_pending(group, request.group, request.partitions)
+    # A record that changes nothing: when it is committed, no newer coordinator had started.
+    unchanged = GroupRecord(request.group, None if group is None else group.value)
+
+    def answer() -> messages.FetchCommittedResponse:
+        known = group or Group()
+        wanted = sorted(known.offsets) if request.partitions is None else request.partitions
+        return messages.FetchCommittedResponse(committed_offsets(known, wanted))
+
+    return Decision([unchanged], answer)
+
+
+def committed_offsets(
+    group: Group, wanted: Iterable[TopicIdPartition]
+) -> list[messages.CommittedOffset]:
+    """The committed offsets of those wanted partitions that have one."""
+    return [
+        messages.CommittedOffset(
+            topic_id=topic_id,
+            partition=partition,
+            offset=committed.offset,
+            last_epoch=committed.last_epoch,
+            metadata=committed.metadata,
+            commit_time_ms=committed.commit_time_ms,
+        )
+        for topic_id, partition in wanted
+        if (committed := group.offsets.get((topic_id, partition))) is not None
+    ]
+
+
+def delete_group(
+    state: GroupState, request: messages.DeleteGroup, _: Times
+) -> Decision[Record, messages.Done]:
     """Deletes a group and its positions. Raises UnknownGroupError, GroupNotEmptyError,
     OffsetPendingError."""
-    known = find_group(state, group)
-    _check_no_members(known, group, "It can be deleted")
-    check_none_pending(known, group, None)
-    return _tombstones(group, known.offsets, is_whole=True)
+    known = find_group(state, request.group)
+    _check_no_members(known, request.group, "It can be deleted")
+    check_none_pending(known, request.group, None)
+    return Decision(_tombstones(request.group, known.offsets, is_whole=True), messages.Done)
 
 
 def expire_offsets(
@@ -185,7 +215,7 @@ def forget_topics(state: GroupState, name: str, gone: Collection[str]) -> list[R
 
 
 def _set(
-    state: GroupState, group: str, offsets: Sequence[OffsetCommit], now_ms: int
+    state: GroupState, group: str, offsets: Sequence[messages.OffsetCommit], now_ms: int
 ) -> list[Record]:
     records: list[Record] = []
     known = state.groups.get(group)
@@ -199,11 +229,11 @@ def _set(
     return records
 
 
-def places_of(offsets: Iterable[OffsetCommit]) -> list[TopicIdPartition]:
+def places_of(offsets: Iterable[messages.OffsetCommit]) -> list[TopicIdPartition]:
     return [(offset.topic_id, offset.partition) for offset in offsets]
 
 
-def refusal(commit: OffsetCommit, reason: str) -> Refused:
+def _refusal(commit: messages.OffsetCommit, reason: str) -> Refused:
     return (commit.topic_id, commit.partition, *to_wire(CommitRefusedError(reason)))
 
 
@@ -240,7 +270,9 @@ def check_none_pending(
             )
 
 
-def check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCommit]) -> None:
+def check_metadata(
+    known: Group | None, group: str, offsets: Sequence[messages.OffsetCommit]
+) -> None:
     length = sum(len(offset.metadata) for offset in offsets)
     if length == 0:
         return

@@ -3,18 +3,18 @@
 A position that a transaction commits is *pending*: until the transaction has ended here, nobody is
 told the position before it, and nobody else may write one. Otherwise the next owner of the
 partition would read records again that the transaction dealt with, or the late end of an older
-transaction would set the group back. As in `offsets`, functions read the state and return the
-records to commit.
+transaction would set the group back. As in `offsets`, functions read the state and return a
+decision, or its records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from rayq import messages
+from rayq.core.decision import Decision, Times
 from rayq.core.groups.draft import check_group_count
 from rayq.core.groups.offsets import (
-    OffsetCommit,
-    Refused,
+    OffsetsDecision,
+    answered,
     check_metadata,
     check_none_pending,
     check_offset_count,
@@ -56,24 +56,18 @@ def has_joined(state: GroupState, family: int, epoch: int) -> bool:
 
 
 def commit(
-    state: GroupState,
-    group: str,
-    transaction: Transaction,
-    member: str,
-    member_epoch: int,
-    sequence: int,
-    offsets: Sequence[OffsetCommit],
-    *,
-    now_ms: int,
-) -> tuple[list[Record], list[Refused]]:
+    state: GroupState, request: messages.CommitOffsets, times: Times
+) -> OffsetsDecision:
     """Takes positions into a transaction, which has joined. Raises the errors of
     `group_offsets.commit`, TransactionEndedError, TransactionLimitError, OffsetPendingError (also
     while an older transaction of the same producer waits for its end here)."""
-    family, epoch = transaction
+    assert request.transaction is not None
+    family, epoch = request.transaction
+    group, member, sequence = request.group, request.member, request.sequence
     _check_may_take(state, family, epoch)
     known = state.groups.get(group)
-    check_metadata(known, group, offsets)
-    taken, refused = committable(state, group, member, member_epoch, offsets)
+    check_metadata(known, group, request.offsets)
+    taken, refused = committable(state, request)
     pending = {} if known is None else known.pending
     held = [at for at in places_of(taken) if at in pending]
     check_none_pending(known, group, [at for at in held if pending[at].family != family])
@@ -83,7 +77,7 @@ def commit(
     records: list[Record] = []
     if known is None:
         check_group_count(state)
-        records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
+        records.append(GroupRecord(group, GroupValue(empty_since_ms=times.now_ms)))
     for offset in taken:
         before = pending.get((offset.topic_id, offset.partition))
         if before is not None and before.sequence > sequence:
@@ -93,7 +87,40 @@ def commit(
         )
         records.append(PendingRecord(group, offset.topic_id, offset.partition, value))
     check_offset_count(state, known, group, records)
-    return records, refused
+    return answered(records, refused)
+
+
+def write_marker(
+    state: GroupState, request: messages.WriteMarker, times: Times
+) -> Decision[Record, messages.Done]:
+    """Applies the end of a transaction: all of its positions take effect, or none. Raises the
+    errors of `end`."""
+    records = end(
+        state,
+        request.family,
+        request.epoch,
+        is_commit=request.is_commit,
+        coordinator_epoch=request.coordinator_epoch,
+        now_ms=times.now_ms,
+    )
+    return Decision(records, messages.Done)
+
+
+def describe_open(
+    state: GroupState, request: messages.DescribeOpenTransactions, _: Times
+) -> Decision[Record, messages.DescribeOpenTransactionsResponse]:
+    """Tells the transactions that hold positions here; the answer has no offsets of them."""
+
+    def answer() -> messages.DescribeOpenTransactionsResponse:
+        held = [
+            (family, transaction.epoch, 0)
+            for family, transaction in sorted(state.transactions.items())
+        ]
+        return messages.DescribeOpenTransactionsResponse(
+            0, 0, held, [], leader_epoch=request.leader_epoch
+        )
+
+    return Decision([], answer)
 
 
 def end(
