@@ -55,10 +55,11 @@ def end_answered_before_it_is_committed() -> list[Patch]:
 
 @plants("29", "a new owner's beginning ends only what is open", TRANSACTIONS)
 def only_what_is_open_fenced() -> list[Patch]:
-    init_producer = transaction_changes.init_producer
+    init_producer = transaction_changes._init_producer
 
-    def mutated(state: Any, transactional_id: str, owner: str, **options: Any) -> Any:
-        records = init_producer(state, transactional_id, owner, **options)
+    def mutated(state: Any, request: Any, now_ms: int) -> Any:
+        records = init_producer(state, request, now_ms)
+        transactional_id = request.transactional_id
         before = state.ids.get(transactional_id)
         if before is None or not records or before.next in state.transactions:
             return records
@@ -66,7 +67,7 @@ def only_what_is_open_fenced() -> list[Patch]:
         kept = msgspec.structs.replace(only.value, next=before.next, last=before.last)
         return [IdRecord(transactional_id, kept)]
 
-    return [(transaction_changes, "init_producer", mutated)]
+    return [(transaction_changes, "_init_producer", mutated)]
 
 
 @plants("30", "markers are written before their decision is committed", TRANSACTIONS)
@@ -131,16 +132,16 @@ def unreachable_participant_left_out() -> list[Patch]:
 
 @plants("31", "a transaction has half of its time", TRANSACTIONS)
 def transactions_time_out_early() -> list[Patch]:
-    join = transaction_changes.join
+    join = transaction_changes._join
 
-    def mutated(state: Any, key: Any, participant: Any, *, now_s: float, now_ms: int) -> Any:
+    def mutated(state: Any, key: Any, participant: Any, times: Any) -> Any:
         is_known = key in state.deadlines_s
-        records = join(state, key, participant, now_s=now_s, now_ms=now_ms)
+        records = join(state, key, participant, times)
         if not is_known and key in state.deadlines_s:
-            state.deadlines_s[key] -= (state.deadlines_s[key] - now_s) / 2
+            state.deadlines_s[key] -= (state.deadlines_s[key] - times.now_s) / 2
         return records
 
-    return [(transaction_changes, "join", mutated)]
+    return [(transaction_changes, "_join", mutated)]
 
 
 @plants("31", "a new coordinator grants a transaction no time", TRANSACTIONS)

@@ -18,6 +18,7 @@ from rayq.errors import (
     TransactionLimitError,
     TransactionOrderError,
 )
+from tests.pure import transaction_requests
 
 P0, P1, P2 = (("T", number) for number in range(3))
 DAY_MS = 24 * 3_600_000
@@ -51,7 +52,7 @@ class Coordinator:
         if changes.needs_family(self.state, name):
             self.state.families.append(next(self.families))
         self.apply(
-            changes.init_producer(
+            transaction_requests.init_producer(
                 self.state, name, owner, transaction_timeout_ms=timeout_ms, now_ms=self.now_ms
             )
         )
@@ -62,7 +63,7 @@ class Coordinator:
             record
             for one in participants
             for record in self.apply(
-                changes.join(self.state, key, one, now_s=self.now_s, now_ms=self.now_ms)
+                transaction_requests.join(self.state, key, one, now_s=self.now_s, now_ms=self.now_ms)
             )
         ]
 
@@ -79,15 +80,15 @@ class Coordinator:
         at = (self.state, transactional_id, owner, key)
         if changes.needs_family(self.state, transactional_id):
             self.state.families.append(next(self.families))
-        self.apply(changes.end(*at, **how, now_ms=self.now_ms))
-        return changes.ended(*at, **how)
+        self.apply(transaction_requests.end(*at, **how, now_ms=self.now_ms))
+        return transaction_requests.ended(*at, **how)
 
     def touch(self, key: TransactionKey, owner: str = "a") -> list[Record]:
         now = {"now_s": self.now_s, "now_ms": self.now_ms}
-        return self.apply(changes.touch(self.state, "id", owner, key, **now))
+        return self.apply(transaction_requests.touch(self.state, "id", owner, key, **now))
 
     def seal(self, key: TransactionKey, owner: str = "a") -> list[Record]:
-        return self.apply(changes.seal(self.state, "id", owner, key, now_ms=self.now_ms))
+        return self.apply(transaction_requests.seal(self.state, "id", owner, key, now_ms=self.now_ms))
 
     def mark(self, key: TransactionKey, *participants: tuple[str, int]) -> None:
         for one in participants:
@@ -121,7 +122,7 @@ def test_each_id_has_a_family_of_its_own_and_begins_with_epoch_0(of: Coordinator
 
 def test_without_a_family_in_hand_an_id_is_not_begun(of: Coordinator) -> None:
     with pytest.raises(CoordinatorLoadingError):
-        changes.init_producer(of.state, "id", "a", transaction_timeout_ms=1000, now_ms=0)
+        transaction_requests.init_producer(of.state, "id", "a", transaction_timeout_ms=1000, now_ms=0)
 
 
 def test_an_owner_that_repeats_itself_hears_the_same(of: Coordinator) -> None:

@@ -28,6 +28,7 @@ from rayq.errors import (
     TransactionOrderError,
 )
 from rayq.messages.transaction_ids import EPOCH_MAX
+from tests.pure import transaction_requests
 from tests.pure.test_transaction_changes import DAY_MS, P0, P1, P2, Coordinator
 
 replace = msgspec.structs.replace
@@ -54,11 +55,11 @@ def begun(value: IdValue = VALUE, transaction: TransactionValue | None = OPEN) -
 
 def end(of: Coordinator, key: TransactionKey = KEY, owner: str = "a", **how: Any) -> list[Record]:
     how = {"is_commit": True, "name": None, **how}
-    return changes.end(of.state, "id", owner, key, **how, now_ms=of.now_ms)
+    return transaction_requests.end(of.state, "id", owner, key, **how, now_ms=of.now_ms)
 
 
 def init(of: Coordinator, owner: str, timeout_ms: int = 5_000, name: str = "id") -> list[Record]:
-    return changes.init_producer(
+    return transaction_requests.init_producer(
         of.state, name, owner, transaction_timeout_ms=timeout_ms, now_ms=of.now_ms
     )
 
@@ -155,7 +156,7 @@ def test_a_family_is_needed_for_a_new_id_and_after_the_last_epoch(
 
 
 def join(of: Coordinator, key: TransactionKey, participant: tuple[str, int]) -> list[Record]:
-    return changes.join(of.state, key, participant, now_s=of.now_s, now_ms=of.now_ms)
+    return transaction_requests.join(of.state, key, participant, now_s=of.now_s, now_ms=of.now_ms)
 
 
 def test_the_first_participant_opens_the_transaction_and_its_time() -> None:
@@ -262,7 +263,7 @@ def test_only_the_owner_s_present_transaction_is_touched_or_sealed(
     of = begun()
     now = {"now_ms": NOW_MS} if does == "seal" else {"now_ms": NOW_MS, "now_s": 1_000.0}
     with pytest.raises(error):
-        getattr(changes, does)(of.state, transactional_id, owner, key, **now)
+        getattr(transaction_requests, does)(of.state, transactional_id, owner, key, **now)
     assert of.state.deadlines_s == {}
 
 
@@ -295,12 +296,12 @@ def test_an_end_is_written_with_the_id_that_goes_on(
     how = {"is_commit": is_commit, "name": name}
     if is_commit and not is_committed:
         with pytest.raises(AlreadyCommittedError, match="of 'id' with the name 'n' is committed"):
-            changes.ended(of.state, "id", "a", KEY, **how)
+            transaction_requests.ended(of.state, "id", "a", KEY, **how)
     else:
-        assert changes.ended(of.state, "id", "a", KEY, **how) == (is_committed, NEXT)
-        assert changes.ended(of.state, "id", "b", KEY, **how) == (is_committed, KEY)
+        assert transaction_requests.ended(of.state, "id", "a", KEY, **how) == (is_committed, NEXT)
+        assert transaction_requests.ended(of.state, "id", "b", KEY, **how) == (is_committed, KEY)
     asked = {"is_commit": True, "name": None}
-    assert changes.ended(of.state, "id", "a", KEY, **asked) == (is_committed, NEXT)
+    assert transaction_requests.ended(of.state, "id", "a", KEY, **asked) == (is_committed, NEXT)
 
 
 def test_a_transaction_that_its_name_s_owner_aborted_is_told_as_such() -> None:
@@ -308,9 +309,9 @@ def test_a_transaction_that_its_name_s_owner_aborted_is_told_as_such() -> None:
     of.apply(end(of, is_commit=False))
     for is_commit, name in ((False, "n"), (True, "m"), (True, None)):
         how = {"is_commit": is_commit, "name": name}
-        assert changes.ended(of.state, "id", "a", KEY, **how) == (False, NEXT)
+        assert transaction_requests.ended(of.state, "id", "a", KEY, **how) == (False, NEXT)
     with pytest.raises(AlreadyCommittedError):
-        changes.ended(of.state, "id", "a", KEY, is_commit=True, name="n")
+        transaction_requests.ended(of.state, "id", "a", KEY, is_commit=True, name="n")
 
 
 @pytest.mark.parametrize("transaction", [None, replace(OPEN, participants=frozenset(), state="sealed")])

@@ -16,6 +16,7 @@ from rayq.core.transactions import changes
 from rayq.core.transactions.records import IdRecord, Record, TransactionKey, TransactionRecord
 from rayq.core.transactions.state import TransactionState
 from rayq.errors import ProducerFencedError, RayqError, TransactionEndedError
+from tests.pure import transaction_requests
 
 ID = "id"
 EPOCH_MAX = 3
@@ -172,7 +173,7 @@ class Transactions(RuleBasedStateMachine):
 
         try:
             self.decide(
-                lambda state: changes.init_producer(
+                lambda state: transaction_requests.init_producer(
                     state, ID, owner, transaction_timeout_ms=10_000, now_ms=int(self.now_s * 1000)
                 ),
                 told,
@@ -208,7 +209,7 @@ class Transactions(RuleBasedStateMachine):
 
         try:
             self.decide(
-                lambda state: changes.join(
+                lambda state: transaction_requests.join(
                     state, key, participant, now_s=self.now_s, now_ms=int(self.now_s * 1000)
                 ),
                 told,
@@ -234,7 +235,7 @@ class Transactions(RuleBasedStateMachine):
 
         try:
             self.decide(
-                lambda state: changes.seal(
+                lambda state: transaction_requests.seal(
                     state, ID, owner, key, now_ms=int(self.now_s * 1000)
                 ),
                 told,
@@ -250,7 +251,7 @@ class Transactions(RuleBasedStateMachine):
         owner, key = self.one_of_the_latest(data)
         now = {"now_s": self.now_s, "now_ms": int(self.now_s * 1000)}
         try:
-            self.decide(lambda state: changes.touch(state, ID, owner, key, **now))
+            self.decide(lambda state: transaction_requests.touch(state, ID, owner, key, **now))
         except RayqError:
             pass
 
@@ -276,7 +277,7 @@ class Transactions(RuleBasedStateMachine):
 
         def told(state: TransactionState) -> Callable[[], None]:
             try:
-                is_committed, following = changes.ended(state, ID, owner, key, **how)
+                is_committed, following = transaction_requests.ended(state, ID, owner, key, **how)
             except RayqError:
                 return lambda: self.decided(key, False)
             is_owner = state.ids[ID].owner == owner
@@ -293,7 +294,7 @@ class Transactions(RuleBasedStateMachine):
         before = len(self.log)
         try:
             self.decide(
-                lambda state: changes.end(
+                lambda state: transaction_requests.end(
                     state, ID, owner, key, **how, now_ms=int(self.now_s * 1000)
                 ),
                 told,

@@ -20,6 +20,8 @@ from rayq.core.cluster.topic_changes import OWN_TOPIC_OPTIONS
 from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
+from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.server import Peer
 
 EPOCH = 8
 """The leader epoch of the coordinator's partition."""
@@ -50,6 +52,11 @@ class Led:
 
     async def _propose(self, request: messages.AlterPartition) -> None:
         pass
+
+    @staticmethod
+    def connection() -> Peer:
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return Peer("client", None, "", closed, AnswerRoom(lambda: True))
 
     # --- the in-sync set --------------------------------------------------------------------
 

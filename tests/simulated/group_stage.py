@@ -17,7 +17,6 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.messages.transaction_ids import make_family
-from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.server import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
@@ -89,11 +88,6 @@ class Groups(Led):
     def begin_anew(self) -> None:
         self.coordinator.end("a test")
         self.begin()
-
-    @staticmethod
-    def connection() -> Peer:
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        return Peer("client", None, "", closed, AnswerRoom(lambda: True))
 
     async def _metadata(self, request: messages.Request[Any]) -> messages.MetadataResponse:
         assert isinstance(request, messages.Metadata)

@@ -40,8 +40,6 @@ from rayq.errors import (
     QueuePartsMissingError,
     RayqError,
 )
-from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 FENCE = EPOCH << FENCE_BITS
@@ -90,12 +88,18 @@ class Kept(Led):
         opener: str = "a",
         after: bytes = b"",
     ) -> tuple[messages.OpenQueueStateResponse, list[KeptRecord]]:
-        answer, page = await self.keeper.open_state(
+        return await self.ask_to_open(
             messages.OpenQueueState(
                 self.topic_id, self.partition, EPOCH, queue_id, partition, epoch, opener, after
             )
         )
-        return answer, unpack(page)
+
+    async def ask_to_open(
+        self, request: messages.OpenQueueState
+    ) -> tuple[messages.OpenQueueStateResponse, list[KeptRecord]]:
+        answer: Any = await self.keeper.handle(self.connection(), request)
+        response, page = answer
+        return response, unpack(page)
 
     async def write(
         self,
@@ -126,9 +130,7 @@ class Kept(Led):
     async def ask_to_write(
         self, request: messages.WriteQueueState, payload: memoryview
     ) -> messages.WriteQueueStateResponse:
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        peer = Peer("server", 1, "", closed, AnswerRoom(lambda: True))
-        return await self.keeper.write(peer, request, payload)
+        return cast(Any, await self.keeper.handle(self.connection(), request, payload))
 
     def measured(self) -> list[tuple[str, float]]:
         return [
@@ -296,7 +298,8 @@ def test_a_leader_writes_in_parts_also_while_the_keeper_changes(
                 asked += 1
                 request: Any = build(of.topic_id, of.partition, EPOCH)
                 if isinstance(request, messages.OpenQueueState):
-                    answer, page = await of.keeper.open_state(request)
+                    opened: Any = await of.keeper.handle(of.connection(), request)
+                    answer, page = opened
                     return answer, memoryview(page)
                 if asked == 3:
                     of.keeper.end("a test")

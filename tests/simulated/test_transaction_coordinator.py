@@ -57,9 +57,9 @@ from tests.simulated.transaction_coordinator_stage import (
 def test_an_owner_gets_a_family_of_its_own_and_the_next_epoch_after_each_end() -> None:
     async def work(of: Coordinating) -> None:
         init = messages.InitProducer(*WHERE, NAME, "a", TIMEOUT_MS)
-        answer = await of.coordinator.init_producer(init)
+        answer = await of.ask(init)
         assert answer == messages.InitProducerResponse(*key_of(1), None)
-        assert await of.coordinator.init_producer(init) == answer
+        assert await of.ask(init) == answer
         assert await of.init(OTHER) == key_of(2)
         ended = await of.end(key_of(1), name="n")
         assert ended == messages.EndTransactionResponse(True, *key_of(1, 1), True)
@@ -67,7 +67,7 @@ def test_an_owner_gets_a_family_of_its_own_and_the_next_epoch_after_each_end() -
         assert await of.end(key_of(1, 1), False) == messages.EndTransactionResponse(
             False, *key_of(1, 2), True
         )
-        answer = await of.coordinator.init_producer(init)
+        answer = await of.ask(init)
         assert answer == messages.InitProducerResponse(*key_of(1, 2), "n")
         assert await of.init(owner="b") == key_of(1, 3)
         with pytest.raises(ProducerFencedError):

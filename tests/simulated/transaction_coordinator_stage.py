@@ -123,17 +123,20 @@ class Coordinating(Led):
 
     # --- requests, as producers, leaders and operators send them ----------------------------
 
+    async def ask(self, request: messages.Request[messages.ResponseT]) -> messages.ResponseT:
+        return cast(Any, await self.coordinator.handle(self.connection(), request))
+
     async def init(
         self, name: str = NAME, owner: str = "a", timeout_ms: int = TIMEOUT_MS
     ) -> TransactionKey:
-        answer = await self.coordinator.init_producer(
+        answer = await self.ask(
             messages.InitProducer(*WHERE, name, owner, timeout_ms)
         )
         return TransactionKey(answer.family, answer.epoch)
 
     async def join(self, key: TransactionKey, *participants: tuple[str, int]) -> None:
         for one in participants:
-            await self.coordinator.join(messages.JoinTransaction(*WHERE, *key, *one))
+            await self.ask(messages.JoinTransaction(*WHERE, *key, *one))
 
     async def end(
         self,
@@ -145,31 +148,31 @@ class Coordinating(Led):
         of: str = NAME,
         wait_ms: int = 10_000,
     ) -> messages.EndTransactionResponse:
-        return await self.coordinator.end_transaction(
+        return await self.ask(
             messages.EndTransaction(*WHERE, of, owner, *key, is_commit, name, wait_ms)
         )
 
     async def touch(self, key: TransactionKey, owner: str = "a") -> None:
-        await self.coordinator.touch(messages.TouchTransaction(*WHERE, NAME, owner, *key))
+        await self.ask(messages.TouchTransaction(*WHERE, NAME, owner, *key))
 
     async def seal(self, key: TransactionKey, owner: str = "a") -> list[tuple[str, int]]:
-        answer = await self.coordinator.seal(messages.SealTransaction(*WHERE, NAME, owner, *key))
+        answer = await self.ask(messages.SealTransaction(*WHERE, NAME, owner, *key))
         return answer.participants
 
     async def abort(self, key: TransactionKey) -> None:
-        await self.coordinator.abort(messages.AbortTransaction(*WHERE, *key))
+        await self.ask(messages.AbortTransaction(*WHERE, *key))
 
     async def outcome(self, key: TransactionKey) -> str:
-        answer = await self.coordinator.describe_outcome(messages.DescribeOutcome(*WHERE, *key))
+        answer = await self.ask(messages.DescribeOutcome(*WHERE, *key))
         return answer.state
 
     async def describe(self, name: str = NAME) -> messages.DescribeTransactionResponse:
-        return await self.coordinator.describe(messages.DescribeTransaction(*WHERE, name))
+        return await self.ask(messages.DescribeTransaction(*WHERE, name))
 
     async def listed(
         self, after: str = "", *, idle: bool = False
     ) -> messages.ListTransactionsResponse:
-        return await self.coordinator.list_transactions(
+        return await self.ask(
             messages.ListTransactions(*WHERE, after, idle)
         )
 

@@ -92,7 +92,6 @@ class QueueKeeper(Coordinator[KeptQueues, Record]):
     ) -> tuple[messages.OpenQueueStateResponse, bytes]:
         """See `messages.OpenQueueState`."""
         state_key = StateKey(request.queue_id, request.data_partition)
-        await self._begin(is_write=True)
 
         def decide() -> Decision[Record, tuple[messages.OpenQueueStateResponse, bytes]]:
             fence, records = self.state.open_state(
@@ -117,7 +116,6 @@ class QueueKeeper(Coordinator[KeptQueues, Record]):
         """See `messages.WriteQueueState`."""
         state_key = StateKey(request.queue_id, request.data_partition)
         records = unpack_part(payload)
-        await self._begin(is_write=True)
         return await self._answer(
             lambda: Decision(
                 self._write(state_key, request, records),

@@ -20,8 +20,9 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.backoff import Backoff
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
-from rayq.core.decision import Decision
+from rayq.core.decision import Decision, Times
 from rayq.core.transactions import changes
+from rayq.core.transactions.decisions import DECISIONS
 from rayq.core.transactions.records import (
     Record,
     TransactionKey,
@@ -53,11 +54,21 @@ FORGOTTEN_AT_ONCE = 1000
 UNUSED_CHECK_INTERVAL_S = 60.0
 
 
+OWNERS_REQUESTS = (
+    messages.InitProducer,
+    messages.EndTransaction,
+    messages.TouchTransaction,
+    messages.SealTransaction,
+)
+
+
 class TransactionCoordinator(Coordinator[TransactionState, Record]):
     """See the module."""
 
     subject = "transactions"
     topic = TRANSACTIONS_TOPIC
+    decisions = DECISIONS
+    only_reads = (messages.ListTransactions, messages.DescribeTransaction)
 
     def __init__(
         self,
@@ -76,7 +87,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         self._peers = peers
         self._clock_watch = clock_watch
         self.state = TransactionState()
-        """The decided state, committed or not."""
         self._markers: dict[TransactionKey, asyncio.Task[None]] = {}
         """Task of each transaction that has ended: done once each participant has its marker."""
         self._partitions: int | None = None
@@ -99,54 +109,14 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
 
     # --- producers --------------------------------------------------------------------------
 
-    @answers(messages.InitProducer)
-    async def init_producer(
-        self, request: messages.InitProducer
-    ) -> messages.InitProducerResponse:
-        """See `messages.InitProducer`."""
-        name = request.transactional_id
-        await self._begin_for(name)
-
-        def answer() -> messages.InitProducerResponse:
-            value = self.state.ids[name]
-            return messages.InitProducerResponse(*value.next, value.last_name)
-
-        return await self._answer(
-            lambda: Decision(
-                changes.init_producer(
-                    self.state,
-                    name,
-                    request.owner,
-                    transaction_timeout_ms=request.transaction_timeout_ms,
-                    now_ms=self._clock_watch.latest_ms(),
-                ),
-                answer,
-            )
-        )
-
     @answers(messages.EndTransaction)
     async def end_transaction(
         self, request: messages.EndTransaction
     ) -> messages.EndTransactionResponse:
         """See `messages.EndTransaction`."""
-        name, owner = request.transactional_id, request.owner
-        key = TransactionKey(request.family, request.epoch)
-        await self._begin_for(name)
+        name, key = request.transactional_id, TransactionKey(request.family, request.epoch)
         is_committed, following = await self._answer(
-            lambda: Decision(
-                changes.end(
-                    self.state,
-                    name,
-                    owner,
-                    key,
-                    is_commit=request.is_commit,
-                    name=request.name,
-                    now_ms=self._clock_watch.latest_ms(),
-                ),
-                lambda: changes.ended(
-                    self.state, name, owner, key, is_commit=request.is_commit, name=request.name
-                ),
-            )
+            lambda: changes.end(self.state, request, self._times())
         )
         markers = self._markers.get(key)
         # If markers of an earlier one are still missing, some partition cannot be reached just now.
@@ -157,80 +127,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
             is_committed, *following, is_complete=key not in self.state.transactions
         )
 
-    @answers(messages.TouchTransaction)
-    async def touch(self, request: messages.TouchTransaction) -> messages.Done:
-        """See `messages.TouchTransaction`."""
-        await self._begin_for(request.transactional_id)
-        return await self._answer(
-            lambda: Decision(
-                changes.touch(
-                    self.state,
-                    request.transactional_id,
-                    request.owner,
-                    TransactionKey(request.family, request.epoch),
-                    now_s=self._environment.clock.monotonic(),
-                    now_ms=self._clock_watch.latest_ms(),
-                ),
-                messages.Done,
-            )
-        )
-
-    @answers(messages.SealTransaction)
-    async def seal(self, request: messages.SealTransaction) -> messages.SealTransactionResponse:
-        """See `messages.SealTransaction`."""
-        key = TransactionKey(request.family, request.epoch)
-        await self._begin_for(request.transactional_id)
-        return await self._answer(
-            lambda: Decision(
-                changes.seal(
-                    self.state,
-                    request.transactional_id,
-                    request.owner,
-                    key,
-                    now_ms=self._clock_watch.latest_ms(),
-                ),
-                lambda: messages.SealTransactionResponse(
-                    sorted(self.state.transactions[key].participants)
-                ),
-            )
-        )
-
-    # --- servers ----------------------------------------------------------------------------
-
-    @answers(messages.JoinTransaction)
-    async def join(self, request: messages.JoinTransaction) -> messages.Done:
-        """See `messages.JoinTransaction`."""
-        await self._begin(is_write=True)
-        return await self._answer(
-            lambda: Decision(
-                changes.join(
-                    self.state,
-                    TransactionKey(request.family, request.epoch),
-                    (request.participant_topic_id, request.participant_partition),
-                    now_s=self._environment.clock.monotonic(),
-                    now_ms=self._clock_watch.latest_ms(),
-                ),
-                messages.Done,
-            )
-        )
-
-    @answers(messages.DescribeOutcome)
-    async def describe_outcome(
-        self, request: messages.DescribeOutcome
-    ) -> messages.DescribeOutcomeResponse:
-        """See `messages.DescribeOutcome`."""
-        await self._begin(is_write=True)
-        key = TransactionKey(request.family, request.epoch)
-
-        def decide() -> Decision[Record, messages.DescribeOutcomeResponse]:
-            outcome = changes.outcome(self.state, key)
-            # A record that changes nothing: when it is committed, no newer coordinator had started.
-            is_known = key in self.state.transactions
-            records = [] if is_known else [TransactionRecord(key, None)]
-            return Decision(records, lambda: messages.DescribeOutcomeResponse(outcome))
-
-        return await self._answer(decide)
-
     # --- operators --------------------------------------------------------------------------
 
     @answers(messages.ListTransactions)
@@ -238,7 +134,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         self, request: messages.ListTransactions
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
-        await self._begin(is_write=False)
 
         def answer() -> messages.ListTransactionsResponse:
             listed = {value.transactional_id for value in self.state.transactions.values()}
@@ -258,7 +153,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         self, request: messages.DescribeTransaction
     ) -> messages.DescribeTransactionResponse:
         """See `messages.DescribeTransaction`."""
-        await self._begin(is_write=False)
         name = request.transactional_id
 
         def answer() -> messages.DescribeTransactionResponse:
@@ -284,16 +178,11 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
     @answers(messages.AbortTransaction)
     async def abort(self, request: messages.AbortTransaction) -> messages.Done:
         """See `messages.AbortTransaction`."""
-        await self._begin(is_write=True)
         key = TransactionKey(request.family, request.epoch)
         transaction = self.state.transactions.get(key)
         if transaction is not None:
-            await self._begin_for(transaction.transactional_id)
-        return await self._answer(
-            lambda: Decision(
-                self._abort(key) if key in self.state.transactions else [], messages.Done
-            )
-        )
+            await self._draw_family_for(transaction.transactional_id)
+        return await self._answer(lambda: Decision(self._abort(key), messages.Done))
 
     def _summaries(self, name: str) -> list[messages.TransactionSummary]:
         """The transactions of an id that are in progress, oldest first; else its next one."""
@@ -315,11 +204,21 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
 
     # --- before and after a decision --------------------------------------------------------
 
-    async def _begin_for(self, name: str) -> None:
-        """Returns when a request for this id may be decided, with a family in hand where the
-        decision needs one. Raises what `_begin` raises, and InvalidRequestError for the id of
+    async def _admit(self, request: messages.AnyRequest) -> None:
+        """Returns when the request may be decided. Raises what `_begin` and `_draw_family_for`
+        raise."""
+        await super()._admit(request)
+        if isinstance(request, OWNERS_REQUESTS):
+            await self._draw_family_for(request.transactional_id)
+
+    def _times(self) -> Times:
+        clock = self._environment.clock
+        return Times(clock.monotonic(), self._clock_watch.latest_ms())
+
+    async def _draw_family_for(self, name: str) -> None:
+        """Returns with a family in hand where a decision about this id needs one. Raises
+        CoordinatorLoadingError, TransactionLimitError, and InvalidRequestError for the id of
         another coordinator."""
-        await self._begin(is_write=True)
         generation = self._log.generation
         try:
             if self._partitions is None:
@@ -498,4 +397,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         )
 
 
-TransactionCoordinator.handlers = HandlerTable("transaction coordinator", TransactionCoordinator)
+TransactionCoordinator.handlers = HandlerTable(
+    "transaction coordinator", TransactionCoordinator, decisions=DECISIONS
+)

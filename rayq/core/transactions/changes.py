@@ -1,15 +1,19 @@
 """A coordinator's decisions about transactional ids and their transactions.
 
-Each function reads the state and returns the records to commit, as one batch; of the state it
-changes only the soft part. Errors are those of `rayq.errors`. Every end of a transaction, whoever
-asks for it, gives the id its next epoch. So a (family, epoch) has one outcome forever, and a late
-batch, marker or request is recognised by its epoch.
+Each function reads the state and returns a decision, or its records, which are one batch; of the
+state it changes only the soft part. Errors are those of `rayq.errors`. Every end of a transaction,
+whoever asks for it, gives the id its next epoch. So a (family, epoch) has one outcome forever, and
+a late batch, marker or request is recognised by its epoch.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
+from rayq import messages
+from rayq.core.decision import Decision, Times
 from rayq.core.transactions.records import (
     IdRecord,
     IdValue,
@@ -58,15 +62,25 @@ def needs_family(state: TransactionState, transactional_id: str) -> bool:
 
 
 def init_producer(
-    state: TransactionState,
-    transactional_id: str,
-    owner: str,
-    *,
-    transaction_timeout_ms: int,
-    now_ms: int,
+    state: TransactionState, request: messages.InitProducer, times: Times
+) -> Decision[Record, messages.InitProducerResponse]:
+    """Makes the sender the owner of an id. Raises the errors of `_init_producer`."""
+    name = request.transactional_id
+
+    def answer() -> messages.InitProducerResponse:
+        value = state.ids[name]
+        return messages.InitProducerResponse(value.next.family, value.next.epoch, value.last_name)
+
+    return Decision(_init_producer(state, request, times.now_ms), answer)
+
+
+def _init_producer(
+    state: TransactionState, request: messages.InitProducer, now_ms: int
 ) -> list[Record]:
     """Makes `owner` the owner of an id; the previous owner's open transaction is aborted. Raises
     ProducerFencedError, TransactionLimitError, InvalidRequestError."""
+    transactional_id, owner = request.transactional_id, request.owner
+    transaction_timeout_ms = request.transaction_timeout_ms
     if not TRANSACTION_TIMEOUT_MS_MIN <= transaction_timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
         raise InvalidRequestError(
             f"transaction_timeout_ms is {TRANSACTION_TIMEOUT_MS_MIN} to "
@@ -98,12 +112,15 @@ def init_producer(
 
 
 def join(
-    state: TransactionState,
-    key: TransactionKey,
-    participant: TopicIdPartition,
-    *,
-    now_s: float,
-    now_ms: int,
+    state: TransactionState, request: messages.JoinTransaction, times: Times
+) -> Decision[Record, messages.Done]:
+    """Makes a partition a participant of a transaction. Raises the errors of `_join`."""
+    participant = request.participant_topic_id, request.participant_partition
+    return Decision(_join(state, _key(request), participant, times), messages.Done)
+
+
+def _join(
+    state: TransactionState, key: TransactionKey, participant: TopicIdPartition, times: Times
 ) -> list[Record]:
     """Makes a partition a participant of a transaction, which is open from the first one on. Raises
     TransactionEndedError, TransactionLimitError, TransactionOrderError."""
@@ -118,8 +135,8 @@ def join(
                 "in some partition: the next one waits for them."
             )
         timeout_ms = state.ids[transactional_id].transaction_timeout_ms
-        state.deadlines_s[key] = now_s + timeout_ms / 1000
-        begun = TransactionValue(transactional_id, "open", now_ms, frozenset([participant]))
+        state.deadlines_s[key] = times.now_s + timeout_ms / 1000
+        begun = TransactionValue(transactional_id, "open", times.now_ms, frozenset([participant]))
         return [TransactionRecord(key, begun)]
     if transaction.state == "sealed":
         raise TransactionEndedError(
@@ -141,99 +158,88 @@ def join(
 
 
 def touch(
-    state: TransactionState,
-    transactional_id: str,
-    owner: str,
-    key: TransactionKey,
-    *,
-    now_s: float,
-    now_ms: int,
-) -> list[Record]:
+    state: TransactionState, request: messages.TouchTransaction, times: Times
+) -> Decision[Record, messages.Done]:
     """Restarts the timeout of the owner's present transaction, on which it still works. Raises
     ProducerFencedError, TransactionEndedError."""
-    _check_present(state, transactional_id, owner, key)
+    _check_present(state, request)
+    key = _key(request)
     transaction = state.transactions.get(key)
     if transaction is None:
-        return []
+        return Decision([], messages.Done)
     touched = msgspec.structs.replace(transaction, is_touched=True)
-    state.deadlines_s[key] = _deadline_s(state, touched, now_s=now_s, now_ms=now_ms)
-    return [] if transaction.is_touched else [TransactionRecord(key, touched)]
+    state.deadlines_s[key] = _deadline_s(state, touched, *times)
+    records = [] if transaction.is_touched else [TransactionRecord(key, touched)]
+    return Decision(records, messages.Done)
 
 
 def seal(
-    state: TransactionState,
-    transactional_id: str,
-    owner: str,
-    key: TransactionKey,
-    *,
-    now_ms: int,
-) -> list[Record]:
+    state: TransactionState, request: messages.SealTransaction, times: Times
+) -> Decision[Record, messages.SealTransactionResponse]:
     """Seals the owner's present transaction: it gets no more participants. Raises
     ProducerFencedError, TransactionEndedError."""
-    _check_present(state, transactional_id, owner, key)
+    _check_present(state, request)
+    key = _key(request)
     transaction = state.transactions.get(key)
     if transaction is None:
-        transaction = TransactionValue(transactional_id, "open", now_ms, frozenset())
+        name = request.transactional_id
+        transaction = TransactionValue(name, "open", times.now_ms, frozenset())
     sealed = msgspec.structs.replace(transaction, state="sealed")
-    return [] if transaction == sealed else [TransactionRecord(key, sealed)]
+    return Decision(
+        [] if transaction == sealed else [TransactionRecord(key, sealed)],
+        lambda: messages.SealTransactionResponse(sorted(state.transactions[key].participants)),
+    )
 
 
 def _check_present(
-    state: TransactionState, transactional_id: str, owner: str, key: TransactionKey
+    state: TransactionState,
+    request: messages.EndTransaction | messages.TouchTransaction | messages.SealTransaction,
 ) -> None:
-    value = state.ids.get(transactional_id)
+    key, value = _key(request), state.ids.get(request.transactional_id)
     if value is None:
         raise _ended(key)
-    if value.owner != owner:
-        raise _fenced(transactional_id)
+    if value.owner != request.owner:
+        raise _fenced(request.transactional_id)
     if value.next != key:
         raise _ended(key)
 
 
 def end(
-    state: TransactionState,
-    transactional_id: str,
-    owner: str,
-    key: TransactionKey,
-    *,
-    is_commit: bool,
-    name: str | None,
-    now_ms: int,
-) -> list[Record]:
+    state: TransactionState, request: messages.EndTransaction, times: Times
+) -> Decision[Record, tuple[bool, TransactionKey]]:
     """Ends the owner's present transaction; does nothing if it has ended. Under a name that is
-    already committed it is aborted. `ended` has the answer. Raises ProducerFencedError,
+    already committed it is aborted. The answer is that of `ended`. Raises ProducerFencedError,
     TransactionEndedError."""
-    value = state.ids.get(transactional_id)
+    transactional_id, name = request.transactional_id, request.name
+    key, value = _key(request), state.ids.get(transactional_id)
     if value is None:
         raise _ended(key)
-    if value.last is not None and value.last.key == key:
-        return []
-    _check_present(state, transactional_id, owner, key)
-    is_commit = is_commit and (name is None or name != value.last_name)
-    return _end(state, transactional_id, value, is_commit=is_commit, name=name, now_ms=now_ms)
+    records: list[Record] = []
+    if value.last is None or value.last.key != key:
+        _check_present(state, request)
+        is_commit = request.is_commit and (name is None or name != value.last_name)
+        records = _end(
+            state, transactional_id, value, is_commit=is_commit, name=name, now_ms=times.now_ms
+        )
+    return Decision(records, lambda: ended(state, request))
 
 
 def ended(
-    state: TransactionState,
-    transactional_id: str,
-    owner: str,
-    key: TransactionKey,
-    *,
-    is_commit: bool,
-    name: str | None,
+    state: TransactionState, request: messages.EndTransaction
 ) -> tuple[bool, TransactionKey]:
     """Returns whether the last transaction of an id was committed, and its owner's next one.
     Another producer than the owner gets the same transaction again, and cannot continue. Raises
     AlreadyCommittedError."""
+    transactional_id, name, key = request.transactional_id, request.name, _key(request)
     value = state.ids[transactional_id]
     assert value.last is not None and value.last.key == key
     is_committed = value.last.is_committed
-    if is_commit and not is_committed and name is not None and name == value.last_name:
+    if request.is_commit and not is_committed and name is not None and name == value.last_name:
         raise AlreadyCommittedError(
             f"A transaction of {transactional_id!r} with the name {name!r} is committed: this one "
             "was aborted."
         )
-    return is_committed, value.next if value.owner == owner else key
+    return is_committed, value.next if value.owner == request.owner else key
 
 
 def abort(state: TransactionState, key: TransactionKey, *, now_ms: int) -> list[Record]:
@@ -256,7 +262,7 @@ def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[Trans
         deadline_s = state.deadlines_s.get(key)
         if deadline_s is None:
             least_s = now_s + FAILOVER_TIMEOUT_MS / 1000
-            deadline_s = _deadline_s(state, transaction, now_s=now_s, now_ms=now_ms)
+            deadline_s = _deadline_s(state, transaction, now_s, now_ms)
             deadline_s = state.deadlines_s[key] = max(deadline_s, least_s)
         if deadline_s <= now_s:
             expired_keys.append(key)
@@ -264,7 +270,7 @@ def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[Trans
 
 
 def _deadline_s(
-    state: TransactionState, transaction: TransactionValue, *, now_s: float, now_ms: int
+    state: TransactionState, transaction: TransactionValue, now_s: float, now_ms: int
 ) -> float:
     """Time at which a transaction times out if its owner is heard now for the last time."""
     timeout_ms = state.ids[transaction.transactional_id].transaction_timeout_ms
@@ -290,6 +296,17 @@ def marker_written(
     forgotten."""
     state.written.setdefault(key, set()).add(participant)
     return [] if unmarked(state, key) else [TransactionRecord(key, None)]
+
+
+def describe_outcome(
+    state: TransactionState, request: messages.DescribeOutcome, _: Times
+) -> Decision[Record, messages.DescribeOutcomeResponse]:
+    """Tells the outcome of a transaction."""
+    key = _key(request)
+    known = outcome(state, key)
+    # A record that changes nothing: when it is committed, no newer coordinator had started.
+    records = [] if key in state.transactions else [TransactionRecord(key, None)]
+    return Decision(records, lambda: messages.DescribeOutcomeResponse(known))
 
 
 def outcome(state: TransactionState, key: TransactionKey) -> str:
@@ -344,6 +361,17 @@ def _end(
         # Without participants there are no markers, after which it would be forgotten.
         records.append(TransactionRecord(key, decided if decided.participants else None))
     return records
+
+
+class _OfTransaction(Protocol):
+    @property
+    def family(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+def _key(request: _OfTransaction) -> TransactionKey:
+    return TransactionKey(request.family, request.epoch)
 
 
 def _take_family(state: TransactionState) -> int:
