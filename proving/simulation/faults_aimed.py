@@ -17,7 +17,6 @@ from proving.simulation.link import NetworkHost
 from proving.simulation.process import Process
 from proving.simulation.server_view import (
     coordinator_of,
-    has_delays,
     has_holders_away,
     has_moves,
     is_loading_list,
@@ -113,7 +112,7 @@ async def _strike(faults: Faults, kind: str, victim: Process, host: Host) -> Non
 
 def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
     """The servers where a queue's records wait for a time of day, or after a failure."""
-    return _queues(cluster, lambda leader, opened: has_delays(opened.state))
+    return _queues(cluster, lambda leader, opened: opened.state.counts().delayed > 0)
 
 
 def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:

@@ -15,7 +15,7 @@ from unittest import mock
 from proving.simulation.loop import START_S
 from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
-from proving.simulation.server_view import blocks_of, holders_of
+from proving.simulation.server_view import holders_of
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.queue_leader import QueueLeader
@@ -120,4 +120,4 @@ class GoneHolders:
 
 def _with_locks(opened: OpenQueue) -> set[str]:
     """The holders that have locks."""
-    return {holder for block in blocks_of(opened.state).values() for holder in block.holders}
+    return {holder for block in opened.state.offsets.blocks.values() for holder in block.holders}

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from proving.simulation import queue_bounds
 from proving.simulation.invariants import InvariantError
 from proving.simulation.server_view import (
-    blocks_of,
     fence_of,
     is_all_kept,
     opening_of,
@@ -30,9 +29,8 @@ from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.core.queues import kept_queues
 from rayq.core.queues import records as queue_records
-from rayq.core.queues.block import BLOCK_OFFSETS, Block, bits_of
+from rayq.core.queues.block import BLOCK_OFFSETS, DELAYED, READY, Block, bits_of
 from rayq.core.queues.kept_queues import KeptQueues, StateKey
-from rayq.core.queues.mover import DELAYED, READY
 from rayq.core.queues.moves import Move
 from rayq.core.queues.records import Head, Kept
 from rayq.core.queues.state import QueueState
@@ -101,7 +99,7 @@ class QueueInvariants:
         is_idle = is_all_kept(commits) and not state.is_changed
         if not is_idle or fence_of(commits) != opening.fence:
             return
-        if any(block.claimed for block in blocks_of(state).values()):
+        if any(block.claimed for block in state.offsets.blocks.values()):
             return  # An operator moves records: what they were is kept until they are moved.
         records = list(self._read(state_key))
         replayed = QueueState.replay(leader.config, records, now_ms=0, now_s=0.0)
@@ -280,7 +278,7 @@ def _summary(state: QueueState, end_offset: int) -> set[tuple[object, ...]]:
         kind = READY if record.state == DELAYED else record.state
         if record.offset < end_offset and (kind != READY or record.count):
             found.add((kind, record.offset, record.count, record.holder or ""))
-    for number, block in blocks_of(state).items():
+    for number, block in state.offsets.blocks.items():
         for index in bits_of(block.unbegun):
             found.add(("unbegun", number * BLOCK_OFFSETS + index))
         for index in bits_of(block.done):
@@ -294,7 +292,7 @@ def _delays(state: QueueState) -> dict[int, tuple[int, int | None]]:
     """The due time of each delayed offset, and how long it waits."""
     return {
         number * BLOCK_OFFSETS + index: (delay.due_ms, delay.length_ms)
-        for number, block in blocks_of(state).items()
+        for number, block in state.offsets.blocks.items()
         for index, delay in block.due.items()
         if block.delayed >> index & 1
     }

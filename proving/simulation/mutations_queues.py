@@ -17,15 +17,12 @@ from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.client.queues.queue_core import QueueCore
 from rayq.core.queues import block as queue_block
-from rayq.core.queues import ledger as queue_ledger
-from rayq.core.queues import taker as queue_taker
+from rayq.core.queues import state as queue_state
 from rayq.core.queues.block import Block
 from rayq.core.queues.kept_queues import KeptQueues, Record
 from rayq.core.queues.key_order import KeyOrder
-from rayq.core.queues.ledger import QueueLedger
 from rayq.core.queues.records import HEAD, block_record, head_record
 from rayq.core.queues.state import QueueState
-from rayq.core.queues.taker import QueueTaker
 from rayq.errors import RayqError
 
 QUEUES = "queues"
@@ -46,7 +43,7 @@ def take_answered_early() -> list[Patch]:
 
 @plants("49", "what a consumer has locked and not begun is a delivery", QUEUES)
 def unbegun_counts() -> list[Patch]:
-    return [(QueueTaker, "_leave_unbegun", lambda self, given: None)]
+    return [(QueueState, "_leave_unbegun", lambda self, given: None)]
 
 
 @plants("56", "a consumer keeps what it took for nobody", QUEUES)
@@ -81,17 +78,17 @@ class _Early:
 
 @plants("49", "who holds a record is in the leader's memory only", QUEUES)
 def locks_in_memory() -> list[Patch]:
-    return [(queue_ledger, "block_record", _without("holders"))]
+    return [(queue_state, "block_record", _without("holders"))]
 
 
 @plants("49", "how often a record was given out is in the leader's memory only", QUEUES)
 def count_reset_by_failover() -> list[Patch]:
-    return [(queue_ledger, "block_record", _without("counts", "excused"))]
+    return [(queue_state, "block_record", _without("counts", "excused"))]
 
 
 @plants("50", "delays are in the leader's memory only", QUEUES)
 def delay_in_memory() -> list[Patch]:
-    return [(queue_ledger, "block_record", _without("due"))]
+    return [(queue_state, "block_record", _without("due"))]
 
 
 def _without(*fields: str) -> Any:
@@ -116,7 +113,7 @@ def late_ack_accepted() -> list[Patch]:
     def mutated(self: Any, holder: str, state_epoch: int, locks: Any) -> Any:
         named = []
         for first, last, _ in locks:
-            for number, block, mask in self._parts(first, last):
+            for number, block, mask in self.offsets.parts(first, last):
                 for count, bits in block.counts.items():
                     for bit in range(queue_block.BLOCK_OFFSETS):
                         if bits & mask & 1 << bit:
@@ -249,11 +246,11 @@ def write_answered_early() -> list[Patch]:
 
 @plants("52", "the start of a queue passes what is locked", QUEUES)
 def start_over_unsettled() -> list[Patch]:
-    changes = QueueLedger.changes
+    changes = QueueState.changes
 
     def mutated(self: Any) -> Any:
         locked = 0
-        block = self._blocks.get(self.start_offset >> queue_block.BLOCK_BITS)
+        block = self.offsets.blocks.get(self.start_offset >> queue_block.BLOCK_BITS)
         first = self.start_offset & queue_block.LAST_INDEX
         while block is not None and block.locked >> first + locked & 1:
             locked += 1
@@ -261,15 +258,15 @@ def start_over_unsettled() -> list[Patch]:
         def head(state_epoch: int, start: int, *rest: Any) -> Any:
             return head_record(state_epoch, start + locked, *rest)
 
-        with mock.patch.object(queue_ledger, "head_record", head):
+        with mock.patch.object(queue_state, "head_record", head):
             return changes(self)
 
-    return [(QueueLedger, "changes", mutated)]
+    return [(QueueState, "changes", mutated)]
 
 
 @plants("52", "blocks are dropped before the start that has passed them is kept", QUEUES)
 def blocks_before_head() -> list[Patch]:
-    run = QueueLedger.changes
+    run = QueueState.changes
     held: dict[Any, list[Any]] = {}
 
     def mutated(self: Any) -> Any:
@@ -279,7 +276,7 @@ def blocks_before_head() -> list[Patch]:
         late, held[self] = held.get(self, []), heads
         return [*late, *rest] or found
 
-    return [(QueueLedger, "changes", mutated)]
+    return [(QueueState, "changes", mutated)]
 
 
 # --- what is taken away ---------------------------------------------------------------------------
@@ -307,12 +304,12 @@ def purge_not_kept() -> list[Patch]:
     purge = QueueState.purge
 
     def mutated(self: Any, *args: Any, **options: Any) -> Any:
-        is_decided, changed = self._is_decided, set(self._changed)
+        is_decided, changed = self.offsets.is_decided, set(self.offsets.changed)
         try:
             return purge(self, *args, **options)
         finally:
-            self._is_decided = is_decided
-            self._changed.intersection_update(changed)
+            self.offsets.is_decided = is_decided
+            self.offsets.changed.intersection_update(changed)
 
     return [(QueueState, "purge", mutated)]
 
@@ -321,7 +318,7 @@ def purge_not_kept() -> list[Patch]:
 def locks_without_bound() -> list[Patch]:
     def unbounded(method: Any) -> Any:
         def mutated(*args: Any, **options: Any) -> Any:
-            with mock.patch.object(queue_taker, "LOCKS_MAX", 1 << 30):
+            with mock.patch.object(queue_state, "LOCKS_MAX", 1 << 30):
                 return method(*args, **options)
 
         return mutated

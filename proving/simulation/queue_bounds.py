@@ -8,11 +8,9 @@ import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from proving.simulation.server_view import blocks_of
 from rayq.core.queues import block as queue_block
-from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import offset_states
 from rayq.core.queues import state as queue_state
-from rayq.core.queues import taker as queue_taker
 
 BLOCK_BITS = (2, 4, 8)
 BOUNDS = {
@@ -61,13 +59,13 @@ def lowered(seed: int) -> Iterator[None]:
 def fault_of(state: queue_state.QueueState) -> str | None:
     """Returns the bound that a queue's leader has passed (rule 55). A batch that is learned may
     hold more delayed records than fit, and what consumers give back is delayed beyond the bound."""
-    locked = sum(block.locked.bit_count() for block in blocks_of(state).values())
-    blocked = sum(block.blocked.bit_count() for block in blocks_of(state).values())
-    if locked > queue_taker.LOCKS_MAX:
-        return f"{locked} records are locked, and {queue_taker.LOCKS_MAX} may be"
+    locked = sum(block.locked.bit_count() for block in state.offsets.blocks.values())
+    blocked = sum(block.blocked.bit_count() for block in state.offsets.blocks.values())
+    if locked > queue_state.LOCKS_MAX:
+        return f"{locked} records are locked, and {queue_state.LOCKS_MAX} may be"
     # Later records of a key may have been locked with the first one, which was given back.
-    if blocked > queue_state.BLOCKED_MAX + queue_taker.LOCKS_MAX:
+    if blocked > queue_state.BLOCKED_MAX + queue_state.LOCKS_MAX:
         return f"{blocked} records are blocked, and {queue_state.BLOCKED_MAX} may be"
-    if len(blocks_of(state)) > queue_ledger.BLOCKS_MAX + 1:
-        return f"{len(blocks_of(state))} blocks of {queue_block.BLOCK_OFFSETS} are open"
+    if len(state.offsets.blocks) > offset_states.BLOCKS_MAX + 1:
+        return f"{len(state.offsets.blocks)} blocks of {queue_block.BLOCK_OFFSETS} are open"
     return None

@@ -16,28 +16,21 @@ from rayq.actors.controller.controller import Controller
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.controller.server import ControllerServer
 from rayq.actors.coordinator import Coordinator
-from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Entry, Quorum
 from rayq.actors.queues.commits import QueueCommits
 from rayq.actors.queues.holders import Holders
 from rayq.actors.queues.open_queue import OpenQueue
-from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.queues.queue_leader import QueueLeader
-from rayq.actors.remote.adoption import Adoption
 from rayq.actors.remote.leader_remote import LeaderRemote
-from rayq.actors.replica.follower import Follower
-from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica import Replica
+from rayq.actors.replica.replica import Replica, Role
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.group_member import GroupMember
 from rayq.client.queues.acquired import AcquiredBatch
 from rayq.client.queues.task import QueueTask
-from rayq.core.queues.block import Block
 from rayq.core.queues.kept_queues import KeptQueues, Opening, StateKey
 from rayq.core.queues.state import QueueState
 from rayq.records import TopicIdPartition
@@ -82,13 +75,11 @@ def has_directory(replica: Replica) -> bool:
     return replica._replica_log._directory is not None
 
 
-def role_of(replica: Replica) -> Leader | Follower | Adoption | None:
+def role_of(replica: Replica) -> Role | None:
     return replica._role
 
 
-def coordinator_of(
-    replica: Replica,
-) -> GroupCoordinator | TransactionCoordinator | QueueKeeper | None:
+def coordinator_of(replica: Replica) -> Coordinator[Any, Any] | None:
     """The coordinator that the leader of an internal topic's partition has beside it."""
     return replica._coordinator
 
@@ -223,22 +214,22 @@ def fresh_answers(answers: MetadataAnswers) -> MetadataAnswers:
 # --- coordinators ---------------------------------------------------------------------------------
 
 
-def leader_epoch_of(coordinator: Coordinator[Any]) -> int:
+def leader_epoch_of(coordinator: Coordinator[Any, Any]) -> int:
     return coordinator._leader.leader_epoch
 
 
-def is_loaded(coordinator: Coordinator[Any]) -> bool:
+def is_loaded(coordinator: Coordinator[Any, Any]) -> bool:
     """True once the coordinator has replayed its log."""
     return coordinator._is_loaded
 
 
-def is_settled(coordinator: Coordinator[Any]) -> bool:
+def is_settled(coordinator: Coordinator[Any, Any]) -> bool:
     """True if the coordinator serves, and all that it has decided is committed."""
     log = coordinator._log
     return log.committed >= log.decided and coordinator._ended is None
 
 
-def decided_of(coordinator: Coordinator[Any]) -> tuple[int, int]:
+def decided_of(coordinator: Coordinator[Any, Any]) -> tuple[int, int]:
     """Number of the replay, and how many records were decided since: it changes with the state."""
     return coordinator._log.generation, coordinator._log.decided
 
@@ -257,15 +248,6 @@ def holders_of(opened: OpenQueue) -> Holders:
 def has_holders_away(holders: Holders) -> bool:
     """True if a consumer has lost its connection, and its locks have a moment left."""
     return bool(holders._timers)
-
-
-def blocks_of(state: QueueState) -> Mapping[int, Block]:
-    """The blocks of a queue's state, by number."""
-    return state._blocks
-
-
-def has_delays(state: QueueState) -> bool:
-    return state._delayed > 0
 
 
 def has_moves(state: QueueState) -> bool:

@@ -101,7 +101,6 @@ class Offsets:
 
     def compare(self) -> None:
         block = self.block
-        assert block.locked == mask(list(self.holders))
         assert 0 not in block.holders.values() and 0 not in block.timers.values()
         assert sum(map(int.bit_count, block.timers.values())) == len(self.ends), "one timer each"
         for index in range(LAST_INDEX + 1):

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from rayq.core.large.holds import LargeHolds
-from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import offset_states
 from rayq.core.queues.block import ALL, Block
 from rayq.core.queues.kept_queues import KeptRecord
-from rayq.core.queues.mover import Unsettled
 from rayq.core.queues.moves import Dying, Move, Outcome
 from rayq.core.queues.records import block_record, dying_record, head_record, move_record
 from rayq.core.queues.state import Counts, QueueState
+from rayq.core.queues.unsettled import Unsettled
 from rayq.errors import CorruptBatchError
 from tests.pure.test_queue_state import Keeper, again, opened, opened_at
 
@@ -413,7 +413,7 @@ def test_a_head_that_would_cost_much_memory_is_damaged(
     done_blocks: list[tuple[int, int]],
     is_read: bool,
 ) -> None:
-    monkeypatch.setattr(queue_ledger, "_BLOCKS_READ_MAX", 4)
+    monkeypatch.setattr(offset_states, "_BLOCKS_READ_MAX", 4)
     state, base = opened(ready=1)[0], start // 256
     done_blocks = [(first + base, last + base) for first, last in done_blocks]
     head = head_record(0, start, learned + base * 256, [], done_blocks, None)
@@ -495,7 +495,7 @@ def test_a_block_is_listed_once_however_often_its_records_come_back() -> None:
         assert not state.release("a", 0, locks)
         assert not state.release("a", 0, [(0, 599, count)])
     # A list that grows with each of them would never end.
-    assert state._listed == [0, 1, 2]
+    assert state.offsets._listed == [0, 1, 2]
 
 
 # --- moves -------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def a_block() -> Block:
     """Offsets in all states, in the first and the last bits of it."""
     block = Block()
     block.done = 1 << 255 | 0b1
+    block.locked = 0b10 | 1 << 200
     block.lock(0b10, "a", (9, 1))
     block.lock(1 << 200, "b", (9, 1))
     block.counts = {1: 0b11, 2: 1 << 200 | 1 << 255, 5: 1 << 255}

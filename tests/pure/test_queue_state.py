@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig
-from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import state as queue_state
 from rayq.core.queues.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queues.lock_times import LockTimes
 from rayq.core.queues.moves import Dying, Move
-from rayq.core.queues.state import QueueState
-from rayq.core.queues.taker import LOCKS_MAX
+from rayq.core.queues.state import LOCKS_MAX, QueueState
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel
 
@@ -557,7 +556,7 @@ def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
 def test_tombstones_of_dead_letters_that_retention_took_go_a_few_with_each_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_ledger, "PASSED_AT_ONCE", 3)
+    monkeypatch.setattr(queue_state, "PASSED_AT_ONCE", 3)
     state, keeper = opened(ready=20)
     state.take("a", 20, now_s=0)
     state.reject("a", 0, [(offset, 1, "bad") for offset in range(20)], now_ms=0, now_s=0)

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from rayq.config import QueueConfig
-from rayq.core.queues import ledger as queue_ledger
+from rayq.core.queues import offset_states
 from rayq.core.queues import state as queue_state
-from rayq.core.queues import taker as queue_taker
 from rayq.core.queues.state import QueueState
 from tests.pure.queue_model import QueueModel
 from tests.pure.test_queue_state import again, opened
@@ -128,13 +127,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(queue_state, name, many)
     monkeypatch.setattr(queue_state, "BLOCKS_MAX", 3)
     monkeypatch.setattr(queue_state, "LOCKS_MAX", 5)
-    monkeypatch.setattr(queue_taker, "LOCKS_MAX", 5)
+    monkeypatch.setattr(queue_state, "LOCKS_MAX", 5)
 
 
 def test_the_bounds_are_those_that_users_are_told() -> None:
-    assert queue_taker.LOCKS_MAX == 10_000
+    assert queue_state.LOCKS_MAX == 10_000
     assert (queue_state.DELAYED_MAX, queue_state.BLOCKED_MAX) == (100_000, 20_000)
-    assert queue_ledger.BLOCKS_MAX == 4_096
+    assert offset_states.BLOCKS_MAX == 4_096
     assert queue_state.DELAY_MS_MAX == 366 * 24 * 3600 * 1000
 
 

@@ -17,7 +17,7 @@ from rayq.actors.transactions.transaction_coordinator import TransactionCoordina
 
 MakeCoordinator = Callable[
     [ReplicaContext, ReplicaLog, Leader, messages.PartitionAssignment, ClockWatch],
-    Coordinator[Any],
+    Coordinator[Any, Any],
 ]
 
 COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)

@@ -86,7 +86,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Role | None = None
-        self._coordinator: Coordinator[Any] | None = None
+        self._coordinator: Coordinator[Any, Any] | None = None
         """The coordinator of a partition of an internal topic, while this replica leads it."""
         self._queues: LeaderQueues | None = None
         """The queues of a data partition, while this replica leads it."""

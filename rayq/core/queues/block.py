@@ -1,17 +1,28 @@
 """Block of 256 offsets of a queue's partition: the state and the delivery count of each.
 
 Sets of offsets are integers, with bit i for the i-th offset, so that changing many costs as little
-as changing one.
+as changing one. `OffsetStates` says what the states mean, and is the only one that changes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Final, Literal, TypeVar
 
 from rayq.core.queues.delays import Delay
 
 T = TypeVar("T")
+
+State = Literal["unknown", "ready", "blocked", "locked", "delayed", "claimed", "moving", "done"]
+UNKNOWN: Final = "unknown"
+READY: Final = "ready"
+BLOCKED: Final = "blocked"
+LOCKED: Final = "locked"
+DELAYED: Final = "delayed"
+CLAIMED: Final = "claimed"
+MOVING: Final = "moving"
+DONE: Final = "done"
+UNSETTLED: tuple[State, ...] = (READY, BLOCKED, LOCKED, DELAYED, CLAIMED, MOVING)
 
 BLOCK_BITS = 8
 BLOCK_OFFSETS = 1 << BLOCK_BITS
@@ -61,18 +72,17 @@ def raise_counts(counts: dict[int, int], mask: int) -> list[tuple[int, int]]:
     `(new count, bits)`."""
     raised = []
     fresh = mask
-    if any(bits & mask for bits in counts.values()):
-        for count in sorted(counts, reverse=True):
-            again = counts[count] & fresh
-            if again:
-                fresh ^= again
-                left = counts[count] ^ again
-                if left:
-                    counts[count] = left
-                else:
-                    del counts[count]
-                counts[count + 1] = counts.get(count + 1, 0) | again
-                raised.append((count + 1, again))
+    for count in sorted(counts, reverse=True):
+        again = counts[count] & fresh
+        if again:
+            fresh ^= again
+            left = counts[count] ^ again
+            if left:
+                counts[count] = left
+            else:
+                del counts[count]
+            counts[count + 1] = counts.get(count + 1, 0) | again
+            raised.append((count + 1, again))
     if fresh:
         counts[1] = counts.get(1, 0) | fresh
         raised.append((1, fresh))
@@ -94,8 +104,7 @@ def _by_index(bits_by_value: Mapping[T, int], mask: int) -> dict[int, T]:
 
 
 class Block:
-    """An offset that was learned is in one of `ready` to `done`. `claimed` ones are on their way to
-    `moving`, and what they were (their `due` says which) until then."""
+    """An offset that was learned is in one of `ready` to `done`."""
 
     __slots__ = (
         "blocked",
@@ -136,13 +145,13 @@ class Block:
         self.timed = 0
         """All bits that are in `timers`."""
         self.due: dict[int, Delay] = {}
-        """Delays by index."""
+        """Delays by index, of delayed offsets, and of claimed ones that were delayed."""
         self.is_listed = False
-        """True if the ledger has it in its list of blocks with ready offsets."""
+        """True if `OffsetStates` has it in its list of blocks with ready offsets."""
 
     def lock(self, mask: int, holder: str, timer: tuple[int, int]) -> list[tuple[int, int]]:
-        """Locks offsets that are in no state. Returns `(count, bits)`."""
-        self.locked |= mask
+        """Notes the holder, the timer and the delivery of locked offsets. Returns
+        `(count, bits)`."""
         self.holders[holder] = self.holders.get(holder, 0) | mask
         self.set_timer(mask, timer)
         return raise_counts(self.counts, mask)
@@ -168,8 +177,7 @@ class Block:
         self.timers[new] = self.timers.get(new, 0) | mask
 
     def unlock(self, mask: int, holder: str) -> None:
-        """Unlocks offsets, which are then in no state. `holder` is the likely holder."""
-        self.locked ^= mask
+        """Forgets who has the offsets. `holder` is the likely holder."""
         self.unbegun &= ~mask
         holders = self.holders
         held = holders.get(holder, 0)
@@ -208,6 +216,10 @@ class Block:
         for index in list(self.due):
             if mask >> index & 1:
                 del self.due[index]
+
+    def state_of(self, bit: int) -> State:
+        """The state of an unsettled offset."""
+        return next(state for state in UNSETTLED if getattr(self, state) & bit)
 
     def held(self, holder: str, count: int) -> int:
         """The offsets that the holder has locked by the delivery with this count."""

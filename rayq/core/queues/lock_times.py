@@ -17,12 +17,13 @@ class LockTimes:
     Ticks are of the leader's monotonic clock, less the time in which nobody could be heard.
     """
 
-    __slots__ = ("_blocks", "_heap", "_prolonged_s")
+    __slots__ = ("_blocks", "_heap", "_last_timer", "_prolonged_s")
 
     def __init__(self) -> None:
         self._blocks: dict[int, set[int]] = {}
         self._heap: list[int] = []
         self._prolonged_s = 0.0
+        self._last_timer: tuple[int, int] | None = None
 
     def tick(self, now_s: float) -> int:
         """The last tick that has come."""
@@ -31,6 +32,15 @@ class LockTimes:
     def tick_after(self, now_s: float, wait_s: float) -> int:
         """The first tick that is not before `wait_s` from now."""
         return math.ceil((now_s - self._prolonged_s + wait_s) * TICKS_A_SECOND)
+
+    def timer(self, now_s: float, timeout_s: float) -> tuple[int, int]:
+        """`(tick of the end, tick when taken)` of a lock that is taken now. All locks of one tick
+        share it."""
+        tick, timer = self.tick(now_s), self._last_timer
+        if timer is None or timer[1] != tick:
+            end = tick + 1 + math.ceil(timeout_s * TICKS_A_SECOND)
+            timer = self._last_timer = end, tick
+        return timer
 
     def left_ms(self, tick: int, now_s: float) -> int:
         left_s = tick / TICKS_A_SECOND + self._prolonged_s - now_s
