@@ -182,6 +182,8 @@ OF_METADATA: list[Injection] = [
     kill_the_controller,
     kill_a_broker,
     kill_a_host,
+    power_loss_of_all,
+    power_loss_of_all,
     pause_a_process,
     pause_a_host,
     isolate_a_broker,

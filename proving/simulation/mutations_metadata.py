@@ -9,6 +9,7 @@ import msgspec
 from proving.simulation.planting import Patch, plants
 from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
+from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.core.cluster import state as cluster_state
@@ -90,3 +91,8 @@ def old_config_told() -> list[Patch]:
             forget(self, records)
 
     return [(MetadataAnswers, "forget", mutated)]
+
+
+@plants("17", "a start puts directories aside by the metadata of its last snapshot", "metadata")
+def put_aside_by_old_metadata() -> list[Patch]:
+    return [(PlacedReplicas, "is_current", property(lambda self: True))]

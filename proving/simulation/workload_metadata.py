@@ -8,6 +8,9 @@ under one request id, as a client repeats one whose answer was lost.
 Because nobody else changes a name, its changer knows what the cluster may say of it: one state
 after an answer, two after a time-out. Each answer about metadata is held against that, and in the
 end what all brokers say. What servers answer each other is judged by `metadata_answers`.
+
+Changers also write single records to their topics. At the end each topic that exists has all the
+records that were acknowledged to it, however often its name had other topics before.
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ from proving.simulation.workload import Workload
 from rayq import messages
 from rayq.actors.metadata import quorum
 from rayq.client.client import Client
-from rayq.errors import InvalidReplicationFactorError, RayqError, TimeoutError
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.errors import DeliveryError, InvalidReplicationFactorError, RayqError, TimeoutError
+from rayq.records import TopicPartition
 
 CHANGERS = 2
 NAMES = 3
@@ -60,13 +67,18 @@ POINTS_MAX = 3
 PUSHES_BYTES_MAX = (500, 2_000, quorum.APPEND_BYTES_MAX)
 """Choices of a seed for the maximum size of a push to a voter: a tail takes several pushes."""
 LOOK_TIMEOUT_S = 5.0
+SERIAL_KEY = "delete_retention_ms"
+"""A config that says nothing to these topics, as nothing compacts them."""
+WRITE_TIMEOUT_MS = 3_000
+WRITE_SHARE = 0.7
+"""The share of rounds in which a changer writes to a topic that exists."""
 
 
 class TopicState(NamedTuple):
     """A topic as its changer knows it."""
 
     serial: int
-    """The serial number of the last change of its config, kept in `retention_ms`."""
+    """The serial number of the last change of its config, kept in SERIAL_KEY."""
     partitions: int
 
 
@@ -92,6 +104,10 @@ class MetadataWorkload(Workload):
         self._may_change = True
         self._serial = 0
         self._known: dict[str, Possible] = {}
+        self._written: dict[str, list[bytes]] = {}
+        """The acknowledged records of each topic id."""
+        self._ends: dict[tuple[str, TopicPartition], int] = {}
+        """The end that each partition of a topic id has at least, by what was acknowledged."""
 
     @classmethod
     def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[MetadataWorkload]:
@@ -134,7 +150,30 @@ class MetadataWorkload(Workload):
     async def read_all(self, limit_s: float) -> int:
         await self._end("changer")
         await self._wait_for_none(self._wrong_names, "are not as they were left")
+        process = self._process("final-reader-of-changed-topics")
+        await process.run(self._read_changed_topics(process, limit_s))
         return await super().read_all(limit_s)
+
+    async def _read_changed_topics(self, process: Process, limit_s: float) -> None:
+        """Reads every topic that its changer left, and looks for the records it was told of."""
+        client = self._client(process)
+        left = [name for name, possible in self._known.items() if None not in possible]
+        await client.refresh(left, timeout_s=limit_s)
+        consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+        until_s = self._cluster.world.now_s + limit_s
+        for name in left:
+            topic = client.metadata.topics[name]
+            places = [TopicPartition(name, number) for number in range(len(topic.partitions))]
+            await consumer.assign(places)
+            ends = await consumer.end_offsets(places)
+            values: set[bytes] = set()
+            while any([await consumer.position(place) < ends[place] for place in places]):
+                assert self._cluster.world.now_s < until_s, f"reading {name} took {limit_s} s"
+                values.update(record.value or b"" for record in await consumer.poll(1.0))
+            lost = set(self._written.get(topic.topic_id, ())) - values
+            assert not lost, f"{name} lacks {sorted(lost)}, which were acknowledged"
+        await consumer.close()
+        client.close()
 
     def _wrong_names(self) -> list[str]:
         """The names of which any broker knows something else than their changer."""
@@ -155,18 +194,55 @@ class MetadataWorkload(Workload):
         numbers = itertools.count()
         names = [f"{changer}-topic-{next(numbers)}" for _ in range(NAMES)]
         self._known.update((name, frozenset([None])) for name in names)
+        producer = AsyncProducer(client, ProducerConfig(delivery_timeout_ms=WRITE_TIMEOUT_MS))
+        consumer = AsyncConsumer(client, ConsumerConfig())
         while self._may_change:
             chosen = rng.sample(names, rng.randint(1, NAMES))
             await asyncio.gather(
                 self._ask_in_vain(client, rng),
                 *(self._change(client, rng, name) for name in chosen),
             )
+            left = [name for name in chosen if len(self._known[name]) == 1]
+            there = [name for name in left if None not in self._known[name]]
+            with contextlib.suppress(RayqError):
+                await client.refresh(there, timeout_s=LOOK_TIMEOUT_S)
+                ids = {name: client.metadata.topics[name].topic_id for name in there}
+                await asyncio.gather(
+                    *(self._look_at_ends(consumer, *topic) for topic in ids.items()),
+                    *(
+                        self._write(producer, name, topic_id)
+                        for name, topic_id in ids.items()
+                        if rng.random() < WRITE_SHARE
+                    ),
+                )
             for place, name in enumerate(names):
                 if len(self._known[name]) > 1:  # A change may come late: another name goes on.
                     names[place] = f"{changer}-topic-{next(numbers)}"
                     self._known[names[place]] = frozenset([None])
             await asyncio.sleep(rng.uniform(0, 2 * PAUSE_S))
+        with contextlib.suppress(DeliveryError):  # Each record's own outcome has the error.
+            await producer.close()
+        await consumer.close()
         client.close()
+
+    async def _look_at_ends(self, consumer: AsyncConsumer, name: str, topic_id: str) -> None:
+        """Holds the ends of a topic's partitions against what was acknowledged to it."""
+        ends = {place: end for (of, place), end in self._ends.items() if of == topic_id}
+        with contextlib.suppress(RayqError):
+            found = await consumer.end_offsets(list(ends)) if ends else {}
+            for place, end in ends.items():
+                if found[place] < end:
+                    self.problems.append(f"{place} ends at {found[place]}, not at {end} or later")
+
+    async def _write(self, producer: AsyncProducer, name: str, topic_id: str) -> None:
+        value = b"%s %d" % (name.encode(), self._serial)
+        with contextlib.suppress(RayqError):
+            written = await producer.send_and_wait(name, value)
+            self._written.setdefault(topic_id, []).append(value)
+            place = TopicPartition(name, written.partition)
+            assert written.offset is not None  # It is known with acks="all".
+            end = max(self._ends.get((topic_id, place), 0), written.offset + 1)
+            self._ends[topic_id, place] = end
 
     async def _ask_in_vain(self, client: Client, rng: random.Random) -> None:
         """A change that is refused, while others are under way: what it is based on may not be
@@ -201,7 +277,7 @@ class MetadataWorkload(Workload):
     ) -> tuple[messages.Change, TopicState | None]:
         """A change of a topic in this state, and the state after it."""
         self._serial += 1
-        config: messages.ConfigOptions = {"retention_ms": self._serial}
+        config: messages.ConfigOptions = {SERIAL_KEY: self._serial}
         if state is None:
             partitions = rng.randint(1, PARTITIONS_MAX - 1)
             request = messages.CreateTopic(name, partitions, REPLICAS, config)
@@ -253,4 +329,4 @@ class MetadataWorkload(Workload):
 
 
 def _topic_state(config: dict[str, Any], partitions: int) -> TopicState:
-    return TopicState(config["retention_ms"], partitions)
+    return TopicState(config[SERIAL_KEY], partitions)

@@ -13,6 +13,7 @@ PLANTED = (
     "old_config_told",
     "refusal_answered_at_once",
     "sessions_left_out_of_snapshots",
+    "put_aside_by_old_metadata",
 )
 
 
