@@ -1,10 +1,10 @@
 """The replica processes that an event may have changed, so that no others need to be checked.
 
 All that invariants look at in a replica process, to see whether there is something to check, are
-attributes of its replicas, of their logs and of their coordinators: which role one has, how far its
-log goes and is flushed, what is decided and committed. Code changes them by assigning them. So once
-this module is imported, every such assignment is counted; where an event made none, in whatever
-code it ran, each of them is what it was when it was looked at last.
+attributes of its replicas, of their logs, of the states of leaders and of coordinators: which role
+one has, how far its log goes and is flushed, what is decided and committed. Code changes them by
+assigning them. So once this module is imported, every such assignment is counted; where an event
+made none, in whatever code it ran, each of them is what it was when it was looked at last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.partition.state import PartitionState
 from rayq.storage.log import Log
 
-WATCHED: tuple[type, ...] = (Replica, ReplicaLog, Log, Coordinator, CoordinatorLog)
+WATCHED: tuple[type, ...] = (
+    Replica, ReplicaLog, PartitionState, Log, Coordinator, CoordinatorLog,
+)
 
 _assign = object.__setattr__
 

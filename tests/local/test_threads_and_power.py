@@ -102,7 +102,7 @@ async def change(log: ReplicaLog, rng: random.Random, told: list[int]) -> None:
         )
         log.wake_flusher()
     elif what < 0.75:
-        log.high_watermark = rng.randint(log.high_watermark, told[-1])
+        log.advance_high_watermark(rng.randint(log.high_watermark, told[-1]))
     elif what < 0.85:
         cut = rng.randint(log.high_watermark, log.log.end_offset)
         async with log.files_lock, log.flush_lock:

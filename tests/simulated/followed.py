@@ -135,7 +135,7 @@ class Followed:
         for epoch, start in () if is_empty else EPOCHS:
             for number in range(start, start + 10):
                 append(self.log.log, epoch=epoch, producer_id=epoch, base_sequence=number - start)
-        self.log.high_watermark = high_watermark
+        self.log.advance_high_watermark(high_watermark)
         await self.log.checkpoint()
 
     def made(self, leader: PlayedLeader, **changes: Any) -> Follower:

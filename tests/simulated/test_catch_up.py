@@ -166,7 +166,7 @@ async def fill(replica: ReplicaLog, end: int = END) -> None:
     for epoch, start in EPOCHS:
         for number in range(start, min(start + 10, end)):
             append(replica.log, epoch=epoch, producer_id=epoch, base_sequence=number - start)
-    replica.high_watermark = end
+    replica.advance_high_watermark(end)
     await replica.checkpoint()
 
 

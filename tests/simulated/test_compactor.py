@@ -68,15 +68,16 @@ class Compacted:
             )
         )
 
-    def write(self, count: int, keys: int = 1) -> None:
-        """Appends records of so many keys, which count as committed."""
+    def write(self, count: int, keys: int = 1, *, is_committed: bool = True) -> None:
+        """Appends records of so many keys."""
         log = self.log.log
         for _ in range(count):
             key = b"key %d" % (log.end_offset % keys)
             batch = encode_batch([b"v" * 120], [key], None, 1000, compression="none")
             now_ms = self.environment.clock.wall_ms()
             log.append_as_leader(batch, read_header(batch), leader_epoch=1, now_ms=now_ms)
-        self.log.high_watermark = log.end_offset
+        if is_committed:
+            self.log.advance_high_watermark(log.end_offset)
 
     async def offsets(self) -> list[int]:
         """Of the records that are left."""
@@ -216,8 +217,7 @@ def test_what_is_too_old_is_closed_to_be_compacted() -> None:
 
 def test_a_segment_that_was_closed_for_its_age_is_flushed_before_it_is_committed() -> None:
     async def work(compacted: Compacted) -> None:
-        compacted.write(3)
-        compacted.log.high_watermark = 0
+        compacted.write(3, is_committed=False)
         await compacted.tick(0)
         await compacted.tick(2 * INTERVAL_S)
         assert compacted.jobs == []
@@ -254,12 +254,11 @@ def test_what_comes_during_a_pass_waits_until_enough_is_dirty() -> None:
 
 def test_what_is_not_committed_is_left_alone_and_what_is_gets_a_checkpoint_first() -> None:
     async def work(compacted: Compacted) -> None:
-        compacted.write(12)
-        compacted.log.high_watermark = 0
+        compacted.write(12, is_committed=False)
         for _ in range(2):
             await compacted.tick(INTERVAL_S)
         assert compacted.jobs == []
-        compacted.log.high_watermark = 12
+        compacted.log.advance_high_watermark(12)
         await compacted.tick(INTERVAL_S)
         (job,) = compacted.jobs
         assert job.groups[-1][-1].next_offset == compacted.log.log.local_segments()[-1].base_offset

@@ -125,7 +125,7 @@ def test_a_follower_cuts_at_its_high_watermark() -> None:
 
 def test_what_the_last_checkpoint_says_is_committed_is_not_cut_either() -> None:
     async def forget(log: ReplicaLog) -> None:
-        log.high_watermark = 0
+        log._known_high_watermark = 0
 
     log, _ = follow([diverging(4, 20)], high_watermark=21, prepare=forget)
     assert log.failure is not None and "holds committed records up to 21" in log.failure

@@ -40,7 +40,7 @@ async def compacted(log: ReplicaLog) -> None:
 
 
 async def shortened(log: ReplicaLog) -> None:
-    log.high_watermark = END
+    log.advance_high_watermark(END)
     await log.advance_log_start(12)
 
 
@@ -384,7 +384,7 @@ def test_a_follower_that_is_refused_counts_for_nothing() -> None:
 
     async def before(log: ReplicaLog) -> None:
         await log.advance_log_start(12)
-        log.high_watermark = 12
+        log.advance_high_watermark(12)
 
     leading(work, before=before)
 

@@ -30,9 +30,9 @@ AT_ONCE_S = 0.05
 START, LOCAL_START = 12, 15
 
 
-async def shortened(log: ReplicaLog) -> None:
+async def shortened(log: ReplicaLog, high_watermark: int = END) -> None:
     """Its records from 12 up to 15 are only in the object store."""
-    log.high_watermark = END
+    log.advance_high_watermark(high_watermark)
     await log.learn(0, 20, 5)
     await log.advance_log_start(START)
     await log.drop_local(LOCAL_START)
@@ -388,8 +388,7 @@ def test_a_reader_of_the_object_store_hears_of_an_unclean_election_too(
             assert played.asked == []
 
     async def before(log: ReplicaLog) -> None:
-        await shortened(log)
-        log.high_watermark = START
+        await shortened(log, START)
 
     leading(work, before=before)
 
@@ -428,8 +427,7 @@ def test_which_objects_hold_a_range_is_asked_as_the_reader_says() -> None:
         assert played.asked == [("ranges", START, 14, {"ranges_max": 3, "expires_ms": 9_000})]
 
     async def before(log: ReplicaLog) -> None:
-        await shortened(log)
-        log.high_watermark = START
+        await shortened(log, START)
 
     leading(work, before=before)
 
@@ -552,8 +550,7 @@ def test_the_age_of_a_record_is_told_up_to_the_end_of_what_is_committed() -> Non
         assert await described(END) == (now_ms, 2_000)
 
     async def before(log: ReplicaLog) -> None:
-        await shortened(log)
-        log.high_watermark = START
+        await shortened(log, START)
 
     leading(work, before=before)
 

@@ -202,7 +202,7 @@ def test_a_new_leader_flushes_what_it_appended_as_a_follower() -> None:
 
 def test_each_answer_says_where_its_batch_is_and_when_it_was_appended() -> None:
     async def before(log: ReplicaLog) -> None:
-        log.high_watermark = END
+        log.advance_high_watermark(END)
         await log.advance_log_start(5)
 
     async def work(led: Led) -> None:

@@ -175,8 +175,7 @@ def test_what_an_unclean_election_put_in_place_of_settled_records_is_given_out()
         taken = await stage.take(8)
         await stage.settle(taken, acks=[(0, 5, 1)])
         stage.resign()
-        stage.log.log.truncate(4)
-        stage.log.high_watermark = 4
+        stage.log.truncate(4)
         await stage.lead(resigned=True)
         for number in range(4, 9):
             await stage.put(b"new %d" % number)

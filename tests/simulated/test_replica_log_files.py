@@ -444,7 +444,7 @@ def test_who_is_cancelled_waits_for_the_thread_that_writes_and_keeps_the_lock_un
 async def cleaned(held: Held) -> tuple[Cleaning, CleaningResult, int]:
     """A pass of the cleaner over all 30 records, which have one key."""
     log, now_ms = held.log.log, held.clock.wall_ms() + 1_000
-    held.log.high_watermark = log.end_offset
+    held.log.advance_high_watermark(log.end_offset)
     assert log.roll_to_clean(now_ms)
     await held.log.checkpoint()
     cleaning = log.plan_cleaning(now_ms, memory_bytes=1 << 20, bytes_per_s=1 << 30, at_once=True)

@@ -88,7 +88,7 @@ def test_a_directory_is_free_once_nobody_opens_its_log_any_more() -> None:
 def test_a_log_that_was_closed_ends_where_it_said(seed: int) -> None:
     async def work(held: Held) -> None:
         held.fill(5)
-        held.log.high_watermark = 33
+        held.log.advance_high_watermark(33)
         assert held.log.ends() == (3, 30)
         await held.log.close()
         assert held.log.ends() == (3, 35) and held.is_free()
@@ -254,7 +254,7 @@ def test_a_config_that_counts_more_as_flushed_says_so() -> None:
 def test_a_checkpoint_is_durable_with_all_that_is_there(seed: int) -> None:
     async def work(held: Held) -> None:
         held.fill(5)
-        held.log.high_watermark = 32
+        held.log.advance_high_watermark(32)
         await held.log.advance_log_start(7)
         await held.log.checkpoint()
 
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_is_asked_for_in_the_first_flush_waits_for_the_next() 
         held.disk.sync_s = (SLOW_S, SLOW_S)
         assert again.log.flush_lock.locked(), "a flush is under way"
         again.fill(1)
-        again.log.high_watermark = 33
+        again.log.advance_high_watermark(33)
         await again.log.checkpoint()
         assert again.flushed[-1] == 36
         assert again.log.log.persisted_recovery_point == 36

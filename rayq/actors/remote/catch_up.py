@@ -242,11 +242,13 @@ class RemoteCatchUp:
                 from_offset=log.end_offset,
                 offset=manifest.end,
             )
-            log.reset(
-                manifest.end, manifest.epochs, manifest.producer_snapshot, log_start=log_start
+            replica.restart(
+                manifest.end,
+                manifest.epochs,
+                manifest.producer_snapshot,
+                log_start=log_start,
+                is_from_remote=True,
             )
-            replica.high_watermark = manifest.end
-            replica.restarted_at = manifest.end
 
     # --- metadata that were lost ------------------------------------------------------------
 

@@ -291,9 +291,7 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
-        replica.high_watermark = max(
-            replica.high_watermark, min(answer.high_watermark, log.end_offset)
-        )
+        replica.advance_high_watermark(answer.high_watermark)
         if answer.log_start_offset > log.start_offset:
             await replica.advance_log_start(answer.log_start_offset)
         return len(payload)
@@ -358,8 +356,7 @@ class Follower:
             # A swap of compacted segments that held the lock may have moved the cleaned offset.
             may_be_cut = log.may_truncate(cut)
             if may_be_cut:
-                log.truncate(cut)
-                replica.high_watermark = min(replica.high_watermark, log.end_offset)
+                replica.truncate(cut)
         if not may_be_cut:
             if self._is_in_sync and not self._may_lose:
                 raise DivergedLogError(
@@ -423,7 +420,6 @@ class Follower:
         )
         self._copied_horizon = 0
         async with replica.files_lock, replica.flush_lock:
-            replica.log.reset(
+            replica.restart(
                 start, answer.epochs, bytes(payload), log_start=answer.log_start_offset
             )
-            replica.high_watermark = start

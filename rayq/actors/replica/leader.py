@@ -93,6 +93,9 @@ class Leader:
             high_watermark=min(replica_log.high_watermark, log.end_offset),
             started_s=self._environment.clock.monotonic(),
         )
+        replica_log.lead(self.state)
+        self._answered_offset = self.state.high_watermark
+        """The high watermark up to which waiting requests were answered."""
         self.proposals = IsrProposals(
             replica_log,
             self.state,
@@ -197,6 +200,7 @@ class Leader:
         """Ends this role, as another replica leads or this process stops: the requests that wait
         are told."""
         self._ended = reason
+        self._replica_log.stop_leading()
         error = LeadershipEndedError(
             f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
             "may or may not be written."
@@ -293,7 +297,7 @@ class Leader:
         )
         if request.acks != -1:
             return answer
-        if next_offset <= self._replica_log.high_watermark:
+        if next_offset <= leader.high_watermark:
             return answer
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
         return self._delayed.add(next_offset, answer, deadline_s=deadline_s)
@@ -325,11 +329,11 @@ class Leader:
         )
 
     def _after_progress(self) -> None:
-        """Takes over the high watermark and answers the requests that waited for it."""
+        """Answers the requests that waited for the high watermark, if it moved."""
         high_watermark = self.state.high_watermark
-        if self._ended is not None or high_watermark <= self._replica_log.high_watermark:
+        if self._ended is not None or high_watermark <= self._answered_offset:
             return
-        self._replica_log.high_watermark = high_watermark
+        self._answered_offset = high_watermark
         self._delayed.reached(high_watermark)
         self.transactions.reached(high_watermark)
         self._replica_log.committed.notify()

@@ -90,7 +90,7 @@ class LeaderReads:
     def _has_news(self, request: messages.Fetch) -> bool:
         """Returns whether a waiting fetch gets an answer now, records or an error. It is called for
         each of them at each commit."""
-        high_watermark = self._replica_log.high_watermark
+        high_watermark = self._state.high_watermark
         try:
             if request.isolation != messages.READ_COMMITTED:
                 limit = high_watermark

@@ -16,6 +16,7 @@ from rayq import messages
 from rayq.actors.replica.flush_lock import FlushLock
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse_stored
+from rayq.core.partition.state import PartitionState
 from rayq.environment import Environment
 from rayq.errors import (
     CorruptBatchError,
@@ -75,7 +76,9 @@ class ReplicaLog:
         sound."""
         self.trouble: str | None = None
         """The reason that a follower cannot continue for now, such as a full disk."""
-        self.high_watermark = 0
+        self._known_high_watermark = 0
+        self._leader_state: PartitionState | None = None
+        """The state of the leader, while this replica leads."""
         self.held_offset: int | None = None
         """Maximum log start for retention, because of a queue that owns the topic. None: there is
         none."""
@@ -147,7 +150,7 @@ class ReplicaLog:
             return
         log.config = self.topic_config  # It may have changed meanwhile.
         self._log = log
-        self.high_watermark = log.persisted_high_watermark
+        self._known_high_watermark = log.persisted_high_watermark
         self.wake_flusher()
 
     @property
@@ -165,6 +168,29 @@ class ReplicaLog:
             why = "" if self.trouble is None else f": {self.trouble}"
             raise NotLeaderError(f"The log of the replica of {self.where} is not open{why}.")
         return self._log
+
+    # --- what is committed ------------------------------------------------------------------
+
+    @property
+    def high_watermark(self) -> int:
+        """Offset below which all records are committed, as far as this replica knows. A leader's
+        state decides it; a follower has it from its leader, and before that from a checkpoint."""
+        state = self._leader_state
+        return self._known_high_watermark if state is None else state.high_watermark
+
+    def lead(self, state: PartitionState) -> None:
+        """The high watermark is that of a leader's state, up to `stop_leading`."""
+        self._leader_state = state
+
+    def stop_leading(self) -> None:
+        """Keeps the high watermark as it is now: the leader's role ended."""
+        self._known_high_watermark = self.high_watermark
+        self._leader_state = None
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Takes the leader's high watermark, as far as it covers records that are here."""
+        known = min(offset, self.log.end_offset)
+        self._known_high_watermark = max(self._known_high_watermark, known)
 
     @property
     def last_stable_offset(self) -> int:
@@ -533,6 +559,29 @@ class ReplicaLog:
         """Holds retention at `offset`, for the queues that own the topic (None: there are none).
         With `deletes_what_is_done` the log start follows the offset."""
         self.held_offset, self.deletes_what_is_done = offset, deletes_what_is_done
+
+    # --- cutting ----------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cuts the log at `offset`. The caller holds both locks. Raises StorageError."""
+        self.log.truncate(offset)
+        self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
+
+    def restart(
+        self,
+        offset: int,
+        epochs: list[tuple[int, int]],
+        producer_snapshot: bytes,
+        *,
+        log_start: int,
+        is_from_remote: bool = False,
+    ) -> None:
+        """Empties the log, which continues at `offset`: everything below is committed. The caller
+        holds both locks. Raises StorageError."""
+        self.log.reset(offset, epochs, producer_snapshot, log_start=log_start)
+        self._known_high_watermark = offset
+        if is_from_remote:
+            self.restarted_at = offset
 
     # --- compaction -------------------------------------------------------------------------
 

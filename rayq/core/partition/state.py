@@ -32,7 +32,7 @@ class _Follower:
 
 @dataclass(slots=True)
 class PartitionState:
-    """The leader's state in one epoch.
+    """The leader's state in one epoch. Its high watermark is that of the replica while it leads.
 
     `isr` is the committed in-sync set; `undecided` are sets that were proposed since, with unknown
     outcome: until a newer partition epoch is seen, the high watermark waits for the members of all
