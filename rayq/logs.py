@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-SELDOM_S = 10.0
-"""The minimum interval between two lines of a `Seldom`."""
+LOG_INTERVAL_S = 10.0
+"""The minimum interval between two lines of a `RateLimitedLogger`."""
 
 
-class Seldom:
+class RateLimitedLogger:
     """Logs events that strangers can cause as often as they like: one line in ten seconds, which
     says how many more events there were since the last line. `monotonic` is the clock, in seconds.
     """
@@ -27,7 +27,7 @@ class Seldom:
         if self._next_s is not None and now_s < self._next_s:
             self._left_out += 1
             return
-        self._next_s = now_s + SELDOM_S
+        self._next_s = now_s + LOG_INTERVAL_S
         left_out, self._left_out = self._left_out, 0
         if left_out:
             message, arguments = message + " (and %d more before)", (*arguments, left_out)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rayq.config import ClusterConfig
 from rayq.environment import Accept
 from rayq.errors import ConfigError
-from rayq.logs import Seldom
+from rayq.logs import RateLimitedLogger
 from rayq.wire.descriptors import shares
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class AsyncioListener:
         self._accept = accept
         self._tls = tls
         self._retry: asyncio.TimerHandle | None = None
-        self._refused = Seldom(logger, logging.WARNING, self._loop.time)
+        self._refused = RateLimitedLogger(logger, logging.WARNING, self._loop.time)
         self._listen()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from rayq.errors import (
     RayqError,
     UnknownServerError,
 )
-from rayq.logs import Seldom
+from rayq.logs import RateLimitedLogger
 from rayq.messages import REQUESTS, AnyRequest, Done, Ping, Response
 from rayq.metrics import Histogram, Sample
 from rayq.wire.answer_room import AnswerRoom
@@ -124,7 +124,7 @@ class Server:
         self._unauthenticated: UnfinishedHandshakes[_ServerStream] = UnfinishedHandshakes(
             min(UNFINISHED_HANDSHAKES_MAX, shares().reserve // 2)
         )
-        self._refused = Seldom(logger, logging.INFO, environment.clock.monotonic)
+        self._refused = RateLimitedLogger(logger, logging.INFO, environment.clock.monotonic)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None

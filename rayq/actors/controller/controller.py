@@ -49,7 +49,7 @@ from rayq.errors import (
     StaleBrokerError,
     WrongClusterError,
 )
-from rayq.logs import Seldom, log_event
+from rayq.logs import RateLimitedLogger, log_event
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Controller:
         """Lock held by the client's change that is decided next."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
-        self._implausible = Seldom(logger, logging.ERROR, environment.clock.monotonic)
+        self._implausible = RateLimitedLogger(logger, logging.ERROR, environment.clock.monotonic)
 
     @property
     def epoch(self) -> int:

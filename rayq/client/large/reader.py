@@ -36,7 +36,7 @@ from rayq.errors import (
     UnreadableRecordError,
     counted,
 )
-from rayq.logs import Seldom
+from rayq.logs import RateLimitedLogger
 from rayq.messages import (
     EARLIEST,
     READ_UNCOMMITTED,
@@ -70,7 +70,7 @@ class LargeValues:
         self._config = config
         self._cache = ChunkCache()
         clock = client.environment.clock
-        self._expirations = Seldom(logger, logging.WARNING, clock.monotonic)
+        self._expirations = RateLimitedLogger(logger, logging.WARNING, clock.monotonic)
 
     def came_by(
         self, topic_id: str, partition: int, payload: memoryview, at: int, header: BatchHeader

@@ -40,7 +40,7 @@ from rayq.errors import (
     UnknownServerError,
     counted,
 )
-from rayq.logs import Seldom
+from rayq.logs import RateLimitedLogger
 from rayq.messages import AllocateProducerId, Produce
 from rayq.storage.batch import encode_batch
 from rayq.wire.connection import Connection
@@ -125,7 +125,9 @@ class Sender:
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
-        self._refusals = Seldom(logger, logging.WARNING, client.environment.clock.monotonic)
+        self._refusals = RateLimitedLogger(
+            logger, logging.WARNING, client.environment.clock.monotonic
+        )
         client.metadata.add_listener(self._metadata_changed)
         if config.acks == 0:
             client.refusal_listeners[self._refused] = None
