@@ -72,7 +72,7 @@ def open_log_of(replica: Replica) -> Log | None:
 
 def has_directory(replica: Replica) -> bool:
     """True while the replica holds its partition's directory."""
-    return replica._replica_log._directory is not None
+    return replica._replica_log._jobs.directory is not None
 
 
 def role_of(replica: Replica) -> Role | None:

@@ -137,7 +137,7 @@ def test_a_follower_that_restarts_at_its_leaders_first_batch_waits_for_the_check
         log.log.reset(55, [(3, 50)], b"")
         log.log.epochs.assign(3, 50)
         disk.held = {held}
-        checkpoint = asyncio.ensure_future(log.checkpoint())
+        checkpoint = asyncio.ensure_future(log.flusher.checkpoint())
         await disk.met()
         leader = PlayedLeader([(answer, bytes(batch))])
         follower = Follower(log, cast(Any, leader), assignment())
@@ -147,7 +147,7 @@ def test_a_follower_that_restarts_at_its_leaders_first_batch_waits_for_the_check
         disk.go_on.set()
         await checkpoint
         await until(lambda: leader.fetched == [55, 60], "it has appended the batch")
-        await log.checkpoint()
+        await log.flusher.checkpoint()
         assert log.failure is None
         found = read_checkpoint(disk, str(tmp_path / "t-0"))
         assert found is not None
@@ -165,7 +165,7 @@ def test_a_directory_is_held_until_no_thread_works_in_it(tmp_path: Path) -> None
     async def work(environment: Environment, disk: HeldDisk) -> None:
         log = await opened(environment, tmp_path / "t-0")
         disk.held = {"checkpoint"}
-        checkpoint = asyncio.ensure_future(log.checkpoint())
+        checkpoint = asyncio.ensure_future(log.flusher.checkpoint())
         await disk.met()
         log.abandon()
         with pytest.raises(DirectoryInUseError):
@@ -196,13 +196,13 @@ def test_the_error_of_a_flush_that_the_replica_has_abandoned_is_no_news(tmp_path
             assert go_on.wait(PATIENCE_S)
             raise OSError("Input/output error")
 
-        flushing = asyncio.ensure_future(log._run(flush))
+        flushing = asyncio.ensure_future(log._jobs.run(flush))
         await asyncio.sleep(0)
         log.abandon()
         flushing.cancel()
         await asyncio.wait((flushing,))
         go_on.set()
-        await until(lambda: not log._jobs, "the flush has ended")
+        await until(lambda: not log._jobs._running, "the flush has ended")
         del flushing
         gc.collect()
         assert told == []

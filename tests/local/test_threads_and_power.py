@@ -100,7 +100,7 @@ async def change(log: ReplicaLog, rng: random.Random, told: list[int]) -> None:
         append(
             log.log, rng.randint(1, 3), epoch=log.log.last_epoch or 0, size=rng.choice((20, 300))
         )
-        log.wake_flusher()
+        log.flusher.wake()
     elif what < 0.75:
         log.advance_high_watermark(rng.randint(log.high_watermark, told[-1]))
     elif what < 0.85:
@@ -110,11 +110,11 @@ async def change(log: ReplicaLog, rng: random.Random, told: list[int]) -> None:
             told.append(log.log.flushed_offset)
             epoch = (log.log.last_epoch or 0) + 1
             append(log.log, epoch=epoch)
-        log.wake_flusher()
+        log.flusher.wake()
     elif what < 0.9:
         await log.advance_log_start(rng.randint(log.log.start_offset, log.high_watermark))
     elif what < 0.95:
-        await log.checkpoint()
+        await log.flusher.checkpoint()
     else:
         await log.read(log.log.start_offset, log.log.end_offset, 1 << 20)
 
@@ -156,7 +156,7 @@ def test_what_was_told_to_be_flushed_outlives_a_power_loss_at_any_moment(
                 await asyncio.sleep(rng.uniform(0, SYNC_S_MAX))
             if step % 5 == 0:
                 expect_after_a_power_loss(log.log, told[-1], tmp_path / f"after-{step}")
-        await log.checkpoint()
+        await log.flusher.checkpoint()
         assert (log.failure, told[-1]) == (None, log.log.end_offset)
         await log.close()
         environment.tasks.cancel_all()

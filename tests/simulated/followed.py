@@ -136,7 +136,7 @@ class Followed:
             for number in range(start, start + 10):
                 append(self.log.log, epoch=epoch, producer_id=epoch, base_sequence=number - start)
         self.log.advance_high_watermark(high_watermark)
-        await self.log.checkpoint()
+        await self.log.flusher.checkpoint()
 
     def made(self, leader: PlayedLeader, **changes: Any) -> Follower:
         """Follows that leader once it is started, by an assignment with these changes."""

@@ -116,7 +116,7 @@ class Hosted:
     async def write(self, records: int) -> None:
         """Sends the leader so many records, and waits until they are committed and on disk."""
         await asyncio.gather(*self.produce(records))
-        await self.log.checkpoint()
+        await self.log.flusher.checkpoint()
 
     @property
     def now_s(self) -> float:

@@ -151,7 +151,7 @@ def leading(
         for epoch, start in EPOCHS:
             for _ in range(start, start + 10):
                 append(log.log, epoch=epoch)
-        await log.checkpoint()
+        await log.flusher.checkpoint()
         if before is not None:
             await before(log)
         await work(Led(log, host, config))

@@ -107,7 +107,7 @@ def holding(
         if records is not None:
             await held.open()
             held.fill(records)
-            await held.log.checkpoint()
+            await held.log.flusher.checkpoint()
         await work(held)
 
     with World(seed=seed) as world:

@@ -167,7 +167,7 @@ async def fill(replica: ReplicaLog, end: int = END) -> None:
         for number in range(start, min(start + 10, end)):
             append(replica.log, epoch=epoch, producer_id=epoch, base_sequence=number - start)
     replica.advance_high_watermark(end)
-    await replica.checkpoint()
+    await replica.flusher.checkpoint()
 
 
 def adopt(

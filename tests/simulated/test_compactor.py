@@ -270,7 +270,7 @@ def test_what_is_not_committed_is_left_alone_and_what_is_gets_a_checkpoint_first
 def test_segments_that_the_log_start_has_passed_go_first() -> None:
     async def work(compacted: Compacted) -> None:
         compacted.write(12)
-        await compacted.log.checkpoint()
+        await compacted.log.flusher.checkpoint()
         compacted.log.is_compacted_now = True  # A pass before reads them.
         second = compacted.log.log.local_segments()[1].base_offset
         await compacted.log.advance_log_start(second)

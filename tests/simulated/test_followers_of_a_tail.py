@@ -82,7 +82,7 @@ def test_a_fetch_that_waits_while_the_records_leave_the_disk() -> None:
         await asyncio.sleep(0.1)
         for _ in range(5):
             append(led.log.log, epoch=LEADER_EPOCH)
-        await led.log.checkpoint()
+        await led.log.flusher.checkpoint()
         await led.log.drop_local(END + 3)
         led.log.appended.notify()
         answer, payload = await waits

@@ -114,9 +114,9 @@ class Led:
     async def write(self, records: int, *, checkpoint: bool = True) -> None:
         for _ in range(records):
             append(self.log.log, epoch=self.epoch, now_ms=self.clock.wall_ms(), size=130)
-        self.log.wake_flusher()
+        self.log.flusher.wake()
         if checkpoint:
-            await self.log.checkpoint()
+            await self.log.flusher.checkpoint()
         self.leader.state.appended(self.log.log.end_offset, now_s=self.clock.monotonic())
         self.leader.flushed(self.log.log.flushed_offset)
 
@@ -213,7 +213,7 @@ def test_nothing_goes_up_that_a_crash_or_another_leader_could_take_back() -> Non
         await led.look()
         assert led.objects.asked == []
         led.log.flush_lock.end_flush()
-        await led.log.checkpoint()
+        await led.log.flusher.checkpoint()
         await led.look()
         assert led.objects.asked == [], "the leader does not count as flushed yet"
         led.leader.flushed(led.log.log.flushed_offset)

@@ -31,7 +31,7 @@ async def prepared(followed: Followed, **config: Any) -> tuple[LocalRetention, l
     for _ in range(30):
         now_ms = followed.log.environment.clock.wall_ms()
         append(followed.log.log, epoch=3, size=130, now_ms=now_ms)
-    await followed.log.checkpoint()
+    await followed.log.flusher.checkpoint()
     watch = ClockWatch(followed.log.environment.clock)
     starts = [one.base_offset for one in followed.log.log.local_segments()]
     assert len(starts) > 5

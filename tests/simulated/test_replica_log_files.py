@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayq.actors.replica.compactor import cleaner_in_steps
-from rayq.actors.replica.replica_log import CHECKPOINT_RETRY_S
+from rayq.actors.replica.flusher import CHECKPOINT_RETRY_S
 from rayq.errors import (
     CorruptBatchError,
     DiskFullError,
@@ -446,7 +446,7 @@ async def cleaned(held: Held) -> tuple[Cleaning, CleaningResult, int]:
     log, now_ms = held.log.log, held.clock.wall_ms() + 1_000
     held.log.advance_high_watermark(log.end_offset)
     assert log.roll_to_clean(now_ms)
-    await held.log.checkpoint()
+    await held.log.flusher.checkpoint()
     cleaning = log.plan_cleaning(now_ms, memory_bytes=1 << 20, bytes_per_s=1 << 30, at_once=True)
     assert cleaning is not None
     return cleaning, await cleaner_in_steps(held.environment)(cleaning.job), now_ms

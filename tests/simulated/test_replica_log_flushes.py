@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from rayq.actors.replica.replica_log import CHECKPOINT_RETRY_S
+from rayq.actors.replica.flusher import CHECKPOINT_RETRY_S
 from rayq.errors import (
     CorruptBatchError,
     DiskFullError,
@@ -106,7 +106,7 @@ def test_a_close_waits_for_what_is_under_way_in_the_directory() -> None:
         log = held.log
         held.disk.sync_s = (SLOW_S, SLOW_S)
         held.fill(1)
-        log.wake_flusher()  # A flush is under way,
+        log.flusher.wake()  # A flush is under way,
         await asyncio.sleep(SLOW_S / 2)
         closing = asyncio.ensure_future(log.close())
         await asyncio.sleep(SLOW_S / 4)
@@ -157,7 +157,7 @@ def test_who_waits_for_a_checkpoint_of_a_log_that_ends_is_told(ending: str) -> N
     async def work(held: Held) -> None:
         held.disk.sync_s = (5 * SLOW_S, 5 * SLOW_S)
         held.fill(1)
-        waiting = asyncio.ensure_future(held.log.checkpoint())
+        waiting = asyncio.ensure_future(held.log.flusher.checkpoint())
         await asyncio.sleep(SLOW_S / 2)
         if ending == "abandon":
             held.log.abandon()
@@ -174,7 +174,7 @@ def test_a_log_that_was_abandoned_during_a_flush_tells_nobody_and_keeps_its_dire
         held.disk.sync_s = (SLOW_S, SLOW_S)
         told = [*held.flushed]
         held.fill(1)
-        held.log.wake_flusher()
+        held.log.flusher.wake()
         await asyncio.sleep(SLOW_S / 2)
         held.log.abandon()
         assert not held.is_free()
@@ -256,7 +256,7 @@ def test_a_checkpoint_is_durable_with_all_that_is_there(seed: int) -> None:
         held.fill(5)
         held.log.advance_high_watermark(32)
         await held.log.advance_log_start(7)
-        await held.log.checkpoint()
+        await held.log.flusher.checkpoint()
 
     async def then(held: Held) -> None:
         assert (held.log.ends(), held.log.high_watermark) == ((3, 35), 32)
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_is_asked_for_in_the_first_flush_waits_for_the_next() 
         assert again.log.flush_lock.locked(), "a flush is under way"
         again.fill(1)
         again.log.advance_high_watermark(33)
-        await again.log.checkpoint()
+        await again.log.flusher.checkpoint()
         assert again.flushed[-1] == 36
         assert again.log.log.persisted_recovery_point == 36
         assert again.log.log.persisted_high_watermark == 33
@@ -294,16 +294,16 @@ def test_flushes_follow_each_other_and_each_covers_all_until_it_began() -> None:
         held.flushed.clear()
         began_s = held.clock.monotonic()
         held.fill(2)
-        held.log.wake_flusher()
+        held.log.flusher.wake()
         await asyncio.sleep(SLOW_S / 2)
         for _ in range(3):
             held.fill(1)
-            held.log.wake_flusher()
+            held.log.flusher.wake()
         await asyncio.sleep(SLOW_S)
         assert held.flushed == [32]
         await asyncio.sleep(SLOW_S)
         assert held.flushed == [32, 35]
-        held.log.wake_flusher()
+        held.log.flusher.wake()
         await asyncio.sleep(3 * SLOW_S)
         assert held.flushed == [32, 35], "there was nothing to do"
         (seconds,) = (
@@ -319,10 +319,10 @@ def test_checkpoints_that_are_asked_for_together_wait_for_one_that_covers_them()
     async def work(held: Held) -> None:
         held.disk.sync_s = (SLOW_S, SLOW_S)
         held.fill(1)
-        first = asyncio.ensure_future(held.log.checkpoint())
+        first = asyncio.ensure_future(held.log.flusher.checkpoint())
         await asyncio.sleep(SLOW_S / 2)
         held.fill(1)
-        others = [asyncio.ensure_future(held.log.checkpoint()) for _ in range(2)]
+        others = [asyncio.ensure_future(held.log.flusher.checkpoint()) for _ in range(2)]
         await first
         assert held.log.log.persisted_recovery_point == 31
         assert not any(one.done() for one in others)
@@ -337,7 +337,7 @@ def test_a_flush_waits_for_whoever_holds_the_lock() -> None:
         held.flushed.clear()
         async with held.log.flush_lock:
             held.fill(1)
-            held.log.wake_flusher()
+            held.log.flusher.wake()
             await asyncio.sleep(SLOW_S)
             assert held.flushed == []
         await asyncio.sleep(SLOW_S)
@@ -351,7 +351,7 @@ def test_a_flush_that_fails_ends_the_replica_and_counts_for_nothing() -> None:
         held.fill(1)
         held.flushed.clear()
         held.disk.fail("sync", path_part=".log")
-        await raised(StorageError, held.log.checkpoint(), "stopped before its flush")
+        await raised(StorageError, held.log.flusher.checkpoint(), "stopped before its flush")
         assert held.log.failure is not None
         assert held.log.failure.startswith("Flushing the log of t-0 failed: ")
         assert (held.failures, held.flushed, held.log.is_damaged) == (1, [], False)
@@ -366,7 +366,7 @@ def test_a_log_that_cannot_be_flushed_ends_its_replica_but_not_in_the_middle_of_
         held.disk.fail("write", "truncate", path_part=".log")
         with pytest.raises(StorageError):
             held.fill(1)
-        held.log.wake_flusher()
+        held.log.flusher.wake()
         assert held.log.failure is None
         await asyncio.sleep(0)
         assert held.log.failure is not None and held.failures == 1
@@ -381,22 +381,22 @@ def test_a_full_disk_refuses_a_checkpoint_which_is_tried_again_by_itself() -> No
         fault = held.disk.fail("write", path_part="checkpoint", error=errno.ENOSPC)
         held.fill(1)
         held.flushed.clear()
-        await raised(DiskFullError, log.checkpoint(), f"{PATH}: no room for a checkpoint")
+        await raised(DiskFullError, log.flusher.checkpoint(), f"{PATH}: no room for a checkpoint")
         assert (held.flushed, log.log.persisted_recovery_point) == ([31], 30)
         # Until it is tried again records are flushed without it.
         for _ in range(3):
             held.fill(1)
-            log.wake_flusher()
+            log.flusher.wake()
             await asyncio.sleep(AT_ONCE_S)
         assert held.flushed == [31, 32, 33, 34] and log.failure is None
-        await raised(DiskFullError, log.checkpoint())
+        await raised(DiskFullError, log.flusher.checkpoint())
         await asyncio.sleep(3 * CHECKPOINT_RETRY_S)
         assert log.log.persisted_recovery_point == 30
         fault.heal()
         await asyncio.sleep(CHECKPOINT_RETRY_S + AT_ONCE_S)
         assert log.log.persisted_recovery_point == 34
         held.fill(1)
-        await asyncio.wait_for(log.checkpoint(), AT_ONCE_S)
+        await asyncio.wait_for(log.flusher.checkpoint(), AT_ONCE_S)
         assert log.log.persisted_recovery_point == 35
 
     holding(work)
@@ -405,7 +405,7 @@ def test_a_full_disk_refuses_a_checkpoint_which_is_tried_again_by_itself() -> No
 def test_a_log_that_ends_while_its_disk_is_full_tries_nothing_more() -> None:
     async def work(held: Held) -> None:
         fault = held.disk.fail("write", path_part="checkpoint", error=errno.ENOSPC)
-        await raised(DiskFullError, held.log.checkpoint())
+        await raised(DiskFullError, held.log.flusher.checkpoint())
         held.log.abandon()
         fault.heal()
         held.flushed.clear()

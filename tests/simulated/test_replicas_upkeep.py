@@ -314,7 +314,7 @@ def test_what_is_stored_leaves_the_disk_of_a_follower_too(
         hosted.leader.answers = copied()
         hosted.told(leader_epoch=9)
         await asyncio.sleep(1.0)
-        await hosted.log.checkpoint()
+        await hosted.log.flusher.checkpoint()
         starts = segment_starts(hosted)
         await hosted.tick()
         log = hosted.log.log
@@ -377,7 +377,7 @@ def test_dropping_what_is_stored_ends_with_the_replica() -> None:
         hosted.leader.answers = copied()
         hosted.told(leader_epoch=9)
         await asyncio.sleep(1.0)
-        await hosted.log.checkpoint()
+        await hosted.log.flusher.checkpoint()
         async with hosted.log.files_lock:
             await hosted.tick()
             assert jobs_of(hosted) == ["local retention of t-0"]

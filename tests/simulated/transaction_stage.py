@@ -192,7 +192,7 @@ class Led:
         log, environment = self.log.log, self.log.environment
         now_ms = environment.clock.wall_ms() + 1_000
         assert log.roll_to_clean(now_ms)
-        await self.log.checkpoint()
+        await self.log.flusher.checkpoint()
         cleaning = log.plan_cleaning(
             now_ms, memory_bytes=1 << 20, bytes_per_s=1 << 30, at_once=True
         )

@@ -137,7 +137,7 @@ class LeaderRemote:
             now_ms = max(now_ms, (log.last_append_time_ms or 0) + lag_ms)
         try:
             if log.roll_to_upload(now_ms):
-                self._replica_log.wake_flusher()
+                self._replica_log.flusher.wake()
         except DiskFullError as error:
             logger.warning("%s", error)
 
@@ -185,7 +185,7 @@ class LeaderRemote:
         if self._stores:
             try:
                 if self._uploads.waits_for_a_checkpoint:
-                    await self._replica_log.checkpoint()
+                    await self._replica_log.flusher.checkpoint()
                 await self._uploads.store()
             except RayqError as error:
                 failure = error

@@ -36,7 +36,7 @@ class RemoteRetention:
             floor = min(pointer.start, log.local_start_offset)
             if floor > log.start_offset:
                 log.advance_start(floor, keeps_segments=True)
-                self._replica_log.wake_flusher()
+                self._replica_log.flusher.wake()
                 self._replica_log.appended.notify()
 
     async def advance(self, assignment: messages.PartitionAssignment, now_ms: int) -> None:

@@ -82,9 +82,9 @@ class Compactor:
         await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock
         if log.roll_to_clean(self._clock_watch.now_ms()):
-            replica_log.wake_flusher()
+            replica_log.flusher.wake()
         if log.wants_checkpoint_to_clean(replica_log.high_watermark):
-            await replica_log.checkpoint()
+            await replica_log.flusher.checkpoint()
         cleaning = log.plan_cleaning(
             self._clock_watch.now_ms(),
             memory_bytes=config.compaction_memory_bytes,

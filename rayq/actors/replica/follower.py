@@ -310,7 +310,7 @@ class Follower:
                 async with replica.files_lock, replica.flush_lock:
                     replica.log.append_as_follower(part)
             self._bytes_in.value += len(part)
-            replica.wake_flusher()
+            replica.flusher.wake()
 
     @property
     def _may_lose(self) -> bool:

@@ -175,7 +175,7 @@ class Leader:
                 assignment.replication_factor or len(assignment.replicas)
             ),
         )
-        self._replica_log.wake_flusher()  # Records appended as a follower must be flushed.
+        self._replica_log.flusher.wake()  # Records appended as a follower must be flushed.
         self._after_progress()
         if state.is_under_min_isr:
             self._delayed.fail(
@@ -314,7 +314,7 @@ class Leader:
         self.state.appended(log.end_offset, now_s=self._environment.clock.monotonic())
         if self.state.flushed_offset != log.flushed_offset:
             self.flushed(log.flushed_offset)  # flush="os": no flusher reports it later.
-        self._replica_log.wake_flusher()
+        self._replica_log.flusher.wake()
         self._replica_log.appended.notify()
         return stamped
 

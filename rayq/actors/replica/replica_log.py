@@ -1,4 +1,4 @@
-"""A replica's log, with what both roles need: reads, group commit, the log start, failure.
+"""A replica's log, with what both roles need: reads, the log start, cuts, failure.
 
 All state belongs to the event loop; threads run the log's plans.
 """
@@ -10,17 +10,17 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rayq import messages
-from rayq.actors.replica.flush_lock import FlushLock
+from rayq.actors.replica.directory_jobs import DirectoryJobs
+from rayq.actors.replica.flusher import Flusher
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse_stored
 from rayq.core.partition.state import PartitionState
 from rayq.environment import Environment
 from rayq.errors import (
     CorruptBatchError,
-    DiskFullError,
     NotLeaderError,
     OpenFilesLimitError,
     RayqError,
@@ -31,15 +31,9 @@ from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.log import Log
-from rayq.storage.plans import FlushPlan
 from rayq.storage.swap import Cleaning
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-FLUSH_WAIT_S = 60.0
-CHECKPOINT_RETRY_S = 1.0
-"""Retry interval of a checkpoint that found no room on the disk."""
 
 
 class ReplicaLog:
@@ -69,7 +63,6 @@ class ReplicaLog:
         self.broker = broker
         self.incarnation = incarnation
         self.where = f"{assignment.topic}-{assignment.partition}"
-        self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
         self.is_damaged = False
         """True if it stopped because its disk changed written data: the other replicas' logs are
@@ -88,8 +81,17 @@ class ReplicaLog:
         """Notified when the log grew, or its start moved."""
         self.committed = Signal()
         """Notified when the high watermark moved, or the role ended."""
-        self.flush_lock = FlushLock(self._flush)
-        """Lock that is held while a flush or a truncation runs."""
+        self._jobs = DirectoryJobs(environment)
+        self.flusher = Flusher(
+            environment,
+            self._jobs,
+            self.where,
+            is_open=lambda: self.is_open,
+            high_watermark=lambda: self.high_watermark,
+            on_flushed=on_flushed,
+            on_failure=self.fail,
+        )
+        self.flush_lock = self.flusher.lock
         self.files_lock = asyncio.Lock()
         """Lock that is held while compacted segments are put in place. A truncation, a reset and a
         move of the log start hold it too, before the flush lock."""
@@ -108,50 +110,35 @@ class ReplicaLog:
         self._salvages = False
         """True if that error was damage: then reads go around it."""
         self._log: Log | None = None
-        self._directory: PartitionDirectory | None = None
-        self._is_dirty = False
-        """True if there may be data that no flush has started with."""
-        self._flushed = Signal()
         self._segment_changes = 0
         """Number of times that segments were replaced or removed."""
-        self._checkpoints_wanted = 0
-        self._checkpoints_made = 0
-        self._checkpoint_from_s = 0.0
-        """Time from which a checkpoint that found no room may be retried; 0.0 if the last one
-        succeeded."""
-        self._checkpoint_retry: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._is_abandoned = False
-        self._jobs: set[asyncio.Future[Any]] = set()
-        """The running jobs of threads that work in the directory."""
 
     # --- life -------------------------------------------------------------------------------
 
     async def open(self, directory: PartitionDirectory) -> None:
         """Recovers the log, in a thread. Raises StorageError, UnsupportedFormatError."""
-        self._directory = directory
-        opening = asyncio.ensure_future(
-            self.environment.threads.run(
-                _open_log,
-                self.environment,
-                directory,
-                self.topic_config,
-                self.config.flush_checkpoint_bytes,
-            )
-        )
+        self._jobs.directory = directory
         try:
-            log = await asyncio.shield(opening)
+            log = await self._jobs.run(
+                partial(
+                    _open_log,
+                    self.environment,
+                    directory,
+                    self.topic_config,
+                    self.config.flush_checkpoint_bytes,
+                )
+            )
         except BaseException:
-            # The directory is released when no thread works in it any more.
-            opening.add_done_callback(lambda _: self._release())
+            self._jobs.release()
             raise
         if self._is_closed:  # The topic was deleted meanwhile.
-            self._release()
+            self._jobs.release()
             return
         log.config = self.topic_config  # It may have changed meanwhile.
         self._log = log
         self._known_high_watermark = log.persisted_high_watermark
-        self.wake_flusher()
+        self.flusher.begin(log)
 
     @property
     def is_open(self) -> bool:
@@ -225,39 +212,19 @@ class ReplicaLog:
         self._is_closed = True
         # No swap and no flush runs now, and none starts.
         async with self.files_lock, self.flush_lock:
-            self._stop_flushing()
+            self.flusher.stop()
             if log is not None and self.failure is None:
                 try:
                     await self.environment.threads.run(log.close, self.high_watermark)
                 except StorageError as error:
                     self.fail(error)  # Its end is not known for certain: as after a crash.
-        self._release_when_idle()
+        self._jobs.release()
 
     def abandon(self) -> None:
         """Leaves the disk as it is: the topic was deleted, or the process ends."""
-        is_opening = self._log is None and self._directory is not None
-        self._is_closed = self._is_abandoned = True
-        self._stop_flushing()
-        if is_opening and self.failure is None:
-            return  # A thread works in the directory: `open` releases it.
-        self._release_when_idle()
-
-    def _release_when_idle(self) -> None:
-        for job in self._jobs:
-            # A thread still writes: no other process may open the directory before it is done.
-            job.add_done_callback(lambda _: self._release_when_idle())
-            return
-        self._release()
-
-    def _stop_flushing(self) -> None:
-        if self._checkpoint_retry is not None:
-            self._checkpoint_retry.cancel()
-        self._flushed.notify()
-
-    def _release(self) -> None:
-        if self._directory is not None:
-            self._directory.close()
-            self._directory = None
+        self._is_closed = True
+        self.flusher.stop(is_abandoned=True)
+        self._jobs.release()
 
     def fail(self, error: BaseException, *, is_damage: bool | None = None) -> None:
         """Stops the replica: an error of the disk or of the log is final for this process
@@ -272,13 +239,13 @@ class ReplicaLog:
                 isinstance(cause, CorruptBatchError) for cause in (error, error.__cause__)
             )
         self.is_damaged = is_damage
-        self._flushed.notify()
+        self.flusher.stop()
         self._on_failure()
 
     def check_directory(self) -> None:
         """Raises StorageError or OSError if the log's files are no longer at their path."""
-        if self._directory is not None:
-            self._directory.check_here(self.environment.disk)
+        if self._jobs.directory is not None:
+            self._jobs.directory.check_here(self.environment.disk)
 
     async def guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a background task of the replica: any error that ends it ends the replica, so that
@@ -407,95 +374,6 @@ class ReplicaLog:
         """Forgets the damage: ordinary reads will show whether any is left."""
         self._damaged_offset, self._salvages, self.trouble = None, False, None
 
-    # --- group commit -----------------------------------------------------------------------
-
-    def wake_flusher(self) -> None:
-        """Has everything that was appended flushed: now, or after the running flush."""
-        self._is_dirty = True
-        self._flush()
-
-    async def checkpoint(self) -> None:
-        """Returns when everything that is here now, including the log start, is durable. Raises
-        StorageError; DiskFullError when it found no room."""
-        self._checkpoints_wanted += 1
-        wanted = self._checkpoints_wanted
-        self.wake_flusher()
-        while self._checkpoints_made < wanted:
-            await self._flushed.wait(FLUSH_WAIT_S)
-            if not self.is_open:
-                raise StorageError(f"The replica of {self.where} stopped before its flush.")
-            if self._checkpoint_from_s > 0.0:
-                raise DiskFullError(
-                    f"{self.log.directory}: no room for a checkpoint. Free space on this disk; it "
-                    "is tried again."
-                )
-
-    def _flush(self) -> None:
-        """Starts a flush if there may be something to flush and none is running. It covers
-        everything that was appended so far. It runs by callbacks: each record waits for a flush of
-        each replica, and a task would cost several turns of the loop."""
-        if not self._is_dirty or not self.is_open or not self.flush_lock.begin_flush():
-            return
-        self._is_dirty = False
-        wanted, began_s = self._checkpoints_wanted, self.environment.clock.monotonic()
-        try:
-            plan = self.log.plan_flush(
-                self.high_watermark,
-                checkpoint=wanted > self._checkpoints_made,
-                may_checkpoint=began_s >= self._checkpoint_from_s,
-            )
-            step = None if plan is None else self._begin(plan.run)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the replica
-            # Later: the caller may be in the middle of an append.
-            asyncio.get_running_loop().call_soon(self._flush_failed, error)
-            self.flush_lock.end_flush()
-            return
-        if plan is None or step is None:
-            self._flushed_until(wanted)
-        else:
-            step.add_done_callback(partial(self._flush_done, plan, wanted, began_s))
-
-    def _flush_done(
-        self, plan: FlushPlan, wanted: int, began_s: float, step: asyncio.Future[bool]
-    ) -> None:
-        if step.cancelled() or self._is_abandoned:
-            self.flush_lock.end_flush()
-            return
-        log, now_s = self._log, self.environment.clock.monotonic()
-        assert log is not None
-        try:
-            has_checkpoint = step.result()
-            self._flush_seconds.observe(now_s - began_s)
-            if plan.checkpoint is not None:
-                self._checkpoint_from_s = 0.0 if has_checkpoint else now_s + CHECKPOINT_RETRY_S
-            log.apply_flush(plan, has_checkpoint=has_checkpoint)
-            self._on_flushed(log.flushed_offset)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the replica
-            self._flush_failed(error)
-        self._flushed_until(wanted)
-
-    def _flush_failed(self, error: Exception) -> None:
-        if not isinstance(error, OSError | StorageError):
-            logger.error("flushing the log of %s failed", self.where, exc_info=error)
-        # The kernel may have dropped the pages: never retry, never trust them.
-        self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
-
-    def _flushed_until(self, wanted: int) -> None:
-        """Handles the end of a flush that was to write `wanted` checkpoints, and starts the next
-        one."""
-        if self._checkpoint_from_s == 0.0:
-            self._checkpoints_made = wanted
-        elif self._checkpoint_retry is None and self.is_open:
-            self._checkpoint_retry = asyncio.get_running_loop().call_later(
-                CHECKPOINT_RETRY_S, self._retry_checkpoint
-            )
-        self._flushed.notify()
-        self.flush_lock.end_flush()
-
-    def _retry_checkpoint(self) -> None:
-        self._checkpoint_retry = None
-        self.wake_flusher()
-
     # --- the log start ----------------------------------------------------------------------
 
     async def advance_log_start(self, offset: int) -> None:
@@ -516,7 +394,7 @@ class ReplicaLog:
         if self._damaged_offset is not None and self._damaged_offset < log.start_offset:
             self._forget_damage()
         try:
-            await self.checkpoint()
+            await self.flusher.checkpoint()
         finally:  # Old files may be what fills the disk.
             await self._remove_files(paths)
         if log.removes_after_checkpoint:
@@ -530,7 +408,7 @@ class ReplicaLog:
             if offset > log.persisted_recovery_point:
                 return  # The log was truncated or restarted meanwhile.
             log.drop_local(offset)
-        await self.checkpoint()
+        await self.flusher.checkpoint()
         await self.remove_below_start()
 
     async def remove_below_start(self) -> None:
@@ -551,7 +429,7 @@ class ReplicaLog:
     async def _remove_files(self, paths: list[str]) -> None:
         if paths:
             try:
-                await self._run(partial(Log.remove_files, self.environment.disk, paths))
+                await self._jobs.run(partial(Log.remove_files, self.environment.disk, paths))
             except OSError as error:  # Old files stay until the next start.
                 logger.warning("%s: old segments could not be removed: %s", self.where, error)
 
@@ -609,11 +487,11 @@ class ReplicaLog:
                 logger.info("%s changed while it was compacted: dropped", self.where)
                 return False
             try:
-                segments = await self._files_step(plan.prepare)
+                segments = await self._jobs.run_and_wait(plan.prepare)
             except (OSError, StorageError) as error:
                 logger.warning("compacted segments of %s are not used: %s", self.where, error)
                 try:
-                    await self._files_step(plan.cancel)
+                    await self._jobs.run_and_wait(plan.cancel)
                 except OSError as failure:  # The next start may yet use them.
                     self.fail(failure)
                 return False
@@ -622,42 +500,11 @@ class ReplicaLog:
             try:
                 self._segment_changes += 1
                 log.apply_swap(plan, segments)
-                await self._files_step(plan.finish)
+                await self._jobs.run_and_wait(plan.finish)
             except (OSError, StorageError) as error:
                 self.fail(StorageError(f"Compacting {self.where} failed: {error}"))
                 return False
         return True
-
-    async def _files_step(self, job: Callable[[], T]) -> T:
-        """Runs a job in a thread; when the caller is cancelled it waits for the job to end."""
-        step = self._begin(job)
-        try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            await asyncio.wait((step,))
-            raise
-
-    # --- threads that write -----------------------------------------------------------------
-
-    async def _run(self, job: Callable[[], T]) -> T:
-        """Runs a job in a thread, to its end even when the caller is cancelled."""
-        return await asyncio.shield(self._begin(job))
-
-    def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Starts a job that works in the directory, in a thread. The directory's lock is kept until
-        it is done: the next process that opens or renames the directory must find no thread at
-        work."""
-        step = asyncio.ensure_future(self.environment.threads.run(job))
-        self._jobs.add(step)
-        step.add_done_callback(self._ended)
-        return step
-
-    def _ended(self, step: asyncio.Future[Any]) -> None:
-        self._jobs.discard(step)
-        if not step.cancelled():
-            # The caller hears of an error, unless it was cancelled: then the log is being
-            # abandoned, and its disk stays as it is.
-            step.exception()
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
         """Durably keeps the leader's statements about the records from `offset` on before they are
@@ -669,7 +516,7 @@ class ReplicaLog:
             if state is None:
                 return
             try:
-                await self._files_step(
+                await self._jobs.run_and_wait(
                     partial(write_clean_state, self.environment.disk, log.directory, state)
                 )
             except OSError as error:
