@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVarTuple
+
 from rayq.client.client import Client
+from rayq.client.leader_requests import LEADER_PATIENCE_S
 from rayq.client.timeouts import time_left_s
+from rayq.messages import Request, ResponseT
+
+Fields = TypeVarTuple("Fields")
 
 ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
+ATTEMPT_TIMEOUT_S = 10.0
+"""Timeout of one request to the leader of a partition."""
 
 
 class AdminMethods:
@@ -28,3 +37,24 @@ class Call:
     def left_s(self) -> float:
         """The seconds that are left. Raises TimeoutError once they are over."""
         return time_left_s(self.client.now, self.deadline)
+
+    async def ask_leader(
+        self,
+        topic: str,
+        partition: int,
+        request: Callable[[str, int, int, *Fields], Request[ResponseT]],
+        *fields: *Fields,
+        timeout_s: float | None = None,
+        attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
+        patience_s: float = LEADER_PATIENCE_S,
+    ) -> ResponseT:
+        """Asks the leader of a partition, at most for the time that is left, or `timeout_s`.
+        `request` is the class of the request, and `fields` are those after the leader epoch."""
+        return await self.client.ask_leader(
+            topic,
+            partition,
+            lambda topic_id, leader: request(topic_id, partition, leader.epoch, *fields),
+            timeout_s=self.left_s if timeout_s is None else timeout_s,
+            attempt_timeout_s=attempt_timeout_s,
+            patience_s=patience_s,
+        )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.admin.base import (
+    ADMIN_TIMEOUT_S,
+    ATTEMPT_TIMEOUT_S,
+    AdminMethods,
+    Call,
+    Fields,
+)
 from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import check_partition
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
@@ -31,11 +37,10 @@ from rayq.messages import (
     CommittedOffset,
     DeleteGroup,
     DescribeGroup,
-    DescribeGroupResponse,
     FetchCommitted,
-    FetchCommittedResponse,
     ListGroups,
-    ListGroupsResponse,
+    Request,
+    ResponseT,
     SetGroupOffsets,
     TopicPartitionId,
 )
@@ -50,7 +55,6 @@ from rayq.records import (
 Target = str | int | Mapping[TopicPartition, int]
 """Target of set offsets: "earliest", "latest", an offset, or one for each partition."""
 
-ATTEMPT_TIMEOUT_S = 10.0
 END_OFFSET_TIMEOUT_S = 5.0
 """Timeout for a partition's end offset; without it the partition is shown without lag."""
 
@@ -63,19 +67,8 @@ class GroupAdmin(AdminMethods):
         """All consumer groups, sorted by name, with their state and number of members."""
         call = Call(self._client, timeout_s)
         count = await offsets_partitions(self._client, create=False, timeout_s=call.left_s)
-        answers: list[ListGroupsResponse] = await asyncio.gather(
-            *(
-                self._client.ask_leader(
-                    OFFSETS_TOPIC,
-                    partition,
-                    lambda topic_id, leader, partition=partition: ListGroups(  # type: ignore[misc]
-                        topic_id=topic_id, partition=partition, leader_epoch=leader.epoch
-                    ),
-                    timeout_s=call.left_s,
-                    attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-                )
-                for partition in range(count)
-            )
+        answers = await asyncio.gather(
+            *(call.ask_leader(OFFSETS_TOPIC, partition, ListGroups) for partition in range(count))
         )
         return sorted(
             (
@@ -92,10 +85,7 @@ class GroupAdmin(AdminMethods):
         each partition, and the reason for the last rebalance. Raises UnknownGroupError."""
         call = Call(self._client, timeout_s)
         await _check_any_group(call, group)
-        response: DescribeGroupResponse = await _coordinator(call, group).ask(
-            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
-            timeout_s=call.left_s,
-        )
+        response = await _ask_coordinator(call, group, DescribeGroup)
         names = await _topic_names(call)
         members = [
             GroupMemberInfo(
@@ -183,22 +173,25 @@ class GroupAdmin(AdminMethods):
         GroupNotEmptyError."""
         call = Call(self._client, timeout_s)
         await _check_any_group(call, group)
-        coordinator = _coordinator(call, group)
-        await coordinator.ask(
-            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
-            timeout_s=call.left_s,
-        )
+        await _ask_coordinator(call, group, DescribeGroup)
         # The group existed a moment ago. If it is gone now, an earlier attempt deleted it (and its
         # answer was lost), or somebody else did.
         with contextlib.suppress(UnknownGroupError):
-            await coordinator.ask(
-                lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
-                timeout_s=call.left_s,
-            )
+            await _ask_coordinator(call, group, DeleteGroup)
 
 
-def _coordinator(call: Call, group: str) -> GroupCoordinator:
-    return GroupCoordinator(call.client, check_group(group), ConsumerConfig())
+async def _ask_coordinator(
+    call: Call,
+    group: str,
+    request: Callable[[str, int, int, str, *Fields], Request[ResponseT]],
+    *fields: *Fields,
+) -> ResponseT:
+    coordinator = GroupCoordinator(call.client, check_group(group), ConsumerConfig())
+    answer: ResponseT = await coordinator.ask(
+        lambda topic_id, number, epoch: request(topic_id, number, epoch, group, *fields),
+        timeout_s=call.left_s,
+    )
+    return answer
 
 
 async def _check_any_group(call: Call, group: str) -> None:
@@ -239,12 +232,7 @@ async def _list_offset(
 
 
 async def _committed(call: Call, group: str) -> dict[TopicPartition, CommittedOffset]:
-    response: FetchCommittedResponse = await _coordinator(call, group).ask(
-        lambda topic, number, epoch: FetchCommitted(
-            topic_id=topic, partition=number, leader_epoch=epoch, group=group, partitions=None
-        ),
-        timeout_s=call.left_s,
-    )
+    response = await _ask_coordinator(call, group, FetchCommitted, None)
     return _named(response.offsets, await _topic_names(call))
 
 
@@ -256,25 +244,19 @@ async def _set_offsets(call: Call, group: str, offsets: Mapping[TopicPartition, 
     places = list(offsets)
     attempts = 0
 
-    def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
+    def build(topic_id: str, number: int, epoch: int, group: str) -> SetGroupOffsets:
         nonlocal attempts
         attempts += 1
         positions = [
             (topics_known[place.topic].topic_id, place.partition, offset)
             for place, offset in some.items()
         ]
-        return SetGroupOffsets(
-            topic_id=topic,
-            partition=number,
-            leader_epoch=epoch,
-            group=group,
-            offsets=positions,
-        )
+        return SetGroupOffsets(topic_id, number, epoch, group, positions)
 
     try:
         for first in range(0, len(places), POSITIONS_MAX):
             some = {place: offsets[place] for place in places[first : first + POSITIONS_MAX]}
-            await _coordinator(call, group).ask(build, timeout_s=call.left_s)
+            await _ask_coordinator(call, group, build)
     except GroupNotEmptyError as error:
         if attempts == 1:
             raise

@@ -32,11 +32,8 @@ from rayq.messages import (
     DescribeQueues,
     DescribeQueuesResponse,
     ListQueueRecords,
-    ListQueueRecordsResponse,
     MoveQueueRecords,
-    MoveQueueRecordsResponse,
     PurgeQueue,
-    PurgeQueueResponse,
     QueueMetadata,
 )
 from rayq.records import (
@@ -50,7 +47,6 @@ from rayq.wire.paging import check_goes_on
 
 DESCRIBE_TIMEOUT_S = 5.0
 """Timeout for a partition's leader; without its answer the partition is shown without figures."""
-ATTEMPT_TIMEOUT_S = 10.0
 MOVE_ATTEMPT_TIMEOUT_S = 30.0
 """Timeout of one request that moves records."""
 MOVED_AT_ONCE = 500
@@ -188,7 +184,10 @@ class QueueAdmin(AdminMethods):
         queue = await find_queue(call, queue_name(name))
         topic = await self._client.topic(queue.topic, timeout_s=call.left_s, age_max_s=0.0)
         answers = await asyncio.gather(
-            *(_purge(call, queue, number) for number in range(len(topic.partitions)))
+            *(
+                call.ask_leader(queue.topic, number, PurgeQueue, queue.queue_id)
+                for number in range(len(topic.partitions))
+            )
         )
         return sum(answer.purged for answer in answers)
 
@@ -366,10 +365,11 @@ async def _describe_partition(call: Call, queue: QueueMetadata, number: int) -> 
 async def _ask_to_describe(
     call: Call, queue: QueueMetadata, number: int, timeout_s: float
 ) -> DescribeQueueResponse:
-    return await call.client.ask_leader(
+    return await call.ask_leader(
         queue.topic,
         number,
-        lambda topic_id, leader: DescribeQueue(topic_id, number, leader.epoch, queue.queue_id),
+        DescribeQueue,
+        queue.queue_id,
         timeout_s=timeout_s,
         attempt_timeout_s=DESCRIBE_TIMEOUT_S,
     )
@@ -386,13 +386,8 @@ async def unsettled_records(
     """Unsettled records of one partition from `offset` on, and the offset at which to continue
     (None: there are no more)."""
     place = TopicPartition(queue.topic, partition)
-    answer: ListQueueRecordsResponse = await call.client.ask_leader(
-        *place,
-        lambda topic_id, leader: ListQueueRecords(
-            topic_id, partition, leader.epoch, queue.queue_id, offset, list(states), records_max
-        ),
-        timeout_s=call.left_s,
-        attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+    answer = await call.ask_leader(
+        *place, ListQueueRecords, queue.queue_id, offset, list(states), records_max
     )
     records = [
         QueueRecordInfo(place, r.offset, r.state, r.count, r.holder, r.due_ms)
@@ -401,16 +396,6 @@ async def unsettled_records(
     what = f"the unsettled records of queue {queue.name!r} in {place}"
     check_goes_on(offset, answer.next_offset, what)
     return records, answer.next_offset
-
-
-async def _purge(call: Call, queue: QueueMetadata, number: int) -> PurgeQueueResponse:
-    return await call.client.ask_leader(
-        queue.topic,
-        number,
-        lambda topic_id, leader: PurgeQueue(topic_id, number, leader.epoch, queue.queue_id),
-        timeout_s=call.left_s,
-        attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-    )
 
 
 async def _move_records(
@@ -445,13 +430,13 @@ async def move_records_in(
     refused: dict[int, str] = {}
     for start in range(0, len(offsets), MOVED_AT_ONCE):
         some = list(offsets[start : start + MOVED_AT_ONCE])
-        answer: MoveQueueRecordsResponse = await call.client.ask_leader(
+        answer = await call.ask_leader(
             queue.topic,
             partition,
-            lambda topic_id, leader, some=some: MoveQueueRecords(  # type: ignore[misc]
-                topic_id, partition, leader.epoch, queue.queue_id, some, to_topic
-            ),
-            timeout_s=call.left_s,
+            MoveQueueRecords,
+            queue.queue_id,
+            some,
+            to_topic,
             attempt_timeout_s=MOVE_ATTEMPT_TIMEOUT_S,
         )
         moved += answer.moved

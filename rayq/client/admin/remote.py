@@ -16,10 +16,8 @@ from rayq.messages import (
     DescribeObjectStore,
     DescribeObjectStoreResponse,
     DescribeRemoteStorage,
-    DescribeRemoteStorageResponse,
     UnpinSnapshot,
     VerifyRemote,
-    VerifyRemoteResponse,
 )
 from rayq.records import (
     DeletedRemoteTopic,
@@ -156,12 +154,9 @@ async def _ask(call: Call, address: Address) -> DescribeObjectStoreResponse | No
 
 async def _describe_partition(call: Call, place: TopicPartition) -> RemotePartitionInfo:
     try:
-        answer: DescribeRemoteStorageResponse = await call.client.ask_leader(
-            place.topic,
-            place.partition,
-            lambda topic_id, leader: DescribeRemoteStorage(
-                topic_id, place.partition, leader.epoch
-            ),
+        answer = await call.ask_leader(
+            *place,
+            DescribeRemoteStorage,
             timeout_s=min(call.left_s, DESCRIBE_TIMEOUT_S),
             attempt_timeout_s=DESCRIBE_TIMEOUT_S,
         )
@@ -193,19 +188,13 @@ async def _verify(
     repaired: list[str] = []
     next_offset: int | None = 0
     while (start := next_offset) is not None:
-        answer: VerifyRemoteResponse = await call.client.ask_leader(
-            place.topic,
-            place.partition,
-            lambda topic_id, leader, start=start: VerifyRemote(  # type: ignore[misc]
-                topic_id,
-                place.partition,
-                leader.epoch,
-                start,
-                deep,
-                repair,
-                VERIFIED_DEEP_AT_ONCE if deep else VERIFIED_AT_ONCE,
-            ),
-            timeout_s=call.left_s,
+        answer = await call.ask_leader(
+            *place,
+            VerifyRemote,
+            start,
+            deep,
+            repair,
+            VERIFIED_DEEP_AT_ONCE if deep else VERIFIED_AT_ONCE,
             attempt_timeout_s=VERIFY_TIMEOUT_S,
             patience_s=VERIFY_TIMEOUT_S,
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Unpack
 
-from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
 from rayq.client.arguments import by_partition, partition_numbers, topic_name, whole_number
 from rayq.client.client import Client, check_partition
 from rayq.client.metadata import leader_of
@@ -240,34 +240,24 @@ class TopicAdmin(AdminMethods):
                     f"delete_records of {topic}-{partition} needs an offset from 0, or None for "
                     f"all that is committed, not {offset!r}."
                 )
-        starts = await asyncio.gather(
+        answers = await asyncio.gather(
             *(
-                _delete_records(self._client, partition, offset, timeout_s=timeout_s)
+                Call(self._client, timeout_s).ask_leader(
+                    *partition,
+                    DeleteRecords,
+                    offset,
+                    # Before we give up, so that its reason arrives.
+                    min(int(timeout_s * 900), MILLISECONDS_MAX),
+                    timeout_s=timeout_s,
+                    attempt_timeout_s=timeout_s,
+                )
                 for partition, offset in limits.items()
             )
         )
-        return dict(zip(limits, starts, strict=True))
-
-
-async def _delete_records(
-    client: Client, place: TopicPartition, before: int | None, *, timeout_s: float
-) -> int:
-    """Deletes the records of one partition below an offset (None: all that are committed). Returns
-    the new log start."""
-    response = await client.ask_leader(
-        *place,
-        lambda topic_id, leader: DeleteRecords(
-            topic_id=topic_id,
-            partition=place.partition,
-            leader_epoch=leader.epoch,
-            before_offset=before,
-            # Before we give up, so that its reason arrives.
-            timeout_ms=min(int(timeout_s * 900), MILLISECONDS_MAX),
-        ),
-        timeout_s=timeout_s,
-        attempt_timeout_s=timeout_s,
-    )
-    return response.log_start_offset
+        return {
+            partition: answer.log_start_offset
+            for partition, answer in zip(limits, answers, strict=True)
+        }
 
 
 async def _describe_partition(

@@ -16,7 +16,6 @@ from rayq.messages import (
     AbortTransaction,
     AbortUnknownTransaction,
     DescribeOpenTransactions,
-    DescribeOpenTransactionsResponse,
     DescribeTransaction,
     DescribeTransactionResponse,
     ListTransactions,
@@ -32,7 +31,6 @@ from rayq.records import (
 )
 from rayq.wire.paging import check_goes_on
 
-ATTEMPT_TIMEOUT_S = 10.0
 ID_CHARACTERS_MAX = 256
 
 
@@ -121,14 +119,11 @@ class TransactionAdmin(AdminMethods):
         records in this partition are lost to readers of committed records. Raises
         InvalidRequestError if its coordinator knows it."""
         call = Call(self._client, timeout_s)
-        place = hanging.topic_partition
-        await self._client.ask_leader(
-            place.topic,
-            place.partition,
-            lambda topic_id, leader: AbortUnknownTransaction(
-                topic_id, place.partition, leader.epoch, hanging.producer_id, hanging.epoch
-            ),
-            timeout_s=call.left_s,
+        await call.ask_leader(
+            *hanging.topic_partition,
+            AbortUnknownTransaction,
+            hanging.producer_id,
+            hanging.epoch,
             attempt_timeout_s=call.left_s,
         )
 
@@ -157,14 +152,8 @@ async def _list(call: Call, partition: int, *, idle: bool) -> list[TransactionSu
     found: list[TransactionSummary] = []
     after: str | None = ""
     while after is not None:
-        answer: ListTransactionsResponse = await call.client.ask_leader(
-            TRANSACTIONS_TOPIC,
-            partition,
-            lambda topic_id, leader, after=after: ListTransactions(  # type: ignore[misc]
-                topic_id, partition, leader.epoch, after, idle
-            ),
-            timeout_s=call.left_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        answer: ListTransactionsResponse = await call.ask_leader(
+            TRANSACTIONS_TOPIC, partition, ListTransactions, after, idle
         )
         found += answer.transactions
         check_goes_on(after, answer.next_after, f"transactions of coordinator {partition}")
@@ -202,19 +191,8 @@ async def _describe(call: Call, transactional_id: str) -> TransactionInfo:
 
 async def _open_in(call: Call, places: Collection[TopicPartition]) -> set[HangingTransaction]:
     """The transactions that are open in these partitions, whether they hang or not."""
-    answers: list[DescribeOpenTransactionsResponse] = await asyncio.gather(
-        *(
-            call.client.ask_leader(
-                place.topic,
-                place.partition,
-                lambda topic_id, leader, place=place: DescribeOpenTransactions(  # type: ignore[misc]
-                    topic_id, place.partition, leader.epoch, None
-                ),
-                timeout_s=call.left_s,
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-            )
-            for place in places
-        )
+    answers = await asyncio.gather(
+        *(call.ask_leader(*place, DescribeOpenTransactions, None) for place in places)
     )
     return {
         HangingTransaction(place, *fields)
