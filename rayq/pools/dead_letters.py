@@ -8,7 +8,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import PoolConfig
 from rayq.errors import RayqError
-from rayq.pools.pool_handler import described, error_message
+from rayq.pools.handler import described, error_message
 from rayq.records import Outgoing, Record
 
 logger = logging.getLogger(__name__)

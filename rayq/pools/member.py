@@ -12,7 +12,7 @@ import msgspec
 from rayq.client.consumer_pool import PoolSpec
 from rayq.environment import Environment
 from rayq.errors import HandlerError
-from rayq.pools.pool_handler import PoolHandler
+from rayq.pools.handler import PoolHandler
 
 logger = logging.getLogger(__name__)
 

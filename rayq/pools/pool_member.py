@@ -28,11 +28,11 @@ from rayq.errors import (
     UnreadableRecordError,
     counted,
 )
+from rayq.pools.batch import PoolBatch, poll_batch
 from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
+from rayq.pools.handler import PoolHandler, described
 from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member, MemberReport
-from rayq.pools.pool_batch import PoolBatch, poll_batch
-from rayq.pools.pool_handler import PoolHandler, described
-from rayq.pools.pool_transactions import PoolTransactions, RefusedOutgoing
+from rayq.pools.transactions import PoolTransactions, RefusedOutgoing
 from rayq.records import Outgoing, Record, TopicPartition
 
 logger = logging.getLogger(__name__)

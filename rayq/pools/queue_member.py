@@ -15,8 +15,8 @@ from rayq.client.queues.queue import AsyncQueue
 from rayq.client.queues.task import QueueTask
 from rayq.environment import Environment
 from rayq.errors import LockLostError, RayqError
+from rayq.pools.handler import PoolHandler, described
 from rayq.pools.member import ABORT_TIMEOUT_S, FAILED_POLL_PAUSE_S, POLL_S, Member
-from rayq.pools.pool_handler import PoolHandler, described
 
 
 class QueueMember(Member):

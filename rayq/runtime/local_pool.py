@@ -12,8 +12,8 @@ from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
+from rayq.pools.make_member import make_member
 from rayq.pools.member import Member, MemberDiedError, MemberReport
-from rayq.pools.members import make_member
 from rayq.pools.running_pool import MemberHandle, RunningPool
 from rayq.records import PoolStatus
 

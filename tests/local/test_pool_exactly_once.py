@@ -16,7 +16,7 @@ import pytest
 import rayq
 from rayq import Outgoing, Record
 from rayq.client.background import background_loop
-from rayq.pools import pool_member, pool_transactions
+from rayq.pools import pool_member, transactions
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, read_all
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_handler(
     bad: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_transactions, "TIMEOUT_MS", 1_000)
+    monkeypatch.setattr(transactions, "TIMEOUT_MS", 1_000)
     topic, out, dead = new_topic(), new_topic(), new_topic()
     sent = fill(cluster, topic, 1, 10)
     wrong: dict[str, Any] = {
@@ -167,7 +167,7 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
 ) -> None:
     topic, out = new_topic(), new_topic()
     sent = fill(cluster, topic, 1, 20)
-    write, failures = pool_transactions.PoolTransactions.write, iter([0, 1])
+    write, failures = transactions.PoolTransactions.write, iter([0, 1])
     problems: list[str] = []
     note = pool_member.PoolMember._note
 
@@ -185,7 +185,7 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
         problems.append(problem)
         note(self, problem)
 
-    monkeypatch.setattr(pool_transactions.PoolTransactions, "write", fails)
+    monkeypatch.setattr(transactions.PoolTransactions, "write", fails)
     monkeypatch.setattr(pool_member.PoolMember, "_note", noting)
     pool = cluster.consumer_pool(
         topic, group, lambda records: [Outgoing(out, one.value) for one in records], **SOON

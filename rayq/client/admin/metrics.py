@@ -119,11 +119,11 @@ async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """The answers, in the order of the requests. At most AT_ONCE_MAX are in flight at a time."""
     free = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def one(ask: Callable[[], Awaitable[T]]) -> T:
+    async def when_free(ask: Callable[[], Awaitable[T]]) -> T:
         async with free:
             return await ask()
 
-    return await asyncio.gather(*(one(ask) for ask in questions))
+    return await asyncio.gather(*(when_free(ask) for ask in questions))
 
 
 class GroupLag:

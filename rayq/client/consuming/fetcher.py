@@ -207,7 +207,7 @@ class Fetcher:
         """Reads one partition until the stream is replaced or cannot continue."""
         while stream.error is None and not stream.is_fetched:
             try:
-                await self._fetch_for_ever(stream)
+                await self._fetch_forever(stream)
             except UnknownTopicError as error:
                 # The coordinator decides which partitions a member reads.
                 if self._group_offsets is not None and self._group_offsets.member is not None:
@@ -232,7 +232,7 @@ class Fetcher:
         except RayqError as failure:
             logger.info("no metadata of %s: %s", stream.partition.topic, failure)
 
-    async def _fetch_for_ever(self, stream: Stream) -> None:
+    async def _fetch_forever(self, stream: Stream) -> None:
         topic = stream.topic_id or await self._topic_id(stream)
         first_s = self._config.retry_backoff_ms / 1000
         backoff = Backoff(self._client.environment, first_s, BACKOFF_MAX_S)
@@ -493,10 +493,10 @@ class Fetcher:
             fresh.jump(error.next_offset)
         self._streams[fresh] = None
         fresh.task = self._client.environment.tasks.spawn(
-            self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"
+            self._start_again(fresh, offset, error, tries), f"refetch {stream.partition}"
         )
 
-    async def _start_anew(
+    async def _start_again(
         self, fresh: Stream, offset: int, error: CorruptBatchError, tries: int
     ) -> None:
         await self._check_leader(fresh, offset, error)

@@ -24,8 +24,8 @@ from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig
 from rayq.environment import Address
 from rayq.errors import HandlerError, RayqError
+from rayq.pools.make_member import make_member
 from rayq.pools.member import MemberDiedError, MemberReport
-from rayq.pools.members import make_member
 from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
