@@ -170,7 +170,7 @@ class MetadataJudge:
     def _around_prepare(self, prepare: Any) -> Any:
         async def judged(keeper: MetadataKeeper, request: messages.Prepare) -> Any:
             answer = await prepare(keeper, request)
-            self._judge_voters(keeper, answer.voters)
+            self.judge_voters(keeper, answer.voters)
             if not request.is_probe:
                 self._judge_epoch(keeper, answer.promised_epoch)
                 self._judge_disk(keeper)
@@ -207,7 +207,7 @@ class MetadataJudge:
             self._judge_disk(keeper)
             self._judge_snapshot(f"the snapshot for {_who(keeper)}", request.last_index, data)
             told = [(voter.broker, voter.directory_id) for voter in keeper.voters()]
-            self._judge_voters(keeper, told)
+            self.judge_voters(keeper, told)
             if keeper.version == request.last_index:
                 taken = _state(keeper.state)
                 self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
@@ -285,7 +285,7 @@ class MetadataJudge:
             answer = await queues(answers, request, room)
             metadata = metadata_of(answers)
             if answer.version == metadata.version:
-                self._judge_queues(metadata, request, answer)
+                self.judge_queues(metadata, request, answer)
             return answer
 
         return judged
@@ -299,7 +299,7 @@ class MetadataJudge:
             self._found(f"{_who(keeper)} promised epoch {promised}, and follows {epoch}")
         self._promised[directory] = max(promised, epoch)
 
-    def _judge_voters(self, keeper: MetadataKeeper, told: Sequence[tuple[int, str]]) -> None:
+    def judge_voters(self, keeper: MetadataKeeper, told: Sequence[tuple[int, str]]) -> None:
         """The newest set in the log counts, committed or not."""
         log = metadata_log_of(keeper)
         if log.failure is not None:
@@ -312,7 +312,7 @@ class MetadataJudge:
         if list(told) != named:
             self._found(f"{_who(keeper)} names the voters {list(told)}, its log {named}")
 
-    def _judge_queues(
+    def judge_queues(
         self,
         keeper: MetadataKeeper,
         request: messages.DescribeQueues,

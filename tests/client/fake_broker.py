@@ -219,8 +219,8 @@ class FakeCluster:
         self.queues = FakeQueues(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._tasks = LoopTasks()
         environment = Environment(
             clock=SystemClock(),
@@ -248,12 +248,12 @@ class FakeCluster:
             await asyncio.sleep(0.01)
 
         self.run(stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def call(self, function: Callable[[], T]) -> T:
         async def work() -> T:
@@ -268,9 +268,9 @@ class FakeCluster:
     # --- what a test arranges -------------------------------------------------------------------
 
     def create_topic(self, name: str, partitions: int = 1, **config: Any) -> FakeTopic:
-        return self.call(lambda: self._create_topic(name, partitions, config))
+        return self.call(lambda: self.make_topic(name, partitions, config))
 
-    def _create_topic(self, name: str, partitions: int, config: dict[str, Any]) -> FakeTopic:
+    def make_topic(self, name: str, partitions: int, config: dict[str, Any]) -> FakeTopic:
         ids = list(self.brokers)
         topic = FakeTopic(
             name,
@@ -279,13 +279,13 @@ class FakeCluster:
             [FakePartition(n, ids[n % len(ids)], isr=ids[:]) for n in range(partitions)],
         )
         self.topics[name] = topic
-        self._bump()
+        self.bump_version()
         return topic
 
     def delete_topic(self, name: str) -> None:
         def delete() -> None:
             self.topics.pop(name)
-            self._bump()
+            self.bump_version()
 
         self.call(delete)
 
@@ -295,7 +295,7 @@ class FakeCluster:
             partitions = self.topics[name].partitions
             for number in range(len(partitions), total):
                 partitions.append(FakePartition(number, ids[number % len(ids)], isr=ids[:]))
-            self._bump()
+            self.bump_version()
 
         self.call(add)
 
@@ -307,7 +307,7 @@ class FakeCluster:
             found.leader = leader
             found.leader_epoch += 1
             found.notify()
-            self._bump()
+            self.bump_version()
 
         self.call(move)
 
@@ -325,7 +325,7 @@ class FakeCluster:
 
     def stand_still(self, until: threading.Event) -> None:
         """No broker reads or does anything until `until` is set (or for a minute)."""
-        self._loop.call_soon_threadsafe(until.wait, 60)
+        self.loop.call_soon_threadsafe(until.wait, 60)
 
     def stop_broker(self, broker: int) -> None:
         self.call(self.brokers[broker].stop)
@@ -354,7 +354,7 @@ class FakeCluster:
 
         def append() -> int:
             batch = encode_batch(values, **{"timestamps_ms": 1000, **columns})
-            return self._append(self.topics[topic].partitions[partition], batch)
+            return self.append(self.topics[topic].partitions[partition], batch)
 
         return self.call(append)
 
@@ -370,7 +370,7 @@ class FakeCluster:
 
         def append() -> int:
             batch = transactional_batch(values, of, **{"timestamps_ms": 1000, **columns})
-            return self._append(self.topics[topic].partitions[partition], batch)
+            return self.append(self.topics[topic].partitions[partition], batch)
 
         return self.call(append)
 
@@ -381,7 +381,7 @@ class FakeCluster:
 
         def append() -> int:
             batch = marker_batch(of, is_commit=is_commit)
-            return self._append(self.topics[topic].partitions[partition], batch)
+            return self.append(self.topics[topic].partitions[partition], batch)
 
         return self.call(append)
 
@@ -419,7 +419,7 @@ class FakeCluster:
             found.end = end
             found.leader_epoch += 1
             found.producers.clear()
-            self._bump()
+            self.bump_version()
 
         self.call(cut)
 
@@ -457,14 +457,14 @@ class FakeCluster:
                 return fault
         return None
 
-    def _bump(self) -> None:
+    def bump_version(self) -> None:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def metadata(self, request: m.Metadata) -> m.MetadataResponse:
-        deadline = self._loop.time() + request.wait_ms / 1000
-        while self.version < request.version_min and self._loop.time() < deadline:
+        deadline = self.loop.time() + request.wait_ms / 1000
+        while self.version < request.version_min and self.loop.time() < deadline:
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
@@ -523,31 +523,31 @@ class FakeCluster:
                     raise TopicExistsError(f"Topic {request.name!r} exists.")
                 if request.partitions < 1:
                     raise InvalidPartitionsError("A topic needs at least one partition.")
-                self._create_topic(request.name, request.partitions, request.config)
+                self.make_topic(request.name, request.partitions, request.config)
                 return m.ChangeResponse(self.version)
             case m.DeleteTopic():
                 if self.topics.pop(request.name, None) is None:
                     raise UnknownTopicError(f"No topic {request.name!r}.")
-                self._bump()
+                self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.CreatePartitions():
                 partitions = self.topics[request.name].partitions
                 for number in range(len(partitions), request.total):
                     ids = list(self.brokers)
                     partitions.append(FakePartition(number, ids[number % len(ids)], isr=ids))
-                self._bump()
+                self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.AlterTopicConfig():
                 topic = self.topics[request.name]
                 topic.config = parse(TopicConfig, {**as_dict(topic.config), **request.changes})
-                self._bump()
+                self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.ElectLeaders():
                 for one in self.topics[request.name].partitions:
                     if request.partitions is None or one.number in request.partitions:
                         one.leader = next(iter(self.brokers))
                         one.leader_epoch += 1
-                self._bump()
+                self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.DescribeObjectStore():
                 return m.DescribeObjectStoreResponse(None, [], [], None, None, self.version)
@@ -564,7 +564,7 @@ class FakeCluster:
             case m.DescribeOpenTransactions():
                 return self._describe_open(broker, request)
             case m.DeleteRecords():
-                one = self._led(broker, request)
+                one = self.led_partition(broker, request)
                 before = one.end if request.before_offset is None else request.before_offset
                 if before > one.end:
                     raise OffsetOutOfRangeError(f"{before} is above the high watermark {one.end}.")
@@ -590,20 +590,20 @@ class FakeCluster:
                 return m.ChangeResponse(self.version)
             case m.EnsureOffsetsTopic():
                 if "__consumer_offsets" not in self.topics:
-                    self._create_topic("__consumer_offsets", 1, {})
+                    self.make_topic("__consumer_offsets", 1, {})
                 return m.ChangeResponse(self.version)
             case m.EnsureTransactionsTopic():
                 if "__transaction_state" not in self.topics:
-                    self._create_topic("__transaction_state", 1, {})
+                    self.make_topic("__transaction_state", 1, {})
                 return m.ChangeResponse(self.version)
             case m.InitProducer() | m.EndTransaction():
-                self._led(broker, request)
+                self.led_partition(broker, request)
                 return self.transactions.apply(request)
             case m.CommitOffsets(transaction=(_, _)):
-                self._led(broker, request)
+                self.led_partition(broker, request)
                 return self.transactions.commit_offsets(request)
         if 30 <= request.api < 40:
-            self._led(broker, request)
+            self.led_partition(broker, request)
             return self.groups.apply(request)
         raise AssertionError(f"the fake broker does not know {request}")
 
@@ -616,7 +616,7 @@ class FakeCluster:
     def _topic(self, topic_id: str) -> FakeTopic:
         return next(one for one in self.topics.values() if one.topic_id == topic_id)
 
-    def _led(self, broker: int, request: Any) -> FakePartition:
+    def led_partition(self, broker: int, request: Any) -> FakePartition:
         one = self._partition(request)
         if one.leader != broker:
             raise NotLeaderError(f"Broker {broker} does not lead.")
@@ -625,7 +625,7 @@ class FakeCluster:
         return one
 
     def _produce(self, broker: int, request: m.Produce, payload: memoryview) -> Any:
-        one = self._led(broker, request)
+        one = self.led_partition(broker, request)
         header = read_header(payload)
         check_body(payload, 0, header)
         check_produced(header)
@@ -637,7 +637,7 @@ class FakeCluster:
             self.transactions.join(header.producer_id, header.producer_epoch)
         base_offset = self._duplicate_of(one, header)
         if base_offset is None:
-            base_offset = self._append(one, bytearray(payload))
+            base_offset = self.append(one, bytearray(payload))
             self._remember(one, header, base_offset)
         return m.ProduceResponse(base_offset, self.append_time_ms, one.log_start)
 
@@ -676,7 +676,7 @@ class FakeCluster:
         entry = (header.base_sequence, header.last_sequence, base_offset)
         one.producers[header.producer_id] = (header.producer_epoch, [*batches, entry][-5:])
 
-    def _append(self, one: FakePartition, batch: bytearray) -> int:
+    def append(self, one: FakePartition, batch: bytearray) -> int:
         base_offset = one.end
         header = stamp(
             batch,
@@ -691,7 +691,7 @@ class FakeCluster:
         return base_offset
 
     def _list_offsets(self, broker: int, request: m.ListOffsets) -> m.ListOffsetsResponse:
-        one = self._led(broker, request)
+        one = self.led_partition(broker, request)
         if request.timestamp_ms == m.EARLIEST:
             return m.ListOffsetsResponse(one.log_start, None)
         if request.timestamp_ms == m.LATEST:
@@ -710,7 +710,7 @@ class FakeCluster:
     def _describe_open(
         self, broker: int, request: m.DescribeOpenTransactions
     ) -> m.DescribeOpenTransactionsResponse:
-        one = self._led(broker, request)
+        one = self.led_partition(broker, request)
         transactions, since = one.transactions, request.since_offset
         return m.DescribeOpenTransactionsResponse(
             high_watermark=one.end,
@@ -722,9 +722,9 @@ class FakeCluster:
         )
 
     async def fetch(self, broker: int, request: m.Fetch) -> Any:
-        deadline = self._loop.time() + request.wait_ms / 1000
+        deadline = self.loop.time() + request.wait_ms / 1000
         while True:
-            one = self._led(broker, request)
+            one = self.led_partition(broker, request)
             if request.offset < one.log_start:
                 raise OffsetOutOfRangeError(f"The log starts at {one.log_start}.")
             if request.offset > one.end and request.last_epoch is not None:
@@ -732,7 +732,7 @@ class FakeCluster:
             if request.offset > one.end:
                 raise OffsetOutOfRangeError(f"The log ends at {one.end}.")
             end = one.end_for(request.isolation)
-            if request.offset < end or self._loop.time() >= deadline:
+            if request.offset < end or self.loop.time() >= deadline:
                 break
             try:
                 async with asyncio.timeout_at(deadline):

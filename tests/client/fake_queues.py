@@ -90,7 +90,7 @@ class FakeQueues:
         queue.most_waiting = max(queue.most_waiting, queue.waiting)
         try:
             while True:
-                one = self._cluster._led(broker, request)
+                one = self._cluster.led_partition(broker, request)
                 offsets = [
                     offset
                     for offset in range(one.end)
@@ -128,7 +128,7 @@ class FakeQueues:
         return m.TakeResponse(1, locks, ready, sweep_ms=20), payload
 
     def settle(self, broker: int, request: m.Settle) -> m.SettleResponse:
-        one = self._cluster._led(broker, request)
+        one = self._cluster.led_partition(broker, request)
         queue = self._of(request.queue_id)
         lost: list[tuple[int, int, str]] = []
 

@@ -92,20 +92,20 @@ def test_a_replica_that_does_not_answer_is_shown_without_offsets(fake3: FakeClus
 def test_creating_waits_for_leaders_and_full_in_sync_sets(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = fake3._create_topic
+    create = fake3.make_topic
 
     def unready(*arguments: Any) -> Any:
         topic = create(*arguments)
         topic.partitions[0].isr = [1]
         if topic.name == "t":
-            fake3._loop.call_later(0.2, get_ready)
+            fake3.loop.call_later(0.2, get_ready)
         return topic
 
-    monkeypatch.setattr(fake3, "_create_topic", unready)
+    monkeypatch.setattr(fake3, "make_topic", unready)
 
     def get_ready() -> None:
         fake3.topics["t"].partitions[0].isr = [1, 2, 3]
-        fake3._bump()
+        fake3.bump_version()
 
     with fake3.cluster() as cluster:
         cluster.create_topic("t")
@@ -117,24 +117,24 @@ def test_creating_waits_for_leaders_and_full_in_sync_sets(
 def test_creating_goes_on_for_as_long_as_replicas_come_in_sync(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = fake3._create_topic
+    create = fake3.make_topic
 
     def unready(*arguments: Any) -> Any:
         topic = create(*arguments)
         for partition in topic.partitions:
             partition.isr = [1]
-        fake3._loop.call_later(0.15, get_readier)
+        fake3.loop.call_later(0.15, get_readier)
         return topic
 
-    monkeypatch.setattr(fake3, "_create_topic", unready)
+    monkeypatch.setattr(fake3, "make_topic", unready)
     steps = [(number, isr) for number in range(10) for isr in ([1, 2], [1, 2, 3])]
 
     def get_readier() -> None:
         number, isr = steps.pop(0)
         fake3.topics["t"].partitions[number].isr = isr
-        fake3._bump()
+        fake3.bump_version()
         if steps:
-            fake3._loop.call_later(0.15, get_readier)
+            fake3.loop.call_later(0.15, get_readier)
 
     with fake3.cluster() as cluster:
         began = time.monotonic()

@@ -108,9 +108,9 @@ def test_what_ends_between_the_two_passes_is_left_out(
         and before partition 1 has."""
         if request.since_offset is not None and request.partition == 1:
             for partition in fake.topics["t"].partitions:
-                fake._append(partition, transactional_batch([b"b"], B))
+                fake.append(partition, transactional_batch([b"b"], B))
             for partition in fake.topics["t"].partitions:
-                fake._append(partition, marker_batch(B, is_commit=True))
+                fake.append(partition, marker_batch(B, is_commit=True))
         return False
 
     fake.fault(DescribeOpenTransactions, matches=lives_meanwhile)
@@ -307,7 +307,7 @@ class Writers:
         number, joined = self._random.choice(self._open)
         partition = self._random.choice(self._partitions)
         batch = transactional_batch([b"%d" % number] * 2, transaction(number))
-        self._fake._append(partition, batch)
+        self._fake.append(partition, batch)
         self.written[b"%d" % number] += 2
         joined.append(partition.number)
 
@@ -324,7 +324,7 @@ class Writers:
                 self._ending.remove((number, is_commit, left))
                 return
             partition = self._partitions[left.pop(self._random.randrange(len(left)))]
-            self._fake._append(partition, marker_batch(transaction(number), is_commit=is_commit))
+            self._fake.append(partition, marker_batch(transaction(number), is_commit=is_commit))
 
 
 @pytest.mark.slow

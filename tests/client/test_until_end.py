@@ -180,7 +180,7 @@ def test_a_bad_batch_behind_the_end_is_none_of_its_business(
 
 def _append_damaged(fake: FakeCluster) -> None:
     partition = fake.topics["t"].partitions[0]
-    fake._append(partition, encode_batch([b"bad"], timestamps_ms=1000))
+    fake.append(partition, encode_batch([b"bad"], timestamps_ms=1000))
     header, data = partition.batches[-1]
     partition.batches[-1] = (header, data[:-1] + bytes([data[-1] ^ 1]))
 

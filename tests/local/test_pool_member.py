@@ -125,7 +125,7 @@ class Played:
     ) -> None:
         self.producer = PlayedProducer(refusals or [])
         self.producer_config: dict[str, Any] = {}
-        self._steps = steps
+        self.steps = steps
         spec = PoolSpec("p", "t", "g", PoolConfig(**{"retry_backoff_ms": 1, **config}))
         self.member = PoolMember(
             with_one_thread(system_environment(None)),
@@ -136,7 +136,7 @@ class Played:
         )
 
     def async_consumer(self, *_: str, **config: Any) -> AsyncConsumer:
-        self.consumer = PlayedConsumer(self._steps, **config)
+        self.consumer = PlayedConsumer(self.steps, **config)
         self.consumer.member = self.member
         return cast(AsyncConsumer, self.consumer)
 
@@ -330,7 +330,7 @@ def test_nothing_is_committed_past_a_dead_letter_that_cannot_be_written() -> Non
         )
 
         def watched(*_: str, **config: Any) -> AsyncConsumer:
-            played.consumer = Watched(played._steps, **config)
+            played.consumer = Watched(played.steps, **config)
             played.consumer.member = played.member
             return cast(AsyncConsumer, played.consumer)
 
@@ -382,7 +382,7 @@ def test_partitions_that_bring_nothing_are_committed_while_others_are_busy(
             commits.append(consumer.commits.count(None))
             return []
 
-        played._steps.append(last)
+        played.steps.append(last)
         await played.run()
         # Compaction may have moved the position of a partition past its last record.
         assert commits == [2]
@@ -404,7 +404,7 @@ def test_a_consumer_whose_polls_keep_failing_ends_and_says_why(
         played = Played([fails, fails, quiet, fails, fails, fails, quiet], lambda records: None)
         report = await played.run()
         assert "it was deleted" in (report.failure or "") and not report.is_leaving
-        assert len(played._steps) == 1
+        assert len(played.steps) == 1
 
     asyncio.run(play())
 

@@ -13,6 +13,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from proving.simulation.server_view import clean_state_of
 from proving.simulation.world import Host
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.replica.compactor import BUSY_RETRY_S, Compactor, cleaner_in_steps
@@ -432,7 +433,7 @@ def test_tombstones_are_dated_by_the_latest_time_that_it_may_be() -> None:
         compacted.write(12)
         await compacted.tick(0)
         await compacted.tick(INTERVAL_S)
-        (mark,) = compacted.log.log._clean.marks
+        (mark,) = clean_state_of(compacted.log.log).marks
         assert abs(mark.time_ms - compacted.environment.clock.wall_ms()) < 1000
 
     compacting(work)

@@ -76,6 +76,25 @@ class Words(Coordinator[str]):
     def _replay(self, record: str) -> None:
         self.words.append(record)
 
+    # --- what subclasses may use ---
+
+    @property
+    def generation(self) -> int:
+        return self._log.generation
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return self._tasks
+
+    def check(self, generation: int) -> None:
+        self._check(generation)
+
+    def may_be_heard(self) -> bool:
+        return self._may_be_heard()
+
+    def look_again(self) -> None:
+        self._ready.notify()
+
 
 class Told(Led):
     topic, topic_id, partition = "__words", "W", 2
@@ -144,7 +163,7 @@ def test_a_request_waits_for_what_it_needs() -> None:
         await asyncio.sleep(LOADING_WAIT_S / 2)
         assert not waiting.done()
         ready = True
-        of.words._ready.notify()
+        of.words.look_again()
         assert await waiting == ["a"]
         ready = False
         began_s = now_s()
@@ -215,7 +234,7 @@ def test_requests_are_told_that_another_process_coordinates() -> None:
                 "metadata."
             )
         await asyncio.sleep(0)
-        assert all(task.cancelled() for task in of.words._tasks)
+        assert all(task.cancelled() for task in of.words.tasks)
 
     played(work)
 
@@ -223,7 +242,7 @@ def test_requests_are_told_that_another_process_coordinates() -> None:
 def test_without_its_lease_it_says_nothing() -> None:
     async def work(of: Told) -> None:
         await of.words.say("a")
-        assert of.words._may_be_heard()
+        assert of.words.may_be_heard()
         of.waits()
         saying, asking = (
             asyncio.ensure_future(one) for one in (of.words.say("b"), of.words.heard())
@@ -235,10 +254,10 @@ def test_without_its_lease_it_says_nothing() -> None:
         for waiting in saying, asking, asyncio.ensure_future(of.words.heard()):
             with pytest.raises(NotLeaderError, match="lost its broker"):
                 await waiting
-        assert not of.words._may_be_heard()
+        assert not of.words.may_be_heard()
         of.has_lease = True
         assert await of.words.heard() == ["a", "b"]
-        assert of.words._may_be_heard()
+        assert of.words.may_be_heard()
 
     played(work)
 
@@ -247,7 +266,7 @@ def test_with_too_few_replicas_it_tells_what_is_committed_and_decides_nothing() 
     async def work(of: Told) -> None:
         await of.words.say("a")
         of.is_starved()
-        assert not of.words._may_be_heard()
+        assert not of.words.may_be_heard()
         assert await of.words.heard() == ["a"]
         for refused in of.words.say("b"), of.words.heard(is_write=True):
             with pytest.raises(NotEnoughReplicasError) as told:
@@ -257,7 +276,7 @@ def test_with_too_few_replicas_it_tells_what_is_committed_and_decides_nothing() 
             )
         assert of.end_offset == 1
         of.commits()
-        assert of.words._may_be_heard()
+        assert of.words.may_be_heard()
         assert await of.words.say("b") == ["a", "b"]
 
     played(work)
@@ -286,8 +305,8 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
     async def work(of: Told) -> None:
         await of.words.say("a")
         assert (of.words.loads, of.words.works) == (1, 1)
-        generation = of.words._log.generation
-        of.words._check(generation)
+        generation = of.words.generation
+        of.words.check(generation)
         if fails_later:
             of.waits()
         else:
@@ -300,14 +319,14 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
         expected = NotEnoughReplicasAfterAppendError if fails_later else NotEnoughReplicasError
         assert [type(one) for one in found] == [expected] * 2
         with pytest.raises(CoordinatorLoadingError) as told:
-            of.words._check(generation)
+            of.words.check(generation)
         assert told.value.message == "The coordinator of __words-2 starts over: try again."
         of.refuse_appends(None)
         of.commits()
         assert await of.words.heard() == (["a", "b", "c"] if fails_later else ["a"])
         assert (of.words.loads, of.words.works) == (2, 2)
         assert (await of.words.say("d"))[-1] == "d"
-        assert of.words._log.generation == generation + 1
+        assert of.words.generation == generation + 1
 
     with caplog.at_level(logging.WARNING):
         played(work)

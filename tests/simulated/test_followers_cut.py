@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proving.simulation.server_view import clean_state_of
 from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.storage.producer_state import ProducerState
@@ -164,7 +165,7 @@ def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
 
         async def swap() -> None:
             await asyncio.sleep(1.0)
-            log.log.learned(log.log._clean.learned(20, 0))
+            log.log.learned(clean_state_of(log.log).learned(20, 0))
             log.files_lock.release()
 
         log.environment.tasks.spawn(swap(), "swap")

@@ -13,6 +13,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.process import Process
+from proving.simulation.server_view import metadata_log_of
 from rayq import messages
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -69,7 +70,7 @@ class _Broker:
 
     async def append(self, *records: MetadataRecord, epoch: int, commit_index: int) -> None:
         """A controller's records follow the log's last one."""
-        log = self.keeper._log
+        log = metadata_log_of(self.keeper)
         entries = [
             (index, epoch, encode_record(record))
             for index, record in enumerate(records, log.last_index + 1)
@@ -208,12 +209,12 @@ def test_the_simulation_judges_which_voters_and_queues_are_told() -> None:
         queues_before = await broker.answers.queues(every, room)
         await broker.install(VotersChanged(NEW), *CREATED, epoch=2, last_index=5)
         right = MetadataJudge()
-        right._judge_voters(broker.keeper, await broker.voters())
-        right._judge_queues(broker.keeper, every, await broker.answers.queues(every, room))
+        right.judge_voters(broker.keeper, await broker.voters())
+        right.judge_queues(broker.keeper, every, await broker.answers.queues(every, room))
         assert right.fault is None
         for_voters, for_queues = MetadataJudge(), MetadataJudge()
-        for_voters._judge_voters(broker.keeper, voters_before)
-        for_queues._judge_queues(broker.keeper, every, queues_before)
+        for_voters.judge_voters(broker.keeper, voters_before)
+        for_queues.judge_queues(broker.keeper, every, queues_before)
         assert for_voters.fault is not None and "names the voters" in for_voters.fault
         assert for_queues.fault is not None and "tells of the queues" in for_queues.fault
 

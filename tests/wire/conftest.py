@@ -88,6 +88,15 @@ class Wire:
         self.opened.append(server)
         return server
 
+    def connections(self, server: Server) -> int:
+        """The number of connections of a server that are authenticated, as its metrics say."""
+        found = [
+            sample.value
+            for sample in server.environment.metrics.collect()
+            if sample.name == "rayq_connections"
+        ]
+        return int(sum(found))
+
     async def connect(
         self,
         server: Server,

@@ -113,7 +113,7 @@ def test_a_client_that_takes_nothing_for_long_is_disconnected(
         for number in range(1, 101):
             peer.write_request(21, number, fetch())
         await eventually(lambda: leader.made > 0)
-        await eventually(lambda: not server._authenticated)
+        await eventually(lambda: wire.connections(server) == 0)
         assert "has taken no answers for" in caplog.text
         await assert_served(wire, server)
 
@@ -134,7 +134,7 @@ def test_a_client_for_which_too_much_is_unsent_is_disconnected(
             peer.write_request(21, number, fetch())
         await eventually(lambda: any(one._requests == 100 for one in server._authenticated))
         leader.may_answer.set()
-        await eventually(lambda: not server._authenticated)
+        await eventually(lambda: wire.connections(server) == 0)
         await assert_served(wire, server)
 
     run(scenario)

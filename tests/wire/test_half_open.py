@@ -210,7 +210,7 @@ def test_clients_are_told_before_the_descriptors_of_files_and_servers_are_touche
         for client in [*wire.opened]:
             if client is not server and client is not broker:
                 client.close()
-        await eventually(lambda: len(server._authenticated) == 1)
+        await eventually(lambda: wire.connections(server) == 1)
         await ask(wire, server)
 
     run(scenario)

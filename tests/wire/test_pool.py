@@ -18,12 +18,12 @@ def test_concurrent_callers_share_one_connection(run: Any, wire: Any, make_produ
         pool = wire.keep(ConnectionPool(wire.environment(), wire.client_identity()))
         found = await asyncio.gather(*(pool.get(server.host, server.port) for _ in range(20)))
         assert len({id(connection) for connection in found}) == 1
-        assert len(server._authenticated) == 1
+        assert wire.connections(server) == 1
         response, payload = await pool.request(
             server.host, server.port, make_produce(5), b"x", timeout_s=60
         )
         assert (response.base_offset, bytes(payload)) == (5, b"x")
-        assert len(server._authenticated) == 1
+        assert wire.connections(server) == 1
 
     run(scenario)
 

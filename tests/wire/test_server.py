@@ -351,7 +351,7 @@ def test_connections_above_the_limit_are_told_so(run: Any, wire: Any, eventually
         broker = await wire.connect(server, wire.server_identity(broker=2))  # a broker is let in
         broker.close()
         first.close()
-        await eventually(lambda: len(server._authenticated) == 1)
+        await eventually(lambda: wire.connections(server) == 1)
         await wire.connect(server)
 
     run(scenario)
@@ -495,7 +495,7 @@ def test_handlers_end_their_work_though_the_peer_is_gone(
         client.close()
         with pytest.raises(DisconnectedError):
             await future
-        await eventually(lambda: not server._authenticated)
+        await eventually(lambda: wire.connections(server) == 0)
         release.set()
         await eventually(lambda: ended == [True])
 
