@@ -30,6 +30,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.testing import LocalCluster
+from tests.local import unreadable
 from tests.local.support import FAST, read_all
 
 pytestmark = pytest.mark.slow
@@ -366,6 +367,37 @@ def test_a_topic_deleted_meanwhile_fails_the_job(spark: Any, cluster: Cluster) -
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
+def test_records_that_cannot_be_read_fail_a_job_and_a_query_or_are_left_out(
+    spark: Any, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rayq.spark
+
+    cluster.create_topic("bad")
+    log = unreadable.fill(cluster, "bad", tmp_path / "values", monkeypatch)
+    offset, next_offset = next(iter(log.bad.items()))
+    told = f"offset {offset} of bad-0 cannot be read.*Seek to {next_offset}"
+    options: dict[str, Any] = {"cluster": cluster, "large_values": f"file://{tmp_path}/values"}
+    assert re.search(told, task_error(rayq.spark.read(spark, "bad", **options).collect))
+    df = rayq.spark.read(spark, "bad", on_corrupt="skip", **options)
+    assert [bytes(row.value) for row in df.select("value").collect()] == log.good
+    # A query that ended there goes on behind them, as its start says.
+    found: list[bytes] = []
+    options |= {"checkpoint": tmp_path / "checkpoint", "trigger": "available_now"}
+
+    def query(**more: Any) -> Any:
+        stream = rayq.spark.stream(spark, "bad", **options, **more)
+        return stream.foreach_batch(
+            lambda df, _: found.extend(bytes(row.value) for row in df.collect())
+        ).start()
+
+    with pytest.raises(StreamingQueryError, match=told):
+        query().awaitTermination()
+    assert found == []
+    query(on_corrupt="skip").awaitTermination()
+    assert found == log.good
+
+
 def test_a_partition_that_is_offline_fails_the_job_after_the_timeout(
     spark: Any, tmp_path: Path
 ) -> None:
