@@ -236,12 +236,17 @@ async def _until_moved(
     timeout_s: float,
 ) -> None:
     topics = {place.topic for place in wanted}
+    topic_ids: dict[str, str] = {}
     version = 0
     while True:
         left_s = deadline - client.now
         moving = list(wanted)
         if version:
-            moving = [place for place in wanted if _is_moving(client, place, wanted[place])]
+            moving = [
+                place
+                for place, target in wanted.items()
+                if _is_moving(client, place, target, topic_ids)
+            ]
         if not moving:
             return
         if left_s <= PAUSE_S:
@@ -262,11 +267,18 @@ async def _until_moved(
         version = client.metadata.version
 
 
-def _is_moving(client: Client, place: TopicPartition, target: Sequence[int]) -> bool:
+def _is_moving(
+    client: Client, place: TopicPartition, target: Sequence[int], topic_ids: dict[str, str]
+) -> bool:
     """Returns whether the move is still in progress. Raises NoReassignmentError if somebody else
-    ended it, and UnknownTopicError if the topic was deleted."""
+    ended it, and UnknownTopicError if the topic was deleted. `topic_ids` are the ids of the topics
+    when they were seen first."""
     topic = client.metadata.topics.get(place.topic)
-    if topic is None or place.partition >= len(topic.partitions):
+    if (
+        topic is None
+        or topic_ids.setdefault(place.topic, topic.topic_id) != topic.topic_id
+        or place.partition >= len(topic.partitions)
+    ):
         raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")
     known = topic.partitions[place.partition]
     replicas = [replica.broker for replica in known.replicas]
