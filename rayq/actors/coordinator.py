@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.handlers import NO_PAYLOAD, HandlerTable
+from rayq.actors.once_committed import once_committed
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.core.decision import Decision, DecisionTable, Times
+from rayq.core.decision import Decision, Times
 from rayq.errors import (
     CoordinatorLoadingError,
     CorruptBatchError,
@@ -51,10 +52,9 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
     """Name of the coordinated things, for messages."""
     topic: ClassVar[str]
     """The topic whose partitions have such a coordinator."""
-    decisions: ClassVar[DecisionTable[Any, Times, Any]] = DecisionTable()
-    """The functions that decide requests in one step."""
     handlers: ClassVar[HandlerTable]
-    """The coroutines that answer the others; they use `_answer` for each step."""
+    """The functions that decide requests in one step, and the coroutines that answer the others:
+    these use `_answer` for each step."""
     only_reads: ClassVar[Collection[type[messages.AnyRequest]]] = ()
     """The requests that are also answered while too few replicas are in sync."""
     state: StateT
@@ -109,7 +109,7 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
         """Answers a request, once everything that the answer or the refusal is based on is
         committed."""
         await self._admit(request)
-        decide = self.decisions.get(type(request))
+        decide = self.handlers.decisions.get(type(request))
         if decide is None:
             answering: Any = self.handlers.answer(self, peer, request, payload)
             answer: Result = await answering
@@ -160,15 +160,13 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
     async def _answer(self, decide: Callable[[], Decision[RecordT, T]]) -> T:
         """Decides, and returns the answer once the decision, or the state that a refusal is based
         on, is committed."""
-        try:
+
+        def step() -> T:
             decision = decide()
             self._append(decision.records)
-            answer = decision.answer()
-        except RayqError:
-            await self._until_committed()
-            raise
-        await self._until_committed()
-        return answer
+            return decision.answer()
+
+        return await once_committed(self._until_committed, step)
 
     async def _until_committed(self) -> None:
         """Returns when everything decided so far is committed, and this object still

@@ -7,8 +7,9 @@ declare this server in `Request.answered_by`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from rayq.messages import REQUESTS, AnyRequest
@@ -20,6 +21,7 @@ RequestT = TypeVar("RequestT", bound=AnyRequest)
 AnswerT = TypeVar("AnswerT")
 
 NO_PAYLOAD = memoryview(b"")
+NO_DECISIONS: Mapping[type[AnyRequest], Callable[..., Any]] = MappingProxyType({})
 _MARK = "_rayq_answers"
 
 
@@ -73,11 +75,11 @@ class HandlerTable:
         answerer: Answerer,
         server: type,
         *,
-        decisions: Collection[type[AnyRequest]] = (),
+        decisions: Mapping[type[AnyRequest], Callable[..., Any]] = NO_DECISIONS,
         **parts: type,
     ) -> None:
         self._handlers: dict[type[AnyRequest], _Handler] = {}
-        self._decisions = decisions
+        self.decisions = decisions
         for owner, part in (("", server), *parts.items()):
             for base in part.__mro__:
                 for name, method in vars(base).items():
@@ -99,7 +101,7 @@ class HandlerTable:
             )
 
     def __contains__(self, kind: type[AnyRequest]) -> bool:
-        return kind in self._handlers or kind in self._decisions
+        return kind in self._handlers or kind in self.decisions
 
     def answer(
         self, server: Any, peer: Peer, request: AnyRequest, payload: memoryview = NO_PAYLOAD

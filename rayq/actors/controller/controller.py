@@ -17,6 +17,7 @@ from rayq import messages
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.metadata.quorum import Quorum
+from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
 from rayq.core.cluster import (
     broker_changes,
@@ -45,7 +46,6 @@ from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     ProtocolError,
-    RayqError,
     StaleBrokerError,
     WrongClusterError,
 )
@@ -147,24 +147,7 @@ class Controller:
         `core`, and NotControllerError: the outcome of a change is then unknown."""
         if isinstance(request, messages.Change):
             await self._turn_of_a_change()
-        index = before_index = self._quorum.last_index
-        request_id = request.request_id if isinstance(request, messages.Change) else None
-        try:
-            if request_id is not None and request_id in self.state.requests_done:
-                await self._quorum.committed(index)
-                return messages.ChangeResponse(index)
-            records, make_answer = self._decide(request)
-            if request_id is not None and (records or self._quorum.last_index > before_index):
-                records = [*records, RequestDone(request_id)]
-            # After a controller's death, a retry finds all of it or nothing.
-            index = self._append(records, reason_of(request), together=True)
-            answer = make_answer()
-        except RayqError:
-            # The state that the refusal is based on may not be committed yet.
-            await self._quorum.committed(self._quorum.last_index)
-            raise
-        await self._quorum.committed(index)
-        return messages.ChangeResponse(index) if answer is None else answer
+        return await once_committed(self._quorum.until_committed, lambda: self._carry_out(request))
 
     async def _turn_of_a_change(self) -> None:
         """Waits for a turn, so that one client's change is decided in each turn of the loop and
@@ -174,6 +157,20 @@ class Controller:
             await asyncio.sleep(0)
 
     # --- deciding ---------------------------------------------------------------------------
+
+    def _carry_out(self, request: messages.AnyRequest) -> messages.Response:
+        """Decides on a request and appends the records. Of a change that is repeated it appends
+        nothing."""
+        request_id = request.request_id if isinstance(request, messages.Change) else None
+        before_index = self._quorum.last_index
+        if request_id is not None and request_id in self.state.requests_done:
+            return messages.ChangeResponse(before_index)
+        records, answer = self._decide(request)
+        if request_id is not None and (records or self._quorum.last_index > before_index):
+            records = [*records, RequestDone(request_id)]
+        # After a controller's death, a retry finds all of it or nothing.
+        index = self._append(records, reason_of(request), together=True)
+        return answer() or messages.ChangeResponse(index)
 
     def _decide(self, request: messages.AnyRequest) -> ClusterDecision:
         kind = type(request)

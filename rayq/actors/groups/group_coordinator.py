@@ -66,7 +66,6 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
 
     subject = "groups"
     topic = OFFSETS_TOPIC
-    decisions = DECISIONS
     only_reads = (messages.ListGroups, messages.DescribeGroup)
 
     def __init__(

@@ -314,6 +314,10 @@ class Quorum:
             await self._committed.wait(self._timeout_s)
         self._check_not_ended()
 
+    async def until_committed(self) -> None:
+        """Returns once everything appended so far is committed. Raises as `committed`."""
+        await self.committed(self.last_index)
+
     def _add(self, answer: messages.PrepareResponse, at: Address, *, has_vote: bool) -> None:
         host, port = at
         self._peers[answer.broker] = _Peer(

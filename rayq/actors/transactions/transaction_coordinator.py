@@ -67,7 +67,6 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
 
     subject = "transactions"
     topic = TRANSACTIONS_TOPIC
-    decisions = DECISIONS
     only_reads = (messages.ListTransactions, messages.DescribeTransaction)
 
     def __init__(
