@@ -727,8 +727,8 @@ class QueueFencedError(InternalError):
 
 
 class QueuePartsMissingError(InternalError):
-    """The keeper of a queue lacks parts of a write, of which it got others: nothing was written.
-    The leader of the data partition sends all of it again."""
+    """The coordinator of a queue lacks parts of a write, of which it got others: nothing was
+    written. The leader of the data partition sends all of it again."""
 
     not_written = True
 

@@ -254,13 +254,13 @@ _METRICS = (
         "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
         "then on all readers see how it ended.",
     ),
-    # Queues, from their keepers.
+    # Queues, from the coordinators of their state.
     Metric(
         "rayq_queue_state_bytes",
         "gauge",
         ("cluster", "partition"),
-        "What the keeper that leads this partition of __queue_state holds of its queues; above 64 "
-        "MiB they give out no more records until some are settled.",
+        "What the coordinator that leads this partition of __queue_state holds of its queues; "
+        "above 64 MiB they give out no more records until some are settled.",
     ),
     # From the leader of the data partition.
     Metric("rayq_queue_ready", "gauge", _QUEUE, "Records that could be taken now."),

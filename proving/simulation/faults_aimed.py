@@ -25,7 +25,7 @@ from proving.simulation.server_view import (
     role_of,
 )
 from proving.simulation.world import Host
-from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
@@ -118,7 +118,7 @@ def queues_with_delays(cluster: SimulatedCluster) -> list[Process]:
 def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
     """Hosts of queues where a consumer has just lost its connection, and its locks have a
     second."""
-    return _queues(cluster, lambda leader, opened: has_holders_away(leader.holders))
+    return _queues(cluster, lambda leader, opened: has_holders_away(leader.owners))
 
 
 def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
@@ -127,7 +127,7 @@ def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
 
 
 def _queues(
-    cluster: SimulatedCluster, holds: Callable[[QueueLeader, OpenQueue], bool]
+    cluster: SimulatedCluster, holds: Callable[[QueueLeader, QueuePartition], bool]
 ) -> list[Process]:
     return [
         process

@@ -14,8 +14,8 @@ from proving.simulation.process import Process
 from proving.simulation.server_view import partition_of, queue_leaders_of, replica_log_of, role_of
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
-from rayq.core.queues.kept_queues import StateKey
 from rayq.core.queues.moves import Move
+from rayq.core.queues.queue_states import StateKey
 
 STRUCK_SHARE = 0.3
 APPEND_LIMIT_S = 1.0

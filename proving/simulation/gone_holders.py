@@ -16,9 +16,9 @@ from proving.simulation.loop import START_S
 from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
 from proving.simulation.server_view import holders_of
-from rayq.actors.queues.holders import Holders
-from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.waiting import LockOwners
 from rayq.wire.server import Peer
 
 PROMISED_S = 1.0
@@ -37,48 +37,48 @@ class GoneHolders:
 
     def __init__(self, problems: list[str]) -> None:
         self._problems = problems
-        self._connections: dict[Holders, dict[str, list[asyncio.Future[None]]]] = {}
+        self._connections: dict[LockOwners, dict[str, list[asyncio.Future[None]]]] = {}
         """The connections that have named each holder, of each leader."""
         self._ended_s: dict[asyncio.Future[None], float] = {}
         """The time at which a leader heard that a connection had ended."""
-        self._waits_s: dict[tuple[OpenQueue, str], float] = {}
+        self._waits_s: dict[tuple[QueuePartition, str], float] = {}
         """Time since which an opening that could act has had locks of a holder that is gone."""
         self._looked_s = 0.0
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """Notes who is heard and whose locks are freed, for the length of a `with` block."""
-        heard, free_holders = Holders.heard, OpenQueue.free_holders
-        closed = vars(Holders)["_closed"]
+        heard, free_holders = LockOwners.heard, QueuePartition.free_holders
+        closed = vars(LockOwners)["_closed"]
 
-        def note_heard(holders: Holders, holder: str, peer: Peer) -> None:
+        def note_heard(holders: LockOwners, holder: str, peer: Peer) -> None:
             named = self._connections.setdefault(holders, {}).setdefault(holder, [])
             if peer.closed not in named:
                 named.append(peer.closed)
             heard(holders, holder, peer)
 
-        def note_closed(holders: Holders, connection: asyncio.Future[None]) -> None:
+        def note_closed(holders: LockOwners, connection: asyncio.Future[None]) -> None:
             self._ended_s[connection] = asyncio.get_running_loop().time()
             closed(holders, connection)
 
-        def judge_freed(opened: OpenQueue, holders: Set[str]) -> None:
+        def judge_freed(opened: QueuePartition, holders: Set[str]) -> None:
             for holder in sorted(_with_locks(opened) & holders):
                 self._judge_freed(opened, holder)
             free_holders(opened, holders)
 
         with (
-            mock.patch.object(Holders, "heard", note_heard),
-            mock.patch.object(Holders, "_closed", note_closed),
-            mock.patch.object(OpenQueue, "free_holders", judge_freed),
+            mock.patch.object(LockOwners, "heard", note_heard),
+            mock.patch.object(LockOwners, "_closed", note_closed),
+            mock.patch.object(QueuePartition, "free_holders", judge_freed),
         ):
             yield
 
     def look(self, leaders: Iterable[tuple[Process, QueueLeader]]) -> None:
         """Looks at the leaders of all processes that live."""
         now_s = self._looked_s = asyncio.get_running_loop().time()
-        waits_s: dict[tuple[OpenQueue, str], float] = {}
+        waits_s: dict[tuple[QueuePartition, str], float] = {}
         for process, leader in leaders:
-            named, opened = self._connections.get(leader.holders, {}), leader.open
+            named, opened = self._connections.get(leader.owners, {}), leader.open
             if opened is None or process.gate != OPEN:
                 continue  # It begins again, or stands still: its time counts from the end of that.
             for holder in _with_locks(opened):
@@ -102,7 +102,7 @@ class GoneHolders:
             return None
         return max(self._ended_s.get(connection, now_s) for connection in connections)
 
-    def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
+    def _judge_freed(self, opened: QueuePartition, holder: str) -> None:
         now_s = asyncio.get_running_loop().time()
         named = self._connections.get(holders_of(opened), {})
         if holder not in named or now_s - self._looked_s > 2 * LOOK_S:
@@ -118,6 +118,6 @@ class GoneHolders:
             )
 
 
-def _with_locks(opened: OpenQueue) -> set[str]:
+def _with_locks(opened: QueuePartition) -> set[str]:
     """The holders that have locks."""
     return {holder for block in opened.state.offsets.blocks.values() for holder in block.holders}

@@ -27,11 +27,11 @@ from proving.simulation.server_view import (
 from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
-from rayq.core.queues import kept_queues
+from rayq.core.queues import queue_states
 from rayq.core.queues import records as queue_records
 from rayq.core.queues.block import BLOCK_OFFSETS, DELAYED, READY, Block, bits_of
-from rayq.core.queues.kept_queues import KeptQueues, StateKey
 from rayq.core.queues.moves import Move
+from rayq.core.queues.queue_states import QueueStates, StateKey
 from rayq.core.queues.records import Head, Kept
 from rayq.core.queues.state import QueueState
 from rayq.storage.batch import decode_columns, read_header
@@ -52,9 +52,9 @@ class QueueInvariants:
     """See the module."""
 
     def __init__(self) -> None:
-        self._kept = KeptQueues()
+        self._kept = QueueStates()
         self._known: dict[StateKey, Kept] = {}
-        self._openings: dict[StateKey, kept_queues.Opening] = {}
+        self._openings: dict[StateKey, queue_states.Opening] = {}
         self.moved_to: frozenset[str] = frozenset()
         """Topics that get records by moves only."""
         self.sure_moves: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class QueueInvariants:
         columns = decode_columns(batch, 0, read_header(batch))
         changed: dict[StateKey, None] = {}
         for key, value in zip(columns.keys or (), columns.values, strict=True):
-            record = kept_queues.decode(key, value)
+            record = queue_states.decode(key, value)
             self._kept.replay(record)
             changed[record.state_key] = None
         for state_key in changed:
@@ -151,7 +151,7 @@ class QueueInvariants:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _read(self, state_key: StateKey) -> Iterator[kept_queues.KeptRecord]:
+    def _read(self, state_key: StateKey) -> Iterator[queue_states.KeptRecord]:
         after: bytes | None = b""
         while after is not None:
             page, after = self._kept.read(state_key, after)

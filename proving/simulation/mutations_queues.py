@@ -7,20 +7,19 @@ from typing import Any
 from unittest import mock
 
 from proving.simulation.planting import Patch, plants
-from rayq.actors.queues import holders, learning
-from rayq.actors.queues.commits import QueueCommits
-from rayq.actors.queues.learning import Learner
-from rayq.actors.queues.move_targets import MoveTargets
-from rayq.actors.queues.numbered_moves import NumberedMoves
-from rayq.actors.queues.open_queue import OpenQueue
-from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.actors.queues import scanner, waiting
+from rayq.actors.queues.numbered_moves import MoveTargets, NumberedMoves
+from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.persister import GroupCommit
 from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.scanner import LogScanner
+from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.client.queues.queue_core import QueueCore
 from rayq.core.queues import block as queue_block
 from rayq.core.queues import state as queue_state
 from rayq.core.queues.block import Block
-from rayq.core.queues.kept_queues import KeptQueues, Record
 from rayq.core.queues.key_order import KeyOrder
+from rayq.core.queues.queue_states import QueueStates, Record
 from rayq.core.queues.records import HEAD, block_record, head_record
 from rayq.core.queues.state import QueueState
 from rayq.errors import RayqError
@@ -38,7 +37,7 @@ def take_answered_early() -> list[Patch]:
         self.commits.kept()
         take.finish(answer)
 
-    return [(OpenQueue, "_answer", mutated)]
+    return [(QueuePartition, "_answer", mutated)]
 
 
 @plants("49", "what a consumer has locked and not begun is a delivery", QUEUES)
@@ -53,7 +52,7 @@ def surplus_kept() -> list[Patch]:
 
 @plants("48", "a settlement is answered before it is kept", QUEUES)
 def ack_answered_early() -> list[Patch]:
-    settle = OpenQueue.settle
+    settle = QueuePartition.settle
 
     def mutated(self: Any, request: Any) -> Any:
         commits = self.commits
@@ -63,13 +62,13 @@ def ack_answered_early() -> list[Patch]:
         finally:
             self.commits = commits
 
-    return [(OpenQueue, "settle", mutated)]
+    return [(QueuePartition, "settle", mutated)]
 
 
 class _Early:
     """Commits that nobody waits for."""
 
-    def __init__(self, commits: QueueCommits) -> None:
+    def __init__(self, commits: GroupCommit) -> None:
         self._commits = commits
 
     def kept(self, *, may_linger: bool) -> None:
@@ -129,14 +128,14 @@ def late_ack_accepted() -> list[Patch]:
 
 @plants("50", "locks run out by the wall clock", QUEUES)
 def locks_by_wall_clock() -> list[Patch]:
-    init = OpenQueue.__init__
+    init = QueuePartition.__init__
 
     def mutated(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         self._clock = _WallClock(self._clock)
-        self._learner._clock = self._clock
+        self._scanner._clock = self._clock
 
-    return [(OpenQueue, "__init__", mutated)]
+    return [(QueuePartition, "__init__", mutated)]
 
 
 class _WallClock:
@@ -154,13 +153,13 @@ class _WallClock:
 
 @plants("50", "delays end by a wall clock that may have leapt", QUEUES)
 def delays_by_a_leaping_clock() -> list[Patch]:
-    init = OpenQueue.__init__
+    init = QueuePartition.__init__
 
     def mutated(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         self._clock_watch = _LeapingWatch(self._clock)
 
-    return [(OpenQueue, "__init__", mutated)]
+    return [(QueuePartition, "__init__", mutated)]
 
 
 class _LeapingWatch:
@@ -190,7 +189,7 @@ def gone_holders_keep_locks() -> list[Patch]:
 
 @plants("56", "a consumer whose connection breaks loses its locks at once", QUEUES)
 def no_grace_for_holders() -> list[Patch]:
-    return [(holders, "GRACE_S", 0.0)]
+    return [(waiting, "GRACE_S", 0.0)]
 
 
 # --- the keeper -----------------------------------------------------------------------------------
@@ -203,12 +202,12 @@ def old_leader_writes() -> list[Patch]:
     ) -> list[Record]:
         return [Record(state_key, key, value) for key, value in records]
 
-    return [(KeptQueues, "write", write)]
+    return [(QueueStates, "write", write)]
 
 
 @plants("47", "a write that comes again later undoes those between", QUEUES)
 def held_back_write_applied() -> list[Patch]:
-    write = QueueKeeper._write
+    write = QueueStateCoordinator._write
     held: dict[Any, Any] = {}
 
     def mutated(self: Any, state_key: Any, request: Any, records: Any) -> Any:
@@ -220,7 +219,7 @@ def held_back_write_applied() -> list[Patch]:
             return [*decided, *again]
         return decided
 
-    return [(QueueKeeper, "_write", mutated)]
+    return [(QueueStateCoordinator, "_write", mutated)]
 
 
 @plants("47", "a write is answered before it is committed", QUEUES)
@@ -237,8 +236,8 @@ def write_answered_early() -> list[Patch]:
         finally:
             self._until_committed = until
 
-    write = QueueKeeper.write
-    return [(QueueKeeper, "write", mutated)]
+    write = QueueStateCoordinator.write
+    return [(QueueStateCoordinator, "write", mutated)]
 
 
 # --- the start ------------------------------------------------------------------------------------
@@ -284,7 +283,7 @@ def blocks_before_head() -> list[Patch]:
 
 @plants("51", "what an unclean election cut off stays done", QUEUES)
 def truncated_stays_done() -> list[Patch]:
-    return [(learning, "_compare", lambda *args, **options: None)]
+    return [(scanner, "_compare", lambda *args, **options: None)]
 
 
 @plants("51", "what was cut off is given out anew under the locks of before", QUEUES)
@@ -385,4 +384,4 @@ def keys_not_told_again() -> list[Patch]:
     async def tell_keys(self: Any) -> None:
         self.state.tell_keys(self.state.learned, [])
 
-    return [(Learner, "_tell_keys", tell_keys)]
+    return [(LogScanner, "_tell_keys", tell_keys)]

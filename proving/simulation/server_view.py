@@ -19,10 +19,10 @@ from rayq.actors.coordinator import Coordinator
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Entry, Quorum
-from rayq.actors.queues.commits import QueueCommits
-from rayq.actors.queues.holders import Holders
-from rayq.actors.queues.open_queue import OpenQueue
+from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.persister import GroupCommit
 from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.waiting import LockOwners
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.replica import Replica, Role
 from rayq.actors.replica.replica_host import ReplicaHost
@@ -31,7 +31,7 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.group_member import GroupMember
 from rayq.client.queues.acquired import AcquiredBatch
 from rayq.client.queues.task import QueueTask
-from rayq.core.queues.kept_queues import KeptQueues, Opening, StateKey
+from rayq.core.queues.queue_states import Opening, QueueStates, StateKey
 from rayq.core.queues.state import QueueState
 from rayq.records import TopicIdPartition
 from rayq.storage.clean_state import CleanState
@@ -241,11 +241,11 @@ def partition_of(leader: QueueLeader) -> int:
     return leader._partition
 
 
-def holders_of(opened: OpenQueue) -> Holders:
-    return opened._holders
+def holders_of(opened: QueuePartition) -> LockOwners:
+    return opened._owners
 
 
-def has_holders_away(holders: Holders) -> bool:
+def has_holders_away(holders: LockOwners) -> bool:
     """True if a consumer has lost its connection, and its locks have a moment left."""
     return bool(holders._timers)
 
@@ -255,17 +255,17 @@ def has_moves(state: QueueState) -> bool:
     return bool(state._moves)
 
 
-def is_all_kept(commits: QueueCommits) -> bool:
+def is_all_kept(commits: GroupCommit) -> bool:
     """True if no write to the keeper is under way or wanted."""
     return commits._current is None and commits._next is None
 
 
-def fence_of(commits: QueueCommits) -> int:
+def fence_of(commits: GroupCommit) -> int:
     """The fence under which a leader writes to the keeper."""
-    return commits._journal.fence
+    return commits._persister.fence
 
 
-def opening_of(kept: KeptQueues, state_key: StateKey) -> Opening | None:
+def opening_of(kept: QueueStates, state_key: StateKey) -> Opening | None:
     """The leader that has opened a queue in a partition last, as the keeper knows it."""
     return kept._opening_of(state_key)
 

@@ -1,5 +1,5 @@
 """Connections from a replica process to the leaders of other partitions, the coordinators of
-transactions and the keepers of queues. A process has one `Peers`, which its replicas share.
+transactions and the coordinators of queues. A process has one `Peers`, which its replicas share.
 
 It finds leaders by the metadata of this node's broker, and asks for them again after a leader
 refused or did not answer.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from rayq import messages
 from rayq.backoff import Backoff
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC, TRANSACTIONS_TOPIC
-from rayq.core.queues.kept_queues import keeper_partition
+from rayq.core.queues.queue_states import queue_state_partition
 from rayq.environment import Environment
 from rayq.errors import (
     ClosedError,
@@ -146,17 +146,17 @@ class Peers:
             raise UnknownTopicError(f"There is no topic {name} (yet).")
         return topic_id
 
-    # --- keepers of queues ------------------------------------------------------------------
+    # --- coordinators of queues ------------------------------------------------------------------
 
-    async def ask_keeper(
+    async def ask_queue_state(
         self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
     ) -> tuple[messages.ResponseT, memoryview]:
-        """Sends a request once to the keeper of a queue, as `exchange`, and returns the answer.
-        Raises UnknownTopicError, too, while the metadata here are older than the queue."""
+        """Sends a request once to the coordinator of a queue, as `exchange`, and returns the
+        answer. Raises UnknownTopicError, too, while the metadata here are older than the queue."""
         topic_id = await self.find_own(QUEUES_TOPIC)
         # The number of partitions is final: the queue's record was committed after those of all
         # partitions.
-        partition = keeper_partition(queue_id, len(self._leaders[topic_id]))
+        partition = queue_state_partition(queue_id, len(self._leaders[topic_id]))
         return await self.exchange(topic_id, partition, build, payload)
 
     # --- leaders ----------------------------------------------------------------------------

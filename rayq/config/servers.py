@@ -262,8 +262,8 @@ class ClusterConfig:
     coordinator of its own."""
 
     queue_state_partitions: Annotated[int, Bounds(1, 256)] = 4
-    """The number of partitions of `__queue_state`, fixed at the first queue. Each has a keeper of
-    its own."""
+    """The number of partitions of `__queue_state`, fixed at the first queue. Each has a coordinator
+    of its own."""
 
     offsets_retention_ms: Positive = 7 * DAY_MS
     """The time after which the positions of a group without members are deleted."""

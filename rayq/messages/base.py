@@ -59,7 +59,7 @@ Answerer = Literal[
     "queue leader",
     "group coordinator",
     "transaction coordinator",
-    "queue keeper",
+    "queue state coordinator",
     "object server",
 ]
 """The server that answers a request. A process of replicas has the replicas, and what lives beside
@@ -189,7 +189,7 @@ class ToTransactionCoordinator(ToCoordinator[ResponseT_co], frozen=True):
 class ToQueueState(ToCoordinator[ResponseT_co], frozen=True):
     """Base of the requests to a partition of `__queue_state`."""
 
-    answered_by: ClassVar[tuple[Answerer, ...]] = ("queue keeper",)
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("queue state coordinator",)
 
 
 class Done(Response, frozen=True):

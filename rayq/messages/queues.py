@@ -1,8 +1,8 @@
-"""Requests of clients to queues, and requests of a partition's leader to the keeper of its queues.
+"""Requests of clients to queues, and of a partition's leader to the queue state coordinator.
 
 A queue is a named reader of a topic that settles single records. The leader of each data partition
-serves a part of it (its *queue leader*). The *keeper* stores its decisions durably: the leader of
-partition crc32(queue id) % partitions of `__queue_state`.
+serves a part of it (its *queue leader*). The *queue state coordinator* stores its decisions
+durably: the leader of partition crc32(queue id) % partitions of `__queue_state`.
 
 A *lock* is (holder, state epoch, offset, count): the count says how often the record was given out.
 Settling names the lock, so that nobody settles somebody else's delivery, too late or otherwise.
@@ -317,13 +317,13 @@ class PurgeQueue(ToQueueLeader[PurgeQueueResponse], frozen=True):
     sent_by_clients: ClassVar[bool] = True
 
 
-# --- the keeper: leaders of data partitions to the leader of a partition of `__queue_state` -------
+# --- queue state: leaders of data partitions to the leader of a partition of `__queue_state` ------
 # Each raises QueueFencedError: a later opening took the state over, or the queue was deleted.
 
 
 class OpenQueueStateResponse(Response, frozen=True):
-    """The payload: the kept records of this queue's partition, as `core.kept_queues.pack` made
-    it."""
+    """The payload: the kept records of this queue's partition, as `core.queues.queue_states.pack`
+    made it."""
 
     fence: int
     """Names this opening: writes with another one are refused. Each opening has a higher one."""
@@ -331,7 +331,7 @@ class OpenQueueStateResponse(Response, frozen=True):
     """Not None if there is more: ask again with this as `after`."""
     fence_min: int = 0
     """Locks that were given out under a lower state epoch are void: an unclean election of the
-    keeper may have lost what was kept of them."""
+    coordinator may have lost what was kept of them."""
 
 
 class OpenQueueState(ToQueueState[OpenQueueStateResponse], frozen=True):
@@ -350,13 +350,13 @@ class OpenQueueState(ToQueueState[OpenQueueStateResponse], frozen=True):
 
 class WriteQueueStateResponse(Response, frozen=True):
     is_full: bool
-    """The keeper holds so much that no more records should be given out for now."""
+    """The coordinator holds so much that no more records should be given out for now."""
 
 
 class WriteQueueState(ToQueueState[WriteQueueStateResponse], frozen=True):
-    """Writes kept records (the payload, made by `core.kept_queues.parts_of`), all or none, durably
-    before the answer. Raises QueueLimitError where it `gives_out` and the keeper is far over its
-    limit; QueuePartsMissingError."""
+    """Writes kept records (the payload, made by `core.queues.queue_states.parts_of`), all or none,
+    durably before the answer. Raises QueueLimitError where it `gives_out` and the coordinator is
+    far over its limit; QueuePartsMissingError."""
 
     api: ClassVar[int] = 59
     queue_id: Id
@@ -366,7 +366,7 @@ class WriteQueueState(ToQueueState[WriteQueueStateResponse], frozen=True):
     """The number of the write, of which one is in flight at a time. A repetition has the same; a
     lower one than the last is a write that was held back, and is refused."""
     gives_out: bool = True
-    """Many records are locked by it: only such a write is refused where the keeper is full."""
+    """Many records are locked by it: only such a write is refused where the coordinator is full."""
     part: Counter = 0
     """A large write comes in several requests, one after the other, all with its number."""
     is_last: bool = True

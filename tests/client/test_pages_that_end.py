@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
-from rayq.actors.queues.journal import Journal
+from rayq.actors.queues.persister import QueueStatePersister
 from rayq.batch.job_partition import JobPartition
 from rayq.client.admin.base import Call
 from rayq.client.admin.dead_letters import DeadLetters, _Place
@@ -103,7 +103,7 @@ async def objects(told: Told) -> Any:
 
 
 async def kept_records(told: Told) -> Any:
-    journal = Journal(
+    journal = QueueStatePersister(
         system_environment(), cast(Any, None), queue_id="q", data_partition=0, data_leader_epoch=1
     )
 

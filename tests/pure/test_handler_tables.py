@@ -13,8 +13,8 @@ from rayq.actors.controller.controller import Controller
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.objects.object_server import ObjectServer
-from rayq.actors.queues.queue_keeper import QueueKeeper
 from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_host import ReplicaHost
@@ -30,7 +30,7 @@ SERVERS: dict[messages.Answerer, Any] = {
     "queue leader": QueueLeader,
     "group coordinator": GroupCoordinator,
     "transaction coordinator": TransactionCoordinator,
-    "queue keeper": QueueKeeper,
+    "queue state coordinator": QueueStateCoordinator,
     "object server": ObjectServer,
 }
 

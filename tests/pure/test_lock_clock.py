@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from rayq.actors.queues.lock_clock import GAP_S, LockClock
+from rayq.actors.queues.waiting import GAP_S, LockClock
 from rayq.environment import Clock
 
 LOOK_S = 0.25

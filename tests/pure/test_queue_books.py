@@ -10,8 +10,8 @@ import pytest
 from rayq.core.large.holds import LargeHolds
 from rayq.core.queues import offset_states
 from rayq.core.queues.block import ALL, Block
-from rayq.core.queues.kept_queues import KeptRecord
 from rayq.core.queues.moves import Dying, Move, Outcome
+from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.queues.records import block_record, dying_record, head_record, move_record
 from rayq.core.queues.state import Counts, QueueState
 from rayq.core.queues.unsettled import Unsettled

@@ -9,8 +9,8 @@ import pytest
 
 from rayq.core.queues.block import Block
 from rayq.core.queues.delays import Delay
-from rayq.core.queues.kept_queues import KeptRecord
 from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.queues.records import (
     HEAD,
     Head,

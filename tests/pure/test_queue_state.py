@@ -12,9 +12,9 @@ import pytest
 
 from rayq.config import QueueConfig
 from rayq.core.queues import state as queue_state
-from rayq.core.queues.kept_queues import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queues.lock_times import LockTimes
 from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.queue_states import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queues.state import LOCKS_MAX, QueueState
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 from tests.pure.queue_model import QueueModel

@@ -17,7 +17,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict
 from rayq.core.large.values import chunk_headers
-from rayq.core.queues.kept_queues import KeptQueues, StateKey, pack, unpack
+from rayq.core.queues.queue_states import QueueStates, StateKey, pack, unpack
 from rayq.errors import RayqError
 from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
@@ -33,14 +33,14 @@ class Keeper(Peers):
     """Keeps what leaders write, in memory. The test may hold back its answers."""
 
     def __init__(self) -> None:  # It has no network.
-        self.kept = KeptQueues()
+        self.kept = QueueStates()
         self.writes = 0
         self.open = asyncio.Event()
         self.open.set()
         self.failure: RayqError | None = None
         """What each request is answered by."""
 
-    async def ask_keeper(
+    async def ask_queue_state(
         self, queue_id: str, build: Build[messages.ResponseT], payload: bytes = b""
     ) -> tuple[messages.ResponseT, memoryview]:
         request: Any = build("keepers", 0, 1)

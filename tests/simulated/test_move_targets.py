@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
-from rayq.actors.queues.move_targets import RESTARTS_MAX, MoveTargets, Target, unlooked
+from rayq.actors.queues.numbered_moves import RESTARTS_MAX, MoveTargets, Target, unlooked
 from rayq.core.queues.moves import Move
 from rayq.errors import (
     LogTruncatedError,

@@ -21,7 +21,7 @@ from rayq.actors.peers import (
     TOPIC_GONE_S,
     Peers,
 )
-from rayq.core.queues.kept_queues import keeper_partition
+from rayq.core.queues.queue_states import queue_state_partition
 from rayq.errors import (
     ClosedError,
     ControllerUnavailableError,
@@ -408,7 +408,7 @@ def test_a_keeper_is_asked_once_with_a_payload_there_and_back() -> None:
             return messages.WriteQueueState(topic_id, partition, epoch, "q", 4, 5, 6)
 
         with pytest.raises(UnknownTopicError, match="There is no topic __queue_state"):
-            await of.peers.ask_keeper("q", build, b"there")
+            await of.peers.ask_queue_state("q", build, b"there")
         of.topics.append(topic("__queue_state", "Q", 0, 1, 2, epoch=3))
         of.given = b"back"
 
@@ -416,22 +416,22 @@ def test_a_keeper_is_asked_once_with_a_payload_there_and_back() -> None:
             return messages.WriteQueueStateResponse(True)
 
         of.answer = answer
-        found, payload = await of.peers.ask_keeper("q", build, b"there")
+        found, payload = await of.peers.ask_queue_state("q", build, b"there")
         assert (found, bytes(payload)) == (messages.WriteQueueStateResponse(True), b"back")
-        partition = keeper_partition("q", 3)
+        partition = queue_state_partition("q", 3)
         assert of.asked == [(f"host-{partition}", build("Q", partition, 3))]
         assert of.sent == [(1, b"there", ATTEMPT_TIMEOUT_S)]
         looks = of.looks
-        await of.peers.ask_keeper("r", build)
-        assert of.hosts[1:] == [f"host-{keeper_partition('r', 3)}"] and of.looks == looks
+        await of.peers.ask_queue_state("r", build)
+        assert of.hosts[1:] == [f"host-{queue_state_partition('r', 3)}"] and of.looks == looks
         of.fails(CoordinatorLoadingError("not yet"))
         with pytest.raises(CoordinatorLoadingError):
-            await of.peers.ask_keeper("q", build)
+            await of.peers.ask_queue_state("q", build)
         of.controller = None
         of.fails(NotLeaderError("moved"))
         for error in NotLeaderError, ControllerUnavailableError:
             with pytest.raises(error):
-                await of.peers.ask_keeper("q", build)
+                await of.peers.ask_queue_state("q", build)
 
     played(work)
 

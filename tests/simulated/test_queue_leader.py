@@ -8,11 +8,11 @@ import pytest
 
 from rayq import messages
 from rayq.actors.clock_watch import DelayClock
-from rayq.actors.queues import holders, learning, reads
+from rayq.actors.queues import reads, scanner, waiting
 from rayq.config import DAY_MS
 from rayq.core.large import holds as large_holds
 from rayq.core.large.values import manifest_of_chunks, pinned
-from rayq.core.queues import kept_queues
+from rayq.core.queues import queue_states
 from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
@@ -391,7 +391,7 @@ def test_a_holder_is_there_as_long_as_one_of_its_connections() -> None:
 
 
 def test_a_connection_may_name_any_number_of_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "HOLDERS_MAX", 3)
+    monkeypatch.setattr(waiting, "HOLDERS_MAX", 3)
 
     async def work(stage: QueueStage) -> None:
         await stage.put(*(b"%d" % number for number in range(5)))
@@ -447,8 +447,8 @@ def test_a_queue_is_worked_through_whatever_its_keeper_may_hold(
     monkeypatch: pytest.MonkeyPatch, held_bytes_max: int
 ) -> None:
     """What was given out can be settled, and what failed is given out again."""
-    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", held_bytes_max)
-    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(queue_states, "HELD_BYTES_MAX", held_bytes_max)
+    monkeypatch.setattr(queue_states, "RESERVE_BYTES", 0)
 
     async def work(stage: QueueStage) -> None:
         peer = stage.peer()
@@ -739,7 +739,7 @@ def test_what_retention_took_is_counted() -> None:
 @pytest.fixture
 def short_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large value is open for a minute at most."""
-    monkeypatch.setattr(learning, "OPEN_VALUE_MS_MAX", 60_000)
+    monkeypatch.setattr(scanner, "OPEN_VALUE_MS_MAX", 60_000)
     monkeypatch.setattr(large_holds, "OPEN_VALUE_MS_MAX", 60_000)
 
 

@@ -16,8 +16,8 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq import messages
-from rayq.actors.queues.moved_batches import MovedRecord
 from rayq.actors.queues.moves import READ_BYTES, QueueMoves
+from rayq.actors.queues.numbered_moves import MovedRecord
 from rayq.config import QueueConfig
 from rayq.core.large.values import manifest_of_chunks
 from rayq.core.queues.moved_records import (

@@ -13,7 +13,7 @@ import pytest
 
 from rayq import messages
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
@@ -33,7 +33,7 @@ from tests.simulated.remote_store import TOPIC_ID
 COORDINATORS = {
     OFFSETS_TOPIC: GroupCoordinator,
     TRANSACTIONS_TOPIC: TransactionCoordinator,
-    QUEUES_TOPIC: QueueKeeper,
+    QUEUES_TOPIC: QueueStateCoordinator,
 }
 PEER = cast(Any, None)
 NOTHING = memoryview(b"")

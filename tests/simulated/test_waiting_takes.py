@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayq import messages
-from rayq.actors.queues.takes import WaitingTakes
+from rayq.actors.queues.waiting import WaitingTakes
 from rayq.errors import NotLeaderError
 
 EMPTY: Any = "nothing"

@@ -1,2 +1,1 @@
-"""Queue leaders, which run beside the leaders of data partitions, and the keepers of their
-state."""
+"""Queue leaders, which run beside the leaders of data partitions, and queue state coordinators."""

@@ -12,9 +12,15 @@ from typing import Any
 
 from rayq import messages
 from rayq.actors.peers import Peers
-from rayq.actors.queues.move_targets import Target
-from rayq.actors.queues.moved_batches import MovedRecord, Records, batches
-from rayq.actors.queues.numbered_moves import MoveSource, NumberedMoves, TargetSilentError
+from rayq.actors.queues.numbered_moves import (
+    MovedRecord,
+    MoveSource,
+    NumberedMoves,
+    Records,
+    Target,
+    TargetSilentError,
+    batches,
+)
 from rayq.actors.signal import Signal
 from rayq.config import MIB
 from rayq.core.cluster.queue_changes import DEAD

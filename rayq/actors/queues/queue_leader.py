@@ -1,8 +1,7 @@
 """The queue leader: it runs a queue in one partition, beside the leader of that partition.
 
-It loads the queue's state from the keeper and serves the queue (`OpenQueue`) until another replica
-leads. If its writes are refused it loads the state again.
-"""
+It loads the queue's state from the coordinator and serves the queue (`QueuePartition`) until
+another replica leads. If its writes are refused it loads the state again. """
 
 from __future__ import annotations
 
@@ -16,12 +15,10 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import HandlerTable, answers_peer
 from rayq.actors.peers import Peers
-from rayq.actors.queues.holders import Holders
-from rayq.actors.queues.journal import Journal
-from rayq.actors.queues.lock_clock import LockClock
-from rayq.actors.queues.open_queue import OpenQueue, Settled
+from rayq.actors.queues.partition import QueuePartition, Settled
+from rayq.actors.queues.persister import QueueStatePersister
 from rayq.actors.queues.reads import QueueReads
-from rayq.actors.queues.takes import Answer, WaitingTakes
+from rayq.actors.queues.waiting import Answer, LockClock, LockOwners, WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -63,15 +60,15 @@ class QueueLeader:
         self.queue = queue
         self.config = parse_stored(QueueConfig, queue.config)
         self.where = f"queue {queue.name} in {replica_log.where}"
-        self.open: OpenQueue | None = None
+        self.open: QueuePartition | None = None
         """The open queue; None while the state is being loaded."""
         self._ready = Signal()
         self._failure: str | None = None
         self._was_full = False
-        """True if the keeper has refused locks of the last opening."""
+        """True if the coordinator has refused locks of the last opening."""
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
-        self.holders = Holders(on_gone=self._holders_gone, on_closed=self.takes.closed)
+        self.owners = LockOwners(on_gone=self._holders_gone, on_closed=self.takes.closed)
         self._lock_clock = LockClock(self._environment.clock, self._can_hear)
         self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
 
@@ -89,7 +86,7 @@ class QueueLeader:
         self._task.cancel()
         self._close(error)
         self.takes.fail(error)
-        self.holders.end()
+        self.owners.end()
         self._ready.notify()
 
     def _close(self, error: RayqError) -> None:
@@ -122,7 +119,7 @@ class QueueLeader:
             await asyncio.sleep(pause_s)
 
     async def _open_and_serve(self) -> None:
-        journal = Journal(
+        persister = QueueStatePersister(
             self._environment,
             self._peers,
             queue_id=self.queue.queue_id,
@@ -130,13 +127,13 @@ class QueueLeader:
             data_leader_epoch=self._leader.leader_epoch,
             is_full=self._was_full,
         )
-        records = await journal.open()
+        records = await persister.open()
         while not self._leader.state.may_serve:
             await self._replica_log.committed.wait(RETRY_S)
-        opened = await OpenQueue.open(
+        opened = await QueuePartition.open(
             records,
             self,
-            journal,
+            persister,
             partition=self._partition,
             replica_log=self._replica_log,
             leader=self._leader,
@@ -149,7 +146,7 @@ class QueueLeader:
             opened.reconfigure(self.queue, self.config)  # It may have changed meanwhile.
             self._lock_clock.look()
             self._failure, self._was_full, self.open = None, False, opened
-            opened.free_holders(self.holders.gone)
+            opened.free_holders(self.owners.gone)
             self._ready.notify()
             await opened.serve()
         finally:
@@ -159,7 +156,7 @@ class QueueLeader:
         because = "" if self._failure is None else f" ({self._failure})"
         return QueueLoadingError(f"The {self.where} is beginning{because}: try again.")
 
-    async def _opened(self) -> OpenQueue:
+    async def _opened(self) -> QueuePartition:
         """Returns the open queue. Raises QueueLoadingError, NotLeaderError, UnknownQueueError."""
         await self._ready.wait_until(
             lambda: self._ended is not None or self.open is not None, LOADING_WAIT_S
@@ -199,7 +196,7 @@ class QueueLeader:
 
     @answers_peer(messages.Take)
     def _take(self, peer: Peer, request: messages.Take, _: memoryview) -> asyncio.Future[Answer]:
-        self.holders.heard(request.holder, peer)
+        self.owners.heard(request.holder, peer)
         answer = self.takes.add(request, peer.closed)
         self.wake()
         return answer
@@ -209,7 +206,7 @@ class QueueLeader:
         self, peer: Peer, request: messages.Settle, _: memoryview
     ) -> messages.SettleResponse | Settled:
         assert self.open is not None
-        self.holders.heard(request.holder, peer)
+        self.owners.heard(request.holder, peer)
         return self.open.settle(request)
 
     def _make_empty(self) -> Answer | RayqError:
@@ -238,4 +235,4 @@ class QueueLeader:
                 self.open.tick(prolong_s, can_hear=self._can_hear())
 
 
-QueueLeader.handlers = HandlerTable("queue leader", QueueLeader, open=OpenQueue)
+QueueLeader.handlers = HandlerTable("queue leader", QueueLeader, open=QueuePartition)

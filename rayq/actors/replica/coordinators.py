@@ -9,7 +9,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.queues.queue_keeper import QueueKeeper
+from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -20,7 +20,7 @@ MakeCoordinator = Callable[
     Coordinator[Any, Any],
 ]
 
-COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueKeeper)
+COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueStateCoordinator)
 MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
     GroupCoordinator.topic: lambda context, log, leader, assignment, clock_watch: GroupCoordinator(
         log,
@@ -41,7 +41,7 @@ MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
             clock_watch=clock_watch,
         )
     ),
-    QueueKeeper.topic: lambda context, log, leader, assignment, _: QueueKeeper(
+    QueueStateCoordinator.topic: lambda context, log, leader, assignment, _: QueueStateCoordinator(
         log, leader, assignment, ask_broker=context.ask_broker
     ),
 }

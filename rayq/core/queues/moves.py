@@ -15,8 +15,8 @@ import msgspec
 DELIVERIES = "deliveries"
 REJECTED = "rejected"
 ERROR_BYTES_MAX = 1_000
-"""Maximum size of a kept error: all locked records may be rejected in one write to the keeper,
-which has a limit (`kept_queues.WRITE_BYTES_MAX`)."""
+"""Maximum size of a kept error: all locked records may be rejected in one write to the coordinator,
+which has a limit (`queue_states.WRITE_BYTES_MAX`)."""
 
 Outcome = Literal["dead", "done"]
 

@@ -1,7 +1,7 @@
 """The kept records of a queue in one partition, as bytes: nothing else outlives its leader.
 
-The keeper stores these records in `__queue_state`, which is compacted: each is the whole value of
-its key, None deletes the key. Keys: `head`, and `block`, `dying` or `move` with a number in 8
+The coordinator stores these records in `__queue_state`, which is compacted: each is the whole value
+of its key, None deletes the key. Keys: `head`, and `block`, `dying` or `move` with a number in 8
 bytes. Values are msgpack arrays `[version, ...]`. Fields may be appended with a default; a change
 that an older rayq must not misread raises the version, and a higher one than this rayq's is
 refused.
@@ -21,8 +21,8 @@ import msgspec
 from rayq.core.large.holds import Hold
 from rayq.core.queues.block import BLOCK_OFFSETS, Block
 from rayq.core.queues.delays import Delay
-from rayq.core.queues.kept_queues import KeptRecord
 from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.record_version import check_version
 from rayq.errors import CorruptBatchError
 

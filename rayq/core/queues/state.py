@@ -40,10 +40,10 @@ from rayq.core.queues.block import (
     runs_of,
 )
 from rayq.core.queues.delays import Delay
-from rayq.core.queues.kept_queues import KeptRecord
 from rayq.core.queues.lock_times import TICKS_A_SECOND
 from rayq.core.queues.moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying, Move
 from rayq.core.queues.offset_states import BLOCKS_MAX, OffsetStates
+from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.queues.records import (
     HEAD,
     block_record,
@@ -100,7 +100,7 @@ class QueueState:
         self.state_epoch = state_epoch
         self.offsets = offsets
         self.holds: LargeHolds | None = None
-        """Holds of a queue that its topic's retention waits for: the learner tells it of large
+        """Holds of a queue that its topic's retention waits for: the scanner tells it of large
         values. Kept."""
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""

@@ -1,4 +1,4 @@
-"""What a keeper holds: of which opening writes are taken, and that its log says all of it."""
+"""State of a queue state coordinator: which opening may write, and that the log says all of it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.core.queues import kept_queues
-from rayq.core.queues.kept_queues import (
+from rayq.core.queues import queue_states
+from rayq.core.queues.queue_states import (
     FENCE_BITS,
     OPENING,
     RECORD_BYTES,
     VERSION,
-    KeptQueues,
+    QueueStates,
     Record,
     StateKey,
     decode,
     encode,
-    keeper_partition,
     pack,
     parts_of,
+    queue_state_partition,
     unpack,
     unpack_part,
 )
@@ -37,19 +37,19 @@ from rayq.errors import (
 KEY = StateKey("q", 0)
 
 
-def open_state(kept: KeptQueues, epoch: int, opener: str, key: StateKey = KEY) -> int:
+def open_state(kept: QueueStates, epoch: int, opener: str, key: StateKey = KEY) -> int:
     fence, records = kept.open_state(key, data_leader_epoch=epoch, opener=opener)
     take(kept, records)
     return fence
 
 
-def take(kept: KeptQueues, records: list[Record]) -> None:
+def take(kept: QueueStates, records: list[Record]) -> None:
     for record in records:
         kept.replay(decode(*encode(record)))
 
 
 def test_the_newest_opening_is_the_one_that_writes() -> None:
-    kept = KeptQueues()
+    kept = QueueStates()
     first = open_state(kept, 5, "a")
     assert open_state(kept, 5, "a") == first  # Its answer was lost.
     take(kept, kept.write(KEY, first, [(b"k", b"1")]))
@@ -69,11 +69,11 @@ def test_the_newest_opening_is_the_one_that_writes() -> None:
 
 
 def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper() -> None:
-    before = KeptQueues(keeper_epoch=3)
+    before = QueueStates(coordinator_epoch=3)
     fence, opened = before.open_state(KEY, data_leader_epoch=5, opener="a")
     take(before, opened)
-    clean = KeptQueues(keeper_epoch=4, unclean_epoch=2)
-    unclean = KeptQueues(keeper_epoch=6, unclean_epoch=6)
+    clean = QueueStates(coordinator_epoch=4, unclean_epoch=2)
+    unclean = QueueStates(coordinator_epoch=6, unclean_epoch=6)
     for kept in (clean, unclean):
         take(kept, opened)
     take(clean, clean.write(KEY, fence, [(b"k", b"1")]))
@@ -87,7 +87,7 @@ def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper()
 
 
 def test_an_opening_names_its_leader_and_its_opener() -> None:
-    kept = KeptQueues(keeper_epoch=2)
+    kept = QueueStates(coordinator_epoch=2)
     fence, records = kept.open_state(KEY, data_leader_epoch=5, opener="a")
     assert fence == (2 << FENCE_BITS) + 1
     opening = msgspec.msgpack.encode([VERSION, 5, fence, "a"])
@@ -114,7 +114,7 @@ def test_an_opening_names_its_leader_and_its_opener() -> None:
 def test_an_opening_counts_from_the_fence_that_an_unclean_election_sets() -> None:
     void = 6 << FENCE_BITS
     for fence, counts in ((void - 1, False), (void, True), (void + 1, True)):
-        kept = KeptQueues(keeper_epoch=6, unclean_epoch=6)
+        kept = QueueStates(coordinator_epoch=6, unclean_epoch=6)
         opening = msgspec.msgpack.encode([VERSION, 5, fence, "a"])
         kept.replay(Record(KEY, OPENING, opening))
         found, records = kept.open_state(KEY, data_leader_epoch=5, opener="a")
@@ -127,7 +127,7 @@ def test_an_opening_counts_from_the_fence_that_an_unclean_election_sets() -> Non
 
 
 def test_a_write_is_what_it_says_and_changes_nothing_by_itself() -> None:
-    kept = KeptQueues()
+    kept = QueueStates()
     fence = open_state(kept, 1, "a")
     records = [(b"k", b"v"), (b"gone", None), (b"k", b"w")]
     assert kept.write(KEY, fence, records) == [
@@ -141,18 +141,18 @@ def test_a_write_is_what_it_says_and_changes_nothing_by_itself() -> None:
 
 
 def test_no_fence_is_drawn_twice_where_an_unclean_election_loses_openings() -> None:
-    first = open_state(KeptQueues(keeper_epoch=3), 5, "a")
-    lost = KeptQueues(keeper_epoch=4)
+    first = open_state(QueueStates(coordinator_epoch=3), 5, "a")
+    lost = QueueStates(coordinator_epoch=4)
     for opener in "bcd":
         again = open_state(lost, 5, opener)
         assert again > first
-    assert open_state(KeptQueues(keeper_epoch=6, unclean_epoch=6), 5, "e") > again
+    assert open_state(QueueStates(coordinator_epoch=6, unclean_epoch=6), 5, "e") > again
 
 
 def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 1000)
-    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 1000)
-    kept = KeptQueues()
+    monkeypatch.setattr(queue_states, "HELD_BYTES_MAX", 1000)
+    monkeypatch.setattr(queue_states, "RESERVE_BYTES", 1000)
+    kept = QueueStates()
     fence = open_state(kept, 1, "a")
     take(kept, kept.write(KEY, fence, [(b"a", bytes(800)), (b"b", bytes(400))]))
     assert kept.is_full
@@ -165,7 +165,7 @@ def test_a_full_keeper_takes_only_what_makes_it_smaller(monkeypatch: pytest.Monk
 
 
 def test_what_is_held_counts_keys_and_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeptQueues()
+    kept = QueueStates()
     other = StateKey("r", 7)
     held = {KEY: dict[bytes, bytes](), other: dict[bytes, bytes]()}
     for key in held:
@@ -192,14 +192,14 @@ def test_what_is_held_counts_keys_and_values_once(monkeypatch: pytest.MonkeyPatc
             assert kept.read(one, b"") == (sorted(of.items()), None)
     assert kept.queue_ids() == {"q", "r"}
     for limit, is_full in ((kept.held_bytes - 1, True), (kept.held_bytes, False)):
-        monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", limit)
+        monkeypatch.setattr(queue_states, "HELD_BYTES_MAX", limit)
         assert kept.is_full == is_full
 
 
 def test_a_full_keeper_takes_writes_up_to_its_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 1000)
-    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 1000)
-    kept = KeptQueues()
+    monkeypatch.setattr(queue_states, "HELD_BYTES_MAX", 1000)
+    monkeypatch.setattr(queue_states, "RESERVE_BYTES", 1000)
+    kept = QueueStates()
     fence = open_state(kept, 1, "a")
     fits = 2000 - RECORD_BYTES - 1
     with pytest.raises(QueueLimitError, match=r"holds 0 bytes, and takes 2000"):
@@ -220,7 +220,7 @@ def test_a_full_keeper_takes_writes_up_to_its_reserve(monkeypatch: pytest.Monkey
         assert len(kept.write(KEY, fence, records)) == len(records)
     # Also where it holds more than it should: what is settled is taken.
     with monkeypatch.context() as lower:
-        lower.setattr(kept_queues, "RESERVE_BYTES", 500)
+        lower.setattr(queue_states, "RESERVE_BYTES", 500)
         assert kept.write(KEY, fence, [(b"k", bytes(fits))])
         assert kept.write(KEY, fence, [(b"k", bytes(fits - 1))])
     # Nor does another queue of this keeper get more.
@@ -245,12 +245,12 @@ def test_a_part_is_known_for_as_long_as_any_record_of_it() -> None:
         ([(OPENING, opening), (b"k", b"v"), (OPENING, None), (b"k", None)], False),
         ([(b"k", b"v"), (b"l", b"v"), (b"k", None)], True),
     ):
-        kept = KeptQueues()
+        kept = QueueStates()
         for key, value in records:
             kept.replay(Record(KEY, key, value))
         assert list(kept) == ([KEY] if is_known else [])
         assert kept.queue_ids() == ({"q"} if is_known else set())
-    kept = KeptQueues()
+    kept = QueueStates()
     for key, value in ((b"k", b"v"), (OPENING, opening), (b"l", b"w")):
         kept.replay(Record(KEY, key, value))
     assert kept.forget(KEY) == [Record(KEY, key, None) for key in (OPENING, b"k", b"l")]
@@ -260,7 +260,7 @@ def test_a_part_is_known_for_as_long_as_any_record_of_it() -> None:
 
 
 def test_a_state_that_is_forgotten_leaves_nothing() -> None:
-    kept = KeptQueues()
+    kept = QueueStates()
     other = StateKey("q", 1)
     for key in (KEY, other):
         take(kept, kept.write(key, open_state(kept, 1, "a", key), [(b"k", b"v"), (b"l", b"w")]))
@@ -274,7 +274,7 @@ def test_a_state_that_is_forgotten_leaves_nothing() -> None:
 @settings(max_examples=30)
 @given(st.data())
 def test_the_compacted_log_says_what_is_held(data: st.DataObject) -> None:
-    kept, log = KeptQueues(), dict[bytes, bytes | None]()
+    kept, log = QueueStates(), dict[bytes, bytes | None]()
     keys = [KEY, StateKey("q", 1), StateKey("r", 0)]
     fences: dict[StateKey, int] = {}
     for _ in range(data.draw(st.integers(0, 20))):
@@ -292,7 +292,7 @@ def test_the_compacted_log_says_what_is_held(data: st.DataObject) -> None:
                 records = kept.forget(key)
         take(kept, records)
         log.update(map(encode, records))
-    again = KeptQueues()
+    again = QueueStates()
     for one in log.items():
         again.replay(decode(*one))
     assert set(again) == set(kept)
@@ -303,8 +303,8 @@ def test_the_compacted_log_says_what_is_held(data: st.DataObject) -> None:
 
 
 def test_pages_hold_all_records_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_queues, "PAGE_BYTES", 300)
-    kept = KeptQueues()
+    monkeypatch.setattr(queue_states, "PAGE_BYTES", 300)
+    kept = QueueStates()
     records = [(b"%02d" % number, b"v") for number in range(10)]
     take(kept, kept.write(KEY, open_state(kept, 1, "a"), records[::-1]))
     found, after = list[tuple[bytes, bytes | None]](), b""
@@ -332,8 +332,8 @@ def test_pages_hold_all_records_in_the_order_of_their_keys(monkeypatch: pytest.M
 def test_a_page_ends_behind_the_record_that_exceeds_it(
     monkeypatch: pytest.MonkeyPatch, page_bytes: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr(kept_queues, "PAGE_BYTES", page_bytes)
-    kept = KeptQueues()
+    monkeypatch.setattr(queue_states, "PAGE_BYTES", page_bytes)
+    kept = QueueStates()
     records = [(b"%d" % number, b"vw") for number in range(4)]
     take(kept, kept.write(KEY, open_state(kept, 1, "a"), records))
     sizes, found, after = list[int](), list[tuple[bytes, bytes | None]](), b""
@@ -354,7 +354,7 @@ def test_what_is_sent_is_read_and_no_other_bytes_are() -> None:
     for key in (None, b"\xc1", b"\x92\xa1q\x00"):
         with pytest.raises(CorruptBatchError):
             decode(key, b"")
-    kept = KeptQueues()
+    kept = QueueStates()
     with pytest.raises(CorruptBatchError):
         kept.replay(Record(KEY, b"", b"\x01"))
     with pytest.raises(UnsupportedFormatError, match="newer"):
@@ -365,10 +365,10 @@ def test_what_is_sent_is_read_and_no_other_bytes_are() -> None:
 @given(records=st.lists(st.tuples(st.binary(max_size=9), st.none() | st.binary(max_size=60))))
 @settings(max_examples=40)
 def test_a_write_is_divided_into_parts_of_which_none_is_larger_than_it_may_be(
-    bytes_max: int, records: list[kept_queues.KeptRecord]
+    bytes_max: int, records: list[queue_states.KeptRecord]
 ) -> None:
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(kept_queues, "WRITE_BYTES_MAX", bytes_max)
+        small.setattr(queue_states, "WRITE_BYTES_MAX", bytes_max)
         parts = parts_of(records)
         found = [unpack_part(memoryview(part)) for part in parts]
     assert [record for part in found for record in part] == records
@@ -378,7 +378,7 @@ def test_a_write_is_divided_into_parts_of_which_none_is_larger_than_it_may_be(
 
 
 def test_queues_are_spread_over_the_keepers() -> None:
-    assert {keeper_partition(f"queue-{number}", 4) for number in range(50)} == {0, 1, 2, 3}
-    assert keeper_partition("q", 1) == 0
+    assert {queue_state_partition(f"queue-{number}", 4) for number in range(50)} == {0, 1, 2, 3}
+    assert queue_state_partition("q", 1) == 0
     # The name alone says which one, for all rayqs at all times.
-    assert [keeper_partition(name, 50) for name in ("", "q", "queue-1")] == [0, 3, 20]
+    assert [queue_state_partition(name, 50) for name in ("", "q", "queue-1")] == [0, 3, 20]

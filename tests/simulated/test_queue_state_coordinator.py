@@ -12,16 +12,16 @@ import pytest
 from proving.simulation.process import Process
 from rayq import messages
 from rayq.actors.peers import Build
-from rayq.actors.queues import queue_keeper
-from rayq.actors.queues.journal import Journal
-from rayq.actors.queues.queue_keeper import DELETED_CHECK_INTERVAL_S, QueueKeeper
+from rayq.actors.queues import state_coordinator
+from rayq.actors.queues.persister import QueueStatePersister
+from rayq.actors.queues.state_coordinator import DELETED_CHECK_INTERVAL_S, QueueStateCoordinator
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
-from rayq.core.queues import kept_queues
-from rayq.core.queues.kept_queues import (
+from rayq.core.queues import queue_states
+from rayq.core.queues.queue_states import (
     FENCE_BITS,
-    KeptQueues,
     KeptRecord,
+    QueueStates,
     Record,
     StateKey,
     encode,
@@ -63,7 +63,7 @@ class Kept(Led):
 
     def begin(self, *, unclean_epoch: int | None = None) -> None:
         given = msgspec.structs.replace(self.given, last_unclean_epoch=unclean_epoch)
-        self.keeper = QueueKeeper(self.log, self.leader, given, ask_broker=self._broker)
+        self.keeper = QueueStateCoordinator(self.log, self.leader, given, ask_broker=self._broker)
 
     async def _broker(self, request: messages.Request[Any]) -> Any:
         self.asked.append(request)
@@ -164,7 +164,7 @@ def test_an_opening_is_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(of: Kept) -> None:
         answer, _ = await of.open()
         await of.write(answer.fence, *((key, b"v") for key in (b"a", b"b", b"c")))
-        monkeypatch.setattr(kept_queues, "PAGE_BYTES", 1)
+        monkeypatch.setattr(queue_states, "PAGE_BYTES", 1)
         answer, page = await of.open(opener="b")
         assert (page, answer.next_after) == ([(b"a", b"v")], b"a")
         again, page = await of.open(opener="b", after=b"a")
@@ -214,7 +214,7 @@ def test_a_refused_write_has_no_number() -> None:
 
 
 def test_a_payload_has_a_size_and_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_queues, "WRITE_BYTES_MAX", 100)
+    monkeypatch.setattr(queue_states, "WRITE_BYTES_MAX", 100)
     most = pack([(b"k", bytes(44)), (b"l", bytes(43))])
     assert len(most) == 100
 
@@ -268,7 +268,7 @@ def test_a_write_in_parts_is_written_with_its_last_part_or_not_at_all() -> None:
 
 
 def test_a_write_that_is_too_large_for_the_log_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_queues, "DECISION_BYTES_MAX", 400)
+    monkeypatch.setattr(queue_states, "DECISION_BYTES_MAX", 400)
 
     async def work(of: Kept) -> None:
         fence = (await of.open())[0].fence
@@ -284,14 +284,14 @@ def test_a_write_that_is_too_large_for_the_log_is_refused(monkeypatch: pytest.Mo
 def test_a_leader_writes_in_parts_also_while_the_keeper_changes(
     bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_queues, "WRITE_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(queue_states, "WRITE_BYTES_MAX", bytes_max)
     records: list[KeptRecord] = [(b"%d" % number, bytes(number)) for number in range(1, 30)]
 
     async def work(of: Kept) -> None:
         asked = 0
 
         class KeeperLinks:
-            async def ask_keeper(
+            async def ask_queue_state(
                 self, queue_id: str, build: Build[Any], payload: bytes = b""
             ) -> tuple[Any, memoryview]:
                 nonlocal asked
@@ -309,17 +309,17 @@ def test_a_leader_writes_in_parts_also_while_the_keeper_changes(
                     raise DisconnectedError("The answer was lost.")
                 return answer, memoryview(b"")
 
-        journal = Journal(
+        persister = QueueStatePersister(
             of.environment,
             cast(Any, KeeperLinks()),
             queue_id="q",
             data_partition=0,
             data_leader_epoch=1,
         )
-        assert await journal.open() == []
-        await journal.write(records)
-        await journal.write([])
-        await journal.write([(b"1", None)])
+        assert await persister.open() == []
+        await persister.write(records)
+        await persister.write([])
+        await persister.write([(b"1", None)])
         assert asked > 10 or bytes_max == 1000
         assert (await of.open(opener="b"))[1] == sorted(records)[1:]
 
@@ -330,8 +330,8 @@ def test_a_full_keeper_says_so() -> None:
     async def work(of: Kept) -> None:
         fence = (await of.open())[0].fence
         with pytest.MonkeyPatch.context() as full:
-            full.setattr(kept_queues, "HELD_BYTES_MAX", 150)
-            full.setattr(kept_queues, "RESERVE_BYTES", 500)
+            full.setattr(queue_states, "HELD_BYTES_MAX", 150)
+            full.setattr(queue_states, "RESERVE_BYTES", 500)
             assert not await of.write(fence, (b"a", bytes(10)))
             assert await of.write(fence, (b"b", bytes(100)), sequence=2)
             with pytest.raises(QueueLimitError):
@@ -427,7 +427,7 @@ def test_a_deleted_queue_is_forgotten_with_all_its_partitions() -> None:
         await asyncio.sleep(2.5 * DELETED_CHECK_INTERVAL_S)
         assert _kept(of) == {*fences} and len(of.asked) == 2, "one look in each interval"
         assert of.asked[0] == messages.DescribeQueues(
-            [], version_min=0, wait_ms=queue_keeper.CONFIRMED_WAIT_MS, queue_ids=["q", "r"]
+            [], version_min=0, wait_ms=state_coordinator.CONFIRMED_WAIT_MS, queue_ids=["q", "r"]
         )
         of.queue_ids = {"r"}
         await asyncio.sleep(DELETED_CHECK_INTERVAL_S)
@@ -435,7 +435,7 @@ def test_a_deleted_queue_is_forgotten_with_all_its_partitions() -> None:
             of.asked[0],
             messages.ConfirmMetadata(),
             messages.DescribeQueues(
-                [], version_min=9, wait_ms=queue_keeper.CONFIRMED_WAIT_MS, queue_ids=["q"]
+                [], version_min=9, wait_ms=state_coordinator.CONFIRMED_WAIT_MS, queue_ids=["q"]
             ),
         ]
         assert _kept(of) == {StateKey("r", 0)} == set(of.keeper._sequences)
@@ -458,18 +458,18 @@ def test_the_parts_of_a_deleted_queue_are_forgotten_one_in_a_turn_of_the_loop(
         for number in range(20):
             await of.open("q", number)
         turn, noted = 0, list[int]()
-        forget = KeptQueues.forget
+        forget = QueueStates.forget
 
         def bump() -> None:
             nonlocal turn
             turn += 1
 
-        def note(self: KeptQueues, state_key: StateKey) -> Any:
+        def note(self: QueueStates, state_key: StateKey) -> Any:
             noted.append(turn)
             asyncio.get_running_loop().call_soon(bump)
             return forget(self, state_key)
 
-        monkeypatch.setattr(KeptQueues, "forget", note)
+        monkeypatch.setattr(QueueStates, "forget", note)
         of.queue_ids = set()
         await asyncio.sleep(2 * DELETED_CHECK_INTERVAL_S)
         assert _kept(of) == set()
@@ -560,7 +560,7 @@ def test_many_queues_are_asked_for_in_pages(monkeypatch: pytest.MonkeyPatch) -> 
             7, [messages.QueueMetadata(one, one, "T", "t", {}, 1) for one in found]
         )
 
-    assert asyncio.run(queue_keeper.deleted_queues(set("abcde"), broker)) == set("bde")
+    assert asyncio.run(state_coordinator.deleted_queues(set("abcde"), broker)) == set("bde")
     pages = [(one.version_min, one.queue_ids) for one in asked if hasattr(one, "queue_ids")]
     assert pages == [
         (0, ["a", "b"]),
@@ -570,7 +570,7 @@ def test_many_queues_are_asked_for_in_pages(monkeypatch: pytest.MonkeyPatch) -> 
         (7, ["e"]),
     ]
     asked.clear()
-    assert asyncio.run(queue_keeper.deleted_queues(set(), broker)) == set() and asked == []
+    assert asyncio.run(state_coordinator.deleted_queues(set(), broker)) == set() and asked == []
 
 
 def test_a_record_that_is_no_queues_keeps_the_keeper_from_beginning() -> None:

@@ -1,10 +1,10 @@
-"""The queues that a keeper stores, and the records of `__queue_state`.
+"""State of a queue state coordinator: what it stores of queues, as records of `__queue_state`.
 
 The topic is compacted, so each record is the whole value of its key; None as value (a tombstone)
 ends the key. A key is the msgpack array `[queue id, data partition, key]`. The empty key is the
 *opening*: it says which leader of the data partition may write, and in which epoch. Its value is
 the msgpack array `[version, data leader epoch, fence, opener]`. All other keys and values belong to
-the queue's leader (`core.queue_records`), and mean nothing here.
+the queue's leader (`core.queues.records`), and mean nothing here.
 
 The functions that decide (`open_state`, `write`, `forget`) return the records to append, which
 `replay` then takes.
@@ -30,14 +30,14 @@ from rayq.errors import (
 
 VERSION = 1
 HELD_BYTES_MAX = 64 * MIB
-"""Maximum size that a keeper holds before it asks its queues to give out no more records."""
+"""Maximum size that a coordinator holds before it asks its queues to give out no more records."""
 RESERVE_BYTES = 32 * MIB
 """Reserve beyond the limit in which locks are still taken. Settlements are always taken: they are
 of records that were given out before."""
 RECORD_BYTES = 100
 """Approximate memory of a record besides its key and value."""
 WRITE_BYTES_MAX = 16 * MIB
-"""Maximum size of a request to a keeper, or of a record. A larger write has parts."""
+"""Maximum size of a request to a coordinator, or of a record. A larger write has parts."""
 DECISION_BYTES_MAX = 60 * MIB
 """Maximum size of all parts of a write: they are one batch of the log, which takes 64 MiB.
 """
@@ -45,8 +45,8 @@ LOG_RECORD_BYTES = 70
 """Approximate size of a record in the log besides its key and value."""
 PAGE_BYTES = 4 * MIB
 FENCE_BITS = 32
-"""A fence begins with the leader epoch of the keeper that drew it. So none is drawn twice, though
-an unclean election may take an opening away."""
+"""A fence begins with the leader epoch of the coordinator that drew it. So none is drawn twice,
+though an unclean election may take an opening away."""
 OPENING = b""
 """The key of the record that names who may write."""
 
@@ -69,7 +69,7 @@ class Record(NamedTuple):
     value: bytes | None
 
 
-def keeper_partition(queue_id: str, partitions: int) -> int:
+def queue_state_partition(queue_id: str, partitions: int) -> int:
     """The partition of `__queue_state` that has a queue's state."""
     return zlib.crc32(queue_id.encode()) % partitions
 
@@ -227,12 +227,13 @@ class _State:
         self.records: dict[bytes, bytes] = {}
 
 
-class KeptQueues:
+class QueueStates:
     """See the module. Only `replay` changes it."""
 
-    def __init__(self, *, keeper_epoch: int = 0, unclean_epoch: int = 0) -> None:
-        """The leader epoch of the keeper, and the last one that began with an unclean election."""
-        self._fence_first = keeper_epoch << FENCE_BITS
+    def __init__(self, *, coordinator_epoch: int = 0, unclean_epoch: int = 0) -> None:
+        """The leader epoch of the coordinator, and the last one that began with an unclean
+        election."""
+        self._fence_first = coordinator_epoch << FENCE_BITS
         self.fence_min = unclean_epoch << FENCE_BITS
         """Minimum valid fence. An opening with a lower one may depend on records that an unclean
         election has lost: it must open its state again, and its locks are void."""
@@ -337,7 +338,7 @@ class KeptQueues:
         if fence < self.fence_min:
             raise QueueFencedError(
                 f"Partition {state_key.data_partition} of queue {state_key.queue_id} was opened "
-                "before an unclean election of its keeper, which lost records: open it again."
+                "before an unclean election of its coordinator, which lost records: open it again."
             )
         state = self._states[state_key]
         grown_bytes = 0
@@ -350,7 +351,7 @@ class KeptQueues:
         is_beyond = self.held_bytes + grown_bytes > HELD_BYTES_MAX + RESERVE_BYTES
         if gives_out and grown_bytes > 0 and is_beyond:
             raise QueueLimitError(
-                f"The keeper of this queue holds {self.held_bytes} bytes, and takes "
+                f"The coordinator of this queue holds {self.held_bytes} bytes, and takes "
                 f"{HELD_BYTES_MAX + RESERVE_BYTES} at most: settle records of its queues first, or "
                 "start the next cluster with more queue_state_partitions."
             )

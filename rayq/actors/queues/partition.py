@@ -1,6 +1,6 @@
 """An open queue in one partition: it gives out records and settles them.
 
-`QueueState` decides, and `QueueCommits` makes the decisions durable. No answer, not even a refusal,
+`QueueState` decides, and `GroupCommit` makes the decisions durable. No answer, not even a refusal,
 is sent before what it depends on is kept. See the rules of queues in docs/protocol.md.
 """
 
@@ -15,15 +15,13 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import answers
 from rayq.actors.peers import Peers
-from rayq.actors.queues.commits import FULL_GIVEN, QueueCommits, as_error
-from rayq.actors.queues.holders import Holders
-from rayq.actors.queues.journal import Journal
-from rayq.actors.queues.learning import Learner
-from rayq.actors.queues.moved_batches import MovedRecord
+from rayq.actors.queues.metrics import QueueMetrics
 from rayq.actors.queues.moves import QueueMoves
-from rayq.actors.queues.queue_figures import QueueFigures
+from rayq.actors.queues.numbered_moves import MovedRecord
+from rayq.actors.queues.persister import FULL_GIVEN, GroupCommit, QueueStatePersister, as_error
 from rayq.actors.queues.reads import QueueReads
-from rayq.actors.queues.takes import WaitingTake, WaitingTakes
+from rayq.actors.queues.scanner import LogScanner
+from rayq.actors.queues.waiting import LockOwners, WaitingTake, WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
@@ -34,7 +32,7 @@ from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.messages.secret_names import shown_holder
 
 KEPT_WAIT_S = 1.0
-"""Maximum time that an answer to an operator waits for the keeper; then it reports the trouble
+"""Maximum time that an answer to an operator waits for the coordinator; then it reports the trouble
 there."""
 SWEEP_MS_MIN = 100
 SWEEPS_PER_S = 20
@@ -56,19 +54,19 @@ class Served(Protocol):
     queue: messages.QueueMetadata
     config: QueueConfig
     takes: WaitingTakes
-    holders: Holders
+    owners: LockOwners
 
 
-class OpenQueue:
+class QueuePartition:
     """See the module. Call `begin`, then `serve`, which raises the error that ends the opening;
     `end` is final."""
 
     def __init__(
         self,
         state: QueueState,
-        learner: Learner,
+        scanner: LogScanner,
         served: Served,
-        journal: Journal,
+        persister: QueueStatePersister,
         *,
         partition: int,
         replica_log: ReplicaLog,
@@ -78,12 +76,12 @@ class OpenQueue:
         clock_watch: ClockWatch,
     ) -> None:
         self.state = state
-        self.commits = QueueCommits(state, journal, on_kept=self.wake)
-        if learner.was_kept:
+        self.commits = GroupCommit(state, persister, on_kept=self.wake)
+        if scanner.was_kept:
             self.commits.kept_start = state.start_offset
-        self._learner = learner
-        self.journal = journal
-        self.takes, self._holders = served.takes, served.holders
+        self._scanner = scanner
+        self.persister = persister
+        self.takes, self._owners = served.takes, served.owners
         self._replica_log = replica_log
         self._leader = leader
         self._reads = reads
@@ -108,14 +106,14 @@ class OpenQueue:
         """The reason that the last read for a take failed."""
         self._told_start = 0
         self.moves = QueueMoves(state, self, peers, replica_log.environment)
-        self.figures = QueueFigures(self, replica_log, leader)
+        self.figures = QueueMetrics(self, replica_log, leader)
 
     @classmethod
     async def open(
         cls,
         records: Iterable[KeptRecord],
         served: Served,
-        journal: Journal,
+        persister: QueueStatePersister,
         *,
         partition: int,
         replica_log: ReplicaLog,
@@ -123,24 +121,24 @@ class OpenQueue:
         reads: QueueReads,
         peers: Peers,
         clock_watch: ClockWatch,
-    ) -> OpenQueue:
+    ) -> QueuePartition:
         """Loads the kept state of a queue. Raises the errors of reads."""
-        learner = await Learner.open(
+        scanner = await LogScanner.open(
             records,
             served.config,
             served.queue,
             partition,
-            fence=journal.fence,
-            fence_min=journal.fence_min,
+            fence=persister.fence,
+            fence_min=persister.fence_min,
             replica_log=replica_log,
             reads=reads,
             clock_watch=clock_watch,
         )
         return cls(
-            learner.state,
-            learner,
+            scanner.state,
+            scanner,
             served,
-            journal,
+            persister,
             partition=partition,
             replica_log=replica_log,
             leader=leader,
@@ -189,7 +187,7 @@ class OpenQueue:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Ends the opening if a decision fails half-way: its state cannot be trusted, and is loaded
-        again from the keeper."""
+        again from the coordinator."""
         try:
             yield
         except Exception as error:
@@ -219,7 +217,7 @@ class OpenQueue:
     def reconfigure(self, queue: messages.QueueMetadata, config: QueueConfig) -> None:
         """Takes the queue's changed config."""
         self.queue = queue.name
-        self._learner.configure(config)
+        self._scanner.configure(config)
         self.wake()
 
     async def commit(self) -> None:
@@ -265,7 +263,7 @@ class OpenQueue:
 
     async def _give(self, take: WaitingTake) -> bool:
         """Gives a take its share. Returns False if there is nothing for it."""
-        is_full = self.journal.is_full
+        is_full = self.persister.is_full
         if is_full and self.state.locked:
             return False
         # A take may have blocked records, together with those that block them.
@@ -273,7 +271,7 @@ class OpenQueue:
         wanted = min(take.records_max, self.takes.share(ready))
         if is_full:
             wanted = min(wanted, FULL_GIVEN)
-        given = await self._learner.take(
+        given = await self._scanner.take(
             take.holder,
             wanted,
             take.bytes_max,
@@ -308,7 +306,7 @@ class OpenQueue:
             self.state.state_epoch,
             locks,
             self.available(),
-            sweep_ms=max(SWEEP_MS_MIN, 1000 * self._holders.connections // SWEEPS_PER_S),
+            sweep_ms=max(SWEEP_MS_MIN, 1000 * self._owners.connections // SWEEPS_PER_S),
             excused=self.state.excused(locks),
             unbegun=self.state.unbegun(locks),
             wanted=self._wanted(),
@@ -406,7 +404,7 @@ class OpenQueue:
             self._decided()
         elif self.figures.is_due:
             self.wake()
-        if self.journal.is_full:
+        if self.persister.is_full:
             self.commits.ask_for_room()
 
     def retention_limit(self, now_ms: int) -> int | None:
@@ -438,8 +436,8 @@ class OpenQueue:
 
     @answers(messages.DescribeQueue)
     async def describe(self, _: messages.DescribeQueue) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`. It also reports a keeper that is unavailable, so it does
-        not wait for that; but it reports only a start that cannot go back."""
+        """See `messages.DescribeQueue`. It also reports a coordinator that is unavailable, so it
+        does not wait for that; but it reports only a start that cannot go back."""
         if self._ended is not None:
             raise self._ended
         kept = self.commits.kept()
@@ -499,7 +497,7 @@ class OpenQueue:
     async def _learn_past(self, offset: int) -> None:
         """Learns until the record at `offset` is known, if there is one and room for it."""
         while self.state.learned <= offset:
-            if not await self._learner.learn(is_listing=True):
+            if not await self._scanner.learn(is_listing=True):
                 return
             await asyncio.sleep(0)  # The reads may have been served from memory.
 
@@ -509,8 +507,8 @@ class OpenQueue:
         end, purged = self._replica_log.last_stable_offset, 0
         while True:
             # Each leader epoch that is skipped is told to the state.
-            epoch_end = self._learner.learn_epoch() or end
-            purged += self._learner.purge(min(epoch_end, end))
+            epoch_end = self._scanner.learn_epoch() or end
+            purged += self._scanner.purge(min(epoch_end, end))
             if epoch_end >= end:
                 break
         await self.commit()
@@ -519,7 +517,7 @@ class OpenQueue:
 
     def hold_moved(self, value: bytes | None) -> None:
         """See `MoveSource`."""
-        self._learner.hold_moved(value)
+        self._scanner.hold_moved(value)
 
     async def read_records(
         self, offsets: Sequence[int], bytes_max: int
@@ -533,7 +531,7 @@ class OpenQueue:
             try:
                 record = piece.record(offset)
             except CorruptBatchError:
-                await self._learner.check(offset)
+                await self._scanner.check(offset)
                 raise
             if record is None:
                 continue

@@ -6,10 +6,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from rayq import messages
-from rayq.actors.queues.commits import QueueCommits
-from rayq.actors.queues.journal import Journal
 from rayq.actors.queues.moves import QueueMoves
-from rayq.actors.queues.takes import WaitingTakes
+from rayq.actors.queues.persister import GroupCommit, QueueStatePersister
+from rayq.actors.queues.waiting import WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.queues.state import QueueState
@@ -28,8 +27,8 @@ class Opened(Protocol):
     topic_id: str
     partition: int
     state: QueueState
-    journal: Journal
-    commits: QueueCommits
+    persister: QueueStatePersister
+    commits: GroupCommit
     moves: QueueMoves
     takes: WaitingTakes
     read_trouble: str | None
@@ -39,7 +38,7 @@ class Opened(Protocol):
     def due_in_ms(self) -> int | None: ...
 
 
-class QueueFigures:
+class QueueMetrics:
     """Figures of one opening. See the module."""
 
     def __init__(self, opened: Opened, replica_log: ReplicaLog, leader: Leader) -> None:
@@ -57,10 +56,10 @@ class QueueFigures:
         """The reason that records are not given out or moved. None: nothing prevents it."""
         opened = self._opened
         return (
-            opened.journal.trouble
+            opened.persister.trouble
             or opened.read_trouble
             or opened.state.trouble
-            or ("The keeper of this queue is full." if opened.journal.is_full else None)
+            or ("The coordinator of this queue is full." if opened.persister.is_full else None)
             or opened.moves.trouble
         )
 

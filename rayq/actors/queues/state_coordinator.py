@@ -1,7 +1,7 @@
-"""The queue keeper: it stores the decisions of queue leaders in one `__queue_state` partition.
+"""Queue state coordinator, which stores what queue leaders decide in a `__queue_state` partition.
 
 It is a `Coordinator`, and does not know what the kept records mean. It makes sure that only the
-newest opening of each state writes (`core.kept_queues`), and forgets deleted queues.
+newest opening of each state writes (`core.queues.queue_states`), and forgets deleted queues.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.core.decision import Decision
-from rayq.core.queues.kept_queues import (
-    KeptQueues,
+from rayq.core.queues.queue_states import (
     KeptRecord,
+    QueueStates,
     Record,
     StateKey,
     WriteParts,
@@ -41,7 +41,7 @@ DELETED_CHECK_INTERVAL_S = 5.0
 CONFIRMED_WAIT_MS = 2_000
 
 
-class QueueKeeper(Coordinator[KeptQueues, Record]):
+class QueueStateCoordinator(Coordinator[QueueStates, Record]):
     """See the module."""
 
     subject = "queues"
@@ -63,14 +63,15 @@ class QueueKeeper(Coordinator[KeptQueues, Record]):
         self.state = self._empty()
         """The decided state, committed or not."""
         self._sequences: dict[StateKey, tuple[int, int]] = {}
-        """Fence and sequence of the last write, for the life of this keeper. A later keeper does
-        not need it: requests to this one name its leader epoch, and are refused there."""
+        """Fence and sequence of the last write, for the life of this coordinator. A later
+        coordinator does not need it: requests to this one name its leader epoch, and are refused
+        there."""
         self._parts: dict[StateKey, WriteParts] = {}
         """Parts of writes that came in parts."""
         self._forget_source = self._environment.metrics.add_source(self._measure)
 
-    def _empty(self) -> KeptQueues:
-        return KeptQueues(keeper_epoch=self._leader_epoch, unclean_epoch=self._unclean_epoch)
+    def _empty(self) -> QueueStates:
+        return QueueStates(coordinator_epoch=self._leader_epoch, unclean_epoch=self._unclean_epoch)
 
     def _measure(self) -> list[Sample]:
         return [
@@ -80,7 +81,7 @@ class QueueKeeper(Coordinator[KeptQueues, Record]):
         ]
 
     def end(self, reason: str) -> None:
-        """Ends this keeper, as another process is the keeper: the requests that wait are told."""
+        """Ends, as another process is the coordinator: the requests that wait are told."""
         self._forget_source()
         super().end(reason)
 
@@ -221,4 +222,4 @@ async def _unknown(
     return unknown
 
 
-QueueKeeper.handlers = HandlerTable("queue keeper", QueueKeeper)
+QueueStateCoordinator.handlers = HandlerTable("queue state coordinator", QueueStateCoordinator)

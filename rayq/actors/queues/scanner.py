@@ -38,7 +38,7 @@ class Given(NamedTuple):
     parts: list[Buffer]
 
 
-class Learner:
+class LogScanner:
     """See the module. One task takes; others may learn beside it."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Learner:
         replica_log: ReplicaLog,
         reads: QueueReads,
         clock_watch: ClockWatch,
-    ) -> Learner:
+    ) -> LogScanner:
         """Loads the kept state of a queue, compared with the log, for the opening of this fence.
         Its first changes must be kept before anything else."""
         log = replica_log.log
@@ -96,7 +96,7 @@ class Learner:
                 state.void_locks(fence)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        learner = cls(
+        scanner = cls(
             state,
             was_kept=was_kept,
             place=(queue.topic_id, partition),
@@ -104,11 +104,11 @@ class Learner:
             reads=reads,
             clock_watch=clock_watch,
         )
-        learner.configure(config)
-        learner.learn_epoch()
+        scanner.configure(config)
+        scanner.learn_epoch()
         if config.ordered_by_key:
-            await learner._tell_keys()
-        return learner
+            await scanner._tell_keys()
+        return scanner
 
     def configure(self, config: QueueConfig) -> None:
         """Takes the queue's config."""

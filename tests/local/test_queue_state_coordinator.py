@@ -11,12 +11,12 @@ import pytest
 
 from rayq import messages
 from rayq.actors.peers import Peers
-from rayq.actors.queues import queue_keeper
-from rayq.actors.queues.journal import Journal
+from rayq.actors.queues import state_coordinator
+from rayq.actors.queues.persister import QueueStatePersister
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.core.queues import kept_queues
-from rayq.core.queues.kept_queues import KeptRecord, keeper_partition
+from rayq.core.queues import queue_states
+from rayq.core.queues.queue_states import KeptRecord, queue_state_partition
 from rayq.errors import (
     CoordinatorLoadingError,
     QueueFencedError,
@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(queue_keeper, "DELETED_CHECK_INTERVAL_S", 0.1)
+        patched.setattr(state_coordinator, "DELETED_CHECK_INTERVAL_S", 0.1)
         directory = tmp_path_factory.mktemp("keepers")
         with LocalCluster(brokers=3, data_dir=directory, **FAST) as cluster:
             yield cluster
@@ -83,8 +83,8 @@ class Leaders:
         assert answer.version >= version
         return answer.queues[0] if answer.queues else None
 
-    def journal(self, *, epoch: int = 1, partition: int = PARTITION) -> Journal:
-        return Journal(
+    def persister(self, *, epoch: int = 1, partition: int = PARTITION) -> QueueStatePersister:
+        return QueueStatePersister(
             self.environment,
             self.peers,
             queue_id=self.queue_id,
@@ -94,10 +94,10 @@ class Leaders:
 
     async def kept(self, epoch: int) -> list[KeptRecord]:
         """What a leader of this epoch finds."""
-        return await self.journal(epoch=epoch).open()
+        return await self.persister(epoch=epoch).open()
 
     async def kill_keeper(self) -> None:
-        partition = keeper_partition(self.queue_id, 4)
+        partition = queue_state_partition(self.queue_id, 4)
 
         def kill() -> None:
             wait_in_sync(self.cluster, KEEPERS, partition=partition)
@@ -122,24 +122,24 @@ def run(cluster: LocalCluster, story: Callable[[Leaders], Awaitable[None]]) -> N
 def test_what_is_written_is_there_for_the_next_leader_in_pages(
     servers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_queues, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(queue_states, "PAGE_BYTES", 1000)
 
     async def story(leaders: Leaders) -> None:
-        first = leaders.journal()
+        first = leaders.persister()
         assert await first.open() == []
         records = [(b"block-%03d" % number, b"v" * number) for number in range(50)]
         await first.write(records)
         await first.write([(b"block-000", b"another"), (b"block-001", None)])
         expected = [(b"block-000", b"another"), *records[2:]]
         assert await leaders.kept(epoch=2) == expected
-        assert await leaders.journal(partition=PARTITION + 1).open() == []
+        assert await leaders.persister(partition=PARTITION + 1).open() == []
 
     run(servers, story)
 
 
 def test_only_the_newest_opening_writes(servers: LocalCluster) -> None:
     async def story(leaders: Leaders) -> None:
-        old, new = leaders.journal(epoch=3), leaders.journal(epoch=4)
+        old, new = leaders.persister(epoch=3), leaders.persister(epoch=4)
         await old.open()
         await old.write([(b"head", b"old")])
         await new.open()
@@ -147,8 +147,8 @@ def test_only_the_newest_opening_writes(servers: LocalCluster) -> None:
         with pytest.raises(QueueFencedError, match="another leader"):
             await old.write([(b"head", b"held back")])
         with pytest.raises(QueueFencedError, match="epoch 3?"):
-            await leaders.journal(epoch=3).open()
-        again = leaders.journal(epoch=4)  # The same leader, after an opening that it gave up.
+            await leaders.persister(epoch=3).open()
+        again = leaders.persister(epoch=4)  # The same leader, after an opening that it gave up.
         assert await again.open() == [(b"head", b"old")]
         with pytest.raises(QueueFencedError):
             await new.write([(b"head", b"given up")])
@@ -160,18 +160,18 @@ def test_only_the_newest_opening_writes(servers: LocalCluster) -> None:
 
 def test_a_write_that_was_held_back_undoes_nothing(servers: LocalCluster) -> None:
     async def story(leaders: Leaders) -> None:
-        journal = leaders.journal()
-        await journal.open()
-        await journal.write([(b"head", b"1")])
-        await journal.write([(b"head", b"2")])
+        persister = leaders.persister()
+        await persister.open()
+        await persister.write([(b"head", b"1")])
+        await persister.write([(b"head", b"2")])
 
         async def write(sequence: int, value: bytes) -> None:
-            await leaders.peers.ask_keeper(
+            await leaders.peers.ask_queue_state(
                 leaders.queue_id,
                 lambda *at: messages.WriteQueueState(
-                    *at, leaders.queue_id, PARTITION, journal.fence, sequence
+                    *at, leaders.queue_id, PARTITION, persister.fence, sequence
                 ),
-                kept_queues.pack([(b"head", value)]),
+                queue_states.pack([(b"head", value)]),
             )
 
         with pytest.raises(QueueFencedError, match="held back"):
@@ -184,15 +184,15 @@ def test_a_write_that_was_held_back_undoes_nothing(servers: LocalCluster) -> Non
 
 def test_a_leader_does_not_notice_that_its_keeper_was_killed(servers: LocalCluster) -> None:
     async def story(leaders: Leaders) -> None:
-        journal = leaders.journal()
-        await journal.open()
+        persister = leaders.persister()
+        await persister.open()
         for number in range(3):
-            await journal.write([(b"%d" % number, b"v")])
+            await persister.write([(b"%d" % number, b"v")])
             await leaders.kill_keeper()
-        await journal.write([(b"last", b"v")])
+        await persister.write([(b"last", b"v")])
         assert await leaders.kept(epoch=1) == [(b"0", b"v"), (b"1", b"v"), (b"2", b"v"), (b"last", b"v")]
         with pytest.raises(QueueFencedError):
-            await journal.write([(b"last", b"fenced")])
+            await persister.write([(b"last", b"fenced")])
 
     run(servers, story)
 
@@ -200,8 +200,8 @@ def test_a_leader_does_not_notice_that_its_keeper_was_killed(servers: LocalClust
 @pytest.mark.parametrize("what", ["queue", "topic"])
 def test_a_deleted_queue_leaves_nothing(servers: LocalCluster, what: str) -> None:
     async def story(leaders: Leaders) -> None:
-        journal, sister = leaders.journal(), leaders.journal(partition=PARTITION + 1)
-        for one in journal, sister:
+        persister, sister = leaders.persister(), leaders.persister(partition=PARTITION + 1)
+        for one in persister, sister:
             await one.open()
             await one.write([(b"head", b"v")])
         request: Any = messages.DeleteQueue(name=leaders.queue)
@@ -209,7 +209,7 @@ def test_a_deleted_queue_leaves_nothing(servers: LocalCluster, what: str) -> Non
             request = messages.DeleteTopic(leaders.queue)
         changed = await leaders.ask(request)
         assert await leaders.described(changed.version) is None
-        for one in journal, sister:
+        for one in persister, sister:
             with pytest.raises(QueueFencedError, match="deleted"):
                 while True:  # Until the keeper has heard of it.
                     await one.write([(b"head", b"v")])
@@ -239,7 +239,7 @@ class Broker:
 
 def test_a_queue_of_which_a_broker_has_not_heard_is_not_taken_for_deleted() -> None:
     def deleted(broker: Broker) -> set[str]:
-        return asyncio.run(queue_keeper.deleted_queues({"a", "b"}, broker.ask))
+        return asyncio.run(state_coordinator.deleted_queues({"a", "b"}, broker.ask))
 
     assert deleted(Broker(9, {"a", "b"}, newest=9, catches_up=set())) == set()
     assert deleted(Broker(5, {"a"}, newest=9, catches_up={"a", "b"})) == set()
@@ -252,38 +252,38 @@ def test_a_queue_of_which_a_broker_has_not_heard_is_not_taken_for_deleted() -> N
 def test_a_full_keeper_says_so_and_takes_what_makes_it_smaller(
     servers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_queues, "HELD_BYTES_MAX", 100_000)
-    monkeypatch.setattr(kept_queues, "RESERVE_BYTES", 100_000)
+    monkeypatch.setattr(queue_states, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(queue_states, "RESERVE_BYTES", 100_000)
 
     async def story(leaders: Leaders) -> None:
-        journal = leaders.journal()
-        await journal.open()
-        await journal.write([(b"1", bytes(50_000))])
-        assert not journal.is_full
-        await journal.write([(b"2", bytes(100_000))])
-        assert journal.is_full
+        persister = leaders.persister()
+        await persister.open()
+        await persister.write([(b"1", bytes(50_000))])
+        assert not persister.is_full
+        await persister.write([(b"2", bytes(100_000))])
+        assert persister.is_full
         with pytest.raises(QueueLimitError, match="settle"):
-            await journal.write([(b"3", bytes(100_000))])
-        await journal.write([(b"2", bytes(10_000))])
-        assert not journal.is_full
-        await journal.write([(b"1", None), (b"2", None)])
+            await persister.write([(b"3", bytes(100_000))])
+        await persister.write([(b"2", bytes(10_000))])
+        assert not persister.is_full
+        await persister.write([(b"1", None), (b"2", None)])
 
     run(servers, story)
 
 
 def test_a_keeper_refuses_what_no_leader_sends(servers: LocalCluster) -> None:
     async def story(leaders: Leaders) -> None:
-        journal = leaders.journal()
-        await journal.open()
+        persister = leaders.persister()
+        await persister.open()
 
         async def write(payload: bytes) -> None:
-            await leaders.peers.ask_keeper(
+            await leaders.peers.ask_queue_state(
                 leaders.queue_id,
-                lambda *at: messages.WriteQueueState(*at, leaders.queue_id, PARTITION, journal.fence, 1),
+                lambda *at: messages.WriteQueueState(*at, leaders.queue_id, PARTITION, persister.fence, 1),
                 payload,
             )
 
-        for payload in (b"", b"\xc1", kept_queues.pack([(b"", b"v")])):
+        for payload in (b"", b"\xc1", queue_states.pack([(b"", b"v")])):
             with pytest.raises(RayqError, match="payload|empty key"):
                 await write(payload)
         assert await leaders.kept(epoch=1) == []
@@ -304,8 +304,8 @@ def test_nothing_is_given_out_while_the_keeper_is_full(
     async def story() -> None:
         first = await consumer.take(1)
         with monkeypatch.context() as full:
-            full.setattr(kept_queues, "HELD_BYTES_MAX", 0)
-            full.setattr(kept_queues, "RESERVE_BYTES", 0)
+            full.setattr(queue_states, "HELD_BYTES_MAX", 0)
+            full.setattr(queue_states, "RESERVE_BYTES", 0)
             assert await consumer.settle(first, acks=first.locks) == []  # Smaller than before.
             taken = []
             while "full" not in ((await consumer.describe()).trouble or "") or not taken:
