@@ -18,7 +18,6 @@ from proving.simulation.process import Process
 from proving.simulation.server_view import (
     coordinator_of,
     has_holders_away,
-    has_moves,
     is_loading_list,
     loaded_list,
     queue_leaders_of,
@@ -123,7 +122,7 @@ def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
 
 def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
     """Hosts of queues where dead letters or redriven records are being moved."""
-    return _queues(cluster, lambda leader, opened: has_moves(opened.state))
+    return _queues(cluster, lambda leader, opened: bool(opened.state.moves()))
 
 
 def _queues(

@@ -32,7 +32,6 @@ from rayq.client.consuming.group_member import GroupMember
 from rayq.client.queues.acquired import AcquiredBatch
 from rayq.client.queues.task import QueueTask
 from rayq.core.queues.queue_states import Opening, QueueStates, StateKey
-from rayq.core.queues.state import QueueState
 from rayq.records import TopicIdPartition
 from rayq.storage.clean_state import CleanState
 from rayq.storage.data_directory import DataDirectory
@@ -248,11 +247,6 @@ def holders_of(opened: QueuePartition) -> LockOwners:
 def has_holders_away(holders: LockOwners) -> bool:
     """True if a consumer has lost its connection, and its locks have a moment left."""
     return bool(holders._timers)
-
-
-def has_moves(state: QueueState) -> bool:
-    """True if records of the queue are being moved to another topic."""
-    return bool(state._moves)
 
 
 def is_all_kept(commits: GroupCommit) -> bool:
