@@ -36,7 +36,7 @@ from rayq.core.cluster.records import Voter
 from rayq.environment import Address
 from rayq.errors import RayqError
 from rayq.runtime.layout import directory_path, voter_count, write_first_record
-from rayq.storage.data_directory import format_directory
+from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.wire.authentication import Identity, client_key
 
 ROOT = "/data"
@@ -204,19 +204,19 @@ class SimulatedCluster:
         self.broker_processes[number] = process
 
         async def live() -> None:
-            broker = Broker(
-                process.environment,
-                self.config,
-                SimulatedRuntime(host, self.config, self.replica_hosts, self.objects),
-                cluster_name="simulated",
-                data_path=directory_path(ROOT, number),
-                host=host.address,
-                port=PORT,
-                node_id=host.name,
-                replicas_max=REPLICAS_MAX,
-                peers=self.peers,
-            )
             try:
+                broker = Broker(
+                    process.environment,
+                    self.config,
+                    SimulatedRuntime(host, self.config, self.replica_hosts, self.objects),
+                    DataDirectory.open(process.environment, directory_path(ROOT, number)),
+                    cluster_name="simulated",
+                    host=host.address,
+                    port=PORT,
+                    node_id=host.name,
+                    replicas_max=REPLICAS_MAX,
+                    peers=self.peers,
+                )
                 await broker.start()
             except RayqError as error:
                 self.world.trace.note(f"broker {number} does not start: {error}")

@@ -34,7 +34,7 @@ from proving.simulation.faults_processes import (
 )
 from proving.simulation.link import NetworkHost
 from proving.simulation.process import ProcessHost
-from proving.simulation.server_view import controller_host_of, quorum_of
+from proving.simulation.server_view import quorum_of
 from rayq.actors.controller.controller import Controller
 
 TAIL = 4
@@ -162,9 +162,9 @@ def _controllers(faults: Faults) -> list[tuple[ProcessHost, Controller]]:
             found.append((process.host, controller))
     preferred, server = cluster.controller_process, cluster.controller
     if preferred is not None and preferred.alive and server is not None:
-        host = controller_host_of(server)
-        if host is not None and host.controller is not None:
-            found.append((preferred.host, host.controller))
+        controller = server.controller_host.controller
+        if controller is not None:
+            found.append((preferred.host, controller))
     return found
 
 

@@ -36,7 +36,6 @@ from proving.simulation.process import Process
 from proving.simulation.replica_changes import ReplicaChanges
 from proving.simulation.server_view import (
     clean_state_of,
-    controller_host_of,
     has_directory,
     log_of,
     metadata_log_of,
@@ -179,8 +178,8 @@ class Invariants:
     # --- the metadata -----------------------------------------------------------------------------
 
     def _check_controller(self, host: Broker | ControllerServer) -> None:
-        at = controller_host_of(host)
-        if at is None or (controller := at.controller) is None:
+        controller = host.controller_host.controller
+        if controller is None:
             return
         self.judge.note_controller(controller)
         if self._latest_controller.get(host) is controller:

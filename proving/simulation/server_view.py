@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from rayq.actors.broker.broker import Broker
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
-from rayq.actors.controller.controller_host import ControllerHost
-from rayq.actors.controller.server import ControllerServer
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -159,11 +157,6 @@ def directory_of(broker: Broker) -> DataDirectory:
 def failed_count(broker: Broker) -> int:
     """Number of replicas that stopped on a disk error, and that the broker does not start again."""
     return broker._replicas.failed_count
-
-
-def controller_host_of(server: Broker | ControllerServer) -> ControllerHost | None:
-    """The place of a controller in a process. None: the process is still starting."""
-    return getattr(server, "controller_host", None)
 
 
 def quorum_of(controller: Controller) -> Quorum:

@@ -31,7 +31,7 @@ from rayq.runtime.layout import (
 )
 from rayq.runtime.object_store import open_store
 from rayq.runtime.start_checks import tell_recovering
-from rayq.storage.data_directory import read_secret
+from rayq.storage.data_directory import DataDirectory, read_secret
 from rayq.wire.descriptors import shares
 
 READY_TIMEOUT_S = 30.0
@@ -197,8 +197,8 @@ class LocalServers:
             environment,
             self._config,
             runtime,
+            DataDirectory.open(environment, directory_path(self._root, number)),
             cluster_name=self._name,
-            data_path=directory_path(self._root, number),
             host=self._host,
             port=self._ports.get(number, self._port),
             node_id="local",

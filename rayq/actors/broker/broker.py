@@ -51,7 +51,8 @@ BYTES_PER_REPLICA = MIB
 class Broker:
     """See the module. `start` returns when the broker listens; the broker serves until `stopped`.
 
-    `peers` are the last known addresses of other brokers.
+    `directory` is open, and belongs to the broker: it is closed if the broker cannot be made or
+    started. `peers` are the last known addresses of other brokers.
     """
 
     handlers: ClassVar[HandlerTable]
@@ -61,22 +62,20 @@ class Broker:
         environment: Environment,
         config: ClusterConfig,
         runtime: Runtime,
+        directory: DataDirectory,
         *,
         cluster_name: str,
-        data_path: str,
         host: str,
         port: int,
         node_id: str,
         replicas_max: int,
         peers: Sequence[Address] = (),
     ) -> None:
+        """Raises StorageError, UnsupportedFormatError, OSError."""
         self._environment = environment
         self._config = config
-        self._runtime = runtime
+        self._directory = directory
         self._cluster_name = cluster_name
-        self._data_path = data_path
-        self._host = host
-        self._port = port
         self._node_id = node_id
         self._replicas_max = replicas_max
         self._peers = list(peers)
@@ -87,95 +86,86 @@ class Broker:
         self._producer_ids_lock = asyncio.Lock()
         self._is_stopping = False
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def start(self) -> Address:
-        """Opens and locks the directory, listens, and starts to serve. Returns the address. Raises
-        DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError, OSError;
-        everything that was opened is then closed again, so that another object may try."""
-        self._directory = DataDirectory.open(self._environment, self._data_path)
+        self._listens_at = host, port
+        self.endpoint: Address = host, port
+        """Address at which others reach it, once it has started."""
+        meta = directory.meta
         with contextlib.ExitStack() as opened:
-            opened.callback(self._directory.close)
-            endpoint = await self._open(opened)
-            opened.pop_all()  # The start succeeded: nothing is closed.
-        return endpoint
-
-    async def _open(self, opened: contextlib.ExitStack) -> Address:
-        """Does the rest of `start`. Puts everything on `opened` that must be closed if it fails
-        half-way."""
-        environment = self._environment
-        meta = self._directory.meta
-        identity = Identity(
-            role="server",
-            key=self._directory.secret,
-            cluster_id=meta.cluster_id,
-            broker=meta.broker,
-        )
-        self._pool = ConnectionPool(environment, identity, self._config)
-        opened.callback(self._pool.close)
-        self.metadata = MetadataKeeper(
-            environment,
-            self._directory,
-            MetadataLog.open(environment.disk, f"{self._data_path}/metadata"),
-            incarnation=self._incarnation,
-            snapshot_records=self._config.metadata_snapshot_records,
-            on_applied=self._on_metadata,
-        )
+            opened.callback(directory.close)
+            identity = Identity(
+                role="server", key=directory.secret, cluster_id=meta.cluster_id, broker=meta.broker
+            )
+            self.metadata = MetadataKeeper(
+                environment,
+                directory,
+                MetadataLog.open(environment.disk, f"{directory.path}/metadata"),
+                incarnation=self._incarnation,
+                snapshot_records=config.metadata_snapshot_records,
+                on_applied=self._on_metadata,
+            )
+            opened.pop_all()  # It succeeded: nothing is closed.
+        self._pool = ConnectionPool(environment, identity, config)
+        self._server = Server(environment, identity, self._handle, config)
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )
         self._objects = (
             None
-            if self._config.remote_storage_url is None
+            if config.remote_storage_url is None
             else ObjectStoreAccess(
                 environment,
-                self._config,
-                self._runtime,
-                self._directory,
+                config,
+                runtime,
+                directory,
                 self.metadata,
                 self._pool,
-                cluster_name=self._cluster_name,
+                cluster_name=cluster_name,
                 ask_controller=self._ask_controller,
                 is_current=lambda: self.is_registered,
             )
         )
         self._replicas = ReplicaSupervisor(
             environment,
-            self._config,
-            self._runtime,
-            self._directory,
+            config,
+            runtime,
+            directory,
             self.metadata,
             self._pool,
-            cluster_name=self._cluster_name,
+            cluster_name=cluster_name,
             incarnation=self._incarnation,
             ask_controller=self._ask_controller,
             objects=self._objects,
         )
-        self._server = Server(environment, identity, self._handle, self._config)
-        opened.callback(self._server.close)
-        await self._server.start(self._host, self._port, first_free=True)
-        self.endpoint: Address = (
-            self._config.advertised_host or self._server.host,
-            self._server.port,
-        )
-        self._directory.write_endpoint(self._server.host, self._server.port)
         self.controller_host = ControllerHost(
             environment,
             self._pool,
-            self._config,
+            config,
             cluster_id=meta.cluster_id,
-            endpoint=self.endpoint,
             silent_s=lambda: self.metadata.silent_s,
             known_brokers=self._known_brokers,
             # In a new cluster only the controller's own process knows where all brokers are.
             may_host=lambda: self._is_voter() and self.metadata.has_been_led,
             is_preferred=False,
         )
+
+    async def start(self) -> Address:
+        """Listens, and starts to serve. Returns the address. Raises StorageError, OSError;
+        everything is then closed, so that another object may try."""
+        environment, meta = self._environment, self._directory.meta
+        host, port = self._listens_at
+        try:
+            await self._server.start(host, port, first_free=True)
+            self.endpoint = self._config.advertised_host or self._server.host, self._server.port
+            self._directory.write_endpoint(self._server.host, self._server.port)
+        except BaseException:
+            self._release()
+            raise
         environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)
         environment.metrics.add_source(self._measure)
         spawn = environment.tasks.spawn
         spawn(self._keep_session(), "broker-session")
         spawn(self._replicas.run(), "replica-supervisor")
-        spawn(self.controller_host.run(), "controller-host")
+        spawn(self.controller_host.run(self.endpoint), "controller-host")
         if self._objects is not None:
             self._objects.start()
         return self.endpoint
@@ -200,11 +190,14 @@ class Broker:
         """Releases everything; after `stop`, or if the process dies anyway."""
         if self.controller_host.controller is not None:
             self.controller_host.controller.end("its broker stops")
+        self._release()
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+    def _release(self) -> None:
         self._server.close()
         self._pool.close()
         self._directory.close()
-        if not self.stopped.done():
-            self.stopped.set_result(None)
 
     @property
     def is_registered(self) -> bool:
@@ -242,9 +235,9 @@ class Broker:
             sample("rayq_failed_replicas", self._replicas.failed_count),
         ]
         try:
-            free_bytes = self._environment.disk.free_bytes(self._data_path)
+            free_bytes = self._environment.disk.free_bytes(self._directory.path)
         except OSError as error:  # An unknown figure is left out, not told as 0.
-            logger.warning("the free space of %s is not known: %s", self._data_path, error)
+            logger.warning("the free space of %s is not known: %s", self._directory.path, error)
         else:
             samples.append(sample("rayq_disk_free_bytes", free_bytes))
         return samples

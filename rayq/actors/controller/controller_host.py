@@ -31,7 +31,6 @@ class ControllerHost:
         config: ClusterConfig,
         *,
         cluster_id: str,
-        endpoint: Address,
         silent_s: Callable[[], float],
         known_brokers: Callable[[], Sequence[Address]],
         may_host: Callable[[], bool],
@@ -41,16 +40,16 @@ class ControllerHost:
         self._pool = pool
         self._config = config
         self._cluster_id = cluster_id
-        self._endpoint = endpoint
         self._silent_s = silent_s
         self._known_brokers = known_brokers
         self._may_host = may_host
         self._is_preferred = is_preferred
         self.controller: Controller | None = None
-        environment.metrics.add_source(self._measure)
 
-    async def run(self) -> None:
-        """Waits for silence, takes over, and hosts until the epoch ends; forever."""
+    async def run(self, endpoint: Address) -> None:
+        """Waits for silence, takes over, and hosts until the epoch ends; forever. This process
+        listens at `endpoint`."""
+        self._environment.metrics.add_source(self._measure)
         patience_s = 0.0 if self._is_preferred else self._patience_s()
         while True:
             if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
@@ -61,7 +60,7 @@ class ControllerHost:
                 self._pool,
                 self._config,
                 cluster_id=self._cluster_id,
-                endpoint=self._endpoint,
+                endpoint=endpoint,
             )
             try:
                 await controller.take_over(self._known_brokers())

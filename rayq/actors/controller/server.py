@@ -39,34 +39,29 @@ class ControllerServer:
         environment.metrics.label(broker="controller")
         self._environment = environment
         self._config = config
-        self._cluster_id = cluster_id
         self._host = host
         self._brokers = list(brokers)
         identity = Identity(role="server", key=secret, cluster_id=cluster_id, broker=None)
         self._pool = ConnectionPool(environment, identity, config)
         self._server = Server(environment, identity, self._handle, config)
         self._heard_s = environment.clock.monotonic()
-        self.controller_host: ControllerHost
-
-    async def start(self) -> Address:
-        await self._server.start(self._host, 0)
-        self.endpoint: Address = (
-            self._config.advertised_host or self._server.host,
-            self._server.port,
-        )
-        clock = self._environment.clock
+        self.endpoint: Address = (host, 0)
+        """Address at which others reach it, once it has started."""
         self.controller_host = ControllerHost(
-            self._environment,
+            environment,
             self._pool,
-            self._config,
-            cluster_id=self._cluster_id,
-            endpoint=self.endpoint,
-            silent_s=lambda: clock.monotonic() - self._heard_s,
+            config,
+            cluster_id=cluster_id,
+            silent_s=lambda: environment.clock.monotonic() - self._heard_s,
             known_brokers=lambda: self._brokers,
             may_host=lambda: True,
             is_preferred=True,
         )
-        self._environment.tasks.spawn(self.controller_host.run(), "controller-host")
+
+    async def start(self) -> Address:
+        await self._server.start(self._host, 0)
+        self.endpoint = self._config.advertised_host or self._server.host, self._server.port
+        self._environment.tasks.spawn(self.controller_host.run(self.endpoint), "controller-host")
         self._environment.tasks.spawn(self._listen_for_another(), "listen-for-another")
         return self.endpoint
 

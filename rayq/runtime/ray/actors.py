@@ -74,7 +74,7 @@ from rayq.runtime.ray.metrics import export_group_lag_for_ever
 from rayq.runtime.ray.nodes import broker_share, live_nodes, pinned, run_on_node
 from rayq.runtime.ray.process import bind_host, memory_bytes, server_environment, start_reports
 from rayq.runtime.ray.specs import BrokerSpec, ClusterSpec
-from rayq.storage.data_directory import BROKER_LOCK, lock_holder
+from rayq.storage.data_directory import BROKER_LOCK, DataDirectory, lock_holder
 
 logger = logging.getLogger(__name__)
 
@@ -278,38 +278,45 @@ class BrokerActor:
     async def _start(self) -> Address:
         spec, config = self._spec, self._spec.config
         runtime = RayRuntime(config, spec.node_id, spec.brokers_on_node)
+        host = bind_host(config)
+        replicas_max = replicas_max_of(
+            config,
+            memory_bytes() // max(1, spec.brokers_on_node),
+            processes_max=runtime.processes_max,
+        )
         broker = Broker(
             self._environment,
             config,
             runtime,
+            await self._lock_directory(),
             cluster_name=spec.cluster_name,
-            data_path=directory_path(spec.root, spec.broker),
-            host=bind_host(config),
+            host=host,
             port=spec.port,
             node_id=spec.node_id,
-            replicas_max=replicas_max_of(
-                config,
-                memory_bytes() // max(1, spec.brokers_on_node),
-                processes_max=runtime.processes_max,
-            ),
+            replicas_max=replicas_max,
             peers=spec.peers,
         )
+        endpoint = await broker.start()
+        try:
+            self._keep(spec.settings)
+        except RayqError:
+            await broker.stop()
+            raise
+        self._broker = broker
+        return endpoint
+
+    async def _lock_directory(self) -> DataDirectory:
+        """Opens and locks the directory; an earlier process may still be about to end. Raises
+        DirectoryInUseError, and the other errors of `DataDirectory.open`."""
+        path = directory_path(self._spec.root, self._spec.broker)
         give_up_s = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
-                endpoint = await broker.start()
+                return DataDirectory.open(self._environment, path)
             except DirectoryInUseError:
                 if time.monotonic() > give_up_s:
                     raise
-                await asyncio.sleep(LOCK_RETRY_S)
-            else:
-                try:
-                    self._keep(spec.settings)
-                except RayqError:
-                    await broker.stop()
-                    raise
-                self._broker = broker
-                return endpoint
+            await asyncio.sleep(LOCK_RETRY_S)
 
     def _keep(self, settings: KeptSettings | None) -> None:
         """The directory, which is locked now, keeps what this broker was started with. Raises
