@@ -23,6 +23,7 @@ from rayq.cli import (
     queues,
     restore,
     servers,
+    status,
     storage,
     topics,
     transactions,
@@ -32,7 +33,7 @@ from rayq.cli.verbs import Verbs
 ROOT_VERBS: dict[str, Callable[..., None]] = {
     "start": servers.start,
     "stop": servers.stop,
-    "status": servers.status,
+    "status": status.status,
     "token": servers.token,
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
