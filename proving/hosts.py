@@ -2,7 +2,7 @@
 
 A host is a network namespace with an address in 10.77.0.0/24, joined to the others by a bridge, and
 an sshd that is the first process of a PID namespace. A host has what `ray up` needs of a machine,
-and can fail as machines do: `cut` takes it off the network while all its processes go on running,
+and can fail as machines do: `cut` takes it off the network while all its processes keep running,
 `kill` ends every process at once while its disk stays. Root only.
 
     with Hosts(directory, 3) as hosts:
@@ -51,7 +51,7 @@ class HostError(Exception):
 
 
 def why_not() -> str | None:
-    """Why this machine cannot run several hosts; None when it can."""
+    """The reason why this machine cannot run several hosts; None when it can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [tool for tool in TOOLS if _which(tool) is None]

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--partitions-beside",
         type=int,
         default=0,
-        help="so many partitions more, which are written to now and then",
+        help="number of further partitions, which are written to now and then",
     )
     parser.add_argument(
         "--hostile",

@@ -181,8 +181,8 @@ class ChaosCluster:
     # --- health -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str | None:
-        """Why the cluster is not well yet, or None when every replica is in sync and every broker
-        lives.
+        """The reason why the cluster is not well yet. None when every replica is in sync and every
+        broker lives.
 
         Each broker's process has to say so itself. In the metadata a broker that was killed lives
         until its session ends, and on a crowded machine Ray takes longer than that to start it

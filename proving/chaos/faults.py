@@ -1,6 +1,6 @@
 """The faults of a chaos run: SIGKILL or SIGSTOP of one process or of a whole node.
 
-Each fault has a limit: this long after the signal, at the latest, writes go on again on every
+Each fault has a limit: this long after the signal, at the latest, writes succeed again on every
 partition, while the fault still lasts. The limits are the promises of docs/architecture.md.
 """
 
@@ -211,14 +211,14 @@ class Injector:
         injected = Injected(target, time.monotonic())
         number = signal.SIGSTOP if target.kind.stops else signal.SIGKILL
         self._stopped = victims  # Before the first signal: an interrupt may come at any time.
-        # The raylet of a node is hit first, so that it starts no more processes.
+        # The raylet of a node is hit first, so that it starts no further processes.
         hit = [victim.pid for victim in victims if victim.send(number)]
         if not hit:
             raise ProcessLookupError(f"{target.what}: gone before {target.kind} could hit it")
         return injected
 
     def heal(self, injected: Injected) -> None:
-        """Stopped processes go on, unless somebody has killed them. A lost node returns with its
+        """Stopped processes continue, unless somebody has killed them. A lost node returns with its
         disk. The cluster itself replaces killed processes."""
         self.resume()
         target = injected.target

@@ -47,7 +47,7 @@ HOSTILE_TOPIC = "hostile"
 P99_RATIO_MAX = 2.0
 MEMORY_RATIO_MAX = 1.25
 MEMORY_SLACK_BYTES = 100 * 1024**2
-"""Besides the ratio, the servers may hold so many bytes more in the last calm phase than in the
+"""Besides the ratio, the servers may hold this many bytes more in the last calm phase than in the
 calm phase after the first hostile one: a process keeps memory that it has once needed."""
 HISTORY = "history.jsonl"
 FINISH_TIMEOUT_S = 120.0

@@ -29,7 +29,7 @@ from rayq.wire.authentication import key_of_token
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 """The timeout of each producer. The shortest ends during some faults."""
 KEYS_MIN = 20
-"""A producer has so many keys, or as many as there are partitions."""
+"""Number of keys of a producer, if there are not more partitions."""
 ROUND_S = 0.01
 """The pause of a producer after it has sent some records."""
 VALUE_BYTES = (20, 120)

@@ -1,6 +1,6 @@
 """Queues beside the load of a chaos run: two read its topic, one of them in the order of keys.
 
-Their workers are processes that are killed, or hang and go on later (each gets a successor at
+Their workers are processes that are killed, or hang and continue later (each gets a successor at
 once), or whose connections break for a while. In the end every record has to be settled, and the
 checker judges what the workers saw.
 """
@@ -50,7 +50,7 @@ class QueueLoad:
         """The newest process of each slot: a queue, and a number."""
         self._hanging: list[Any] = []
         self._woken: list[Any] = []
-        """They go on beside their successors, until others are woken."""
+        """Stopped workers run on beside their successors, until others are woken."""
         self._is_calm = threading.Event()
         self._disturber = threading.Thread(target=self._disturb, daemon=True)
         self.counts: Counter[str] = Counter()

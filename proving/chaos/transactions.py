@@ -2,7 +2,7 @@
 lets them hang, and judges what they saw.
 
 A process that is killed, or that hangs, gets a successor with its transactional id at once. One
-that hung goes on later, and must not write any more.
+that hung continues later, and must not write any more.
 """
 
 from __future__ import annotations

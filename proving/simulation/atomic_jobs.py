@@ -158,7 +158,7 @@ class AtomicJobs:
         self, job: WriteJob, whole: str, task: int, rng: random.Random
     ) -> dict[int, int]:
         """Returns the number of records in each partition, as the first attempt says that has
-        written them; another one may go on."""
+        written them; another one may continue."""
         loop = asyncio.get_running_loop()
         report: asyncio.Future[tuple[Rows, dict[int, int]]] = loop.create_future()
         tries = [self._rows(f"{whole}/{task}", rng)]

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from proving.simulation.world import START_WALL_MS, Host
 
 CATCH_UP = 24.0
-"""By so many seconds for each second."""
+"""Seconds of a leap that a server catches up with in each second."""
 NOTICED_S = 0.5
 """Maximum time until a server notices a leap. It counts for catching up, too."""
 
 LEAP_S_MAX = 10.0
-"""No leap of a run lasts for longer."""
+"""Maximum duration of a leap."""
 
 
 def most_aged_s(hosts: Iterable[Host], judging: Host, since_s: float, now_s: float) -> float:

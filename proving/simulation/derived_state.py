@@ -133,7 +133,7 @@ def fault_of_manifest(manifest: Manifest, below: Derived, leader: Log | None) ->
 
 
 def _epochs_of(epochs: list[tuple[int, int]], manifest: Manifest) -> list[tuple[int, int]]:
-    """Those from the log start on; the first may have begun earlier."""
+    """The epochs from the log start on; the first may have begun earlier."""
     ends = [start for _, start in epochs[1:]] + [manifest.end]
     return [
         (epoch, max(start, manifest.log_start))

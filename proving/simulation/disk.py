@@ -116,7 +116,7 @@ class SimulatedDisk:
         return fault
 
     def stall(self, seconds: float) -> None:
-        """No sync ends in the next `seconds`."""
+        """Lets no sync end in the next `seconds`."""
         self._stalled_until = self._now() + seconds
         self.trace.note(f"{self.name}: stalls for {seconds} s")
 

@@ -151,7 +151,7 @@ def lists_being_loaded(
 
 
 def objects_to_be_deleted(cluster: SimulatedCluster) -> list[Process]:
-    """Whose list has objects that are deleted after a delay."""
+    """The leaders whose list has objects that are deleted after a delay."""
     return _remote(
         cluster,
         lambda replica, remote: (

@@ -25,7 +25,8 @@ async def disk_errors(faults: Faults) -> None:
 
 
 async def failed_syncs(faults: Faults) -> None:
-    """Like `disk_errors`. Afterwards the page cache shows bytes that the disk does not hold."""
+    """Fails syncs of one broker's partitions. Afterwards the page cache shows bytes that the disk
+    does not hold."""
     await _fail_disk(faults, "sync")
 
 
@@ -70,8 +71,8 @@ async def disk_stall(faults: Faults) -> None:
 
 
 async def lose_a_disk(faults: Faults) -> None:
-    """No other fault may meet this one: where a partition has two replicas, and the other one
-    restarts now, it waits for the disk that is gone (rule 2)."""
+    """Takes a disk away. No other fault may meet this one: where a partition has two replicas, and
+    the other replica restarts now, it waits for the disk that is gone (rule 2)."""
     faults.cluster.loses_a_disk = True
     await faults.calm()
     number = faults.any_broker()

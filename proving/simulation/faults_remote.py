@@ -34,7 +34,7 @@ async def pause_an_object_server(faults: Faults) -> None:
 
 
 async def store_is_away(faults: Faults) -> None:
-    """No host, or some, reach the store."""
+    """Cuts all hosts, or some, off from the store."""
     hosts = faults.cluster.hosts
     chosen = {host.name for host in faults.rng.sample(hosts, faults.rng.randint(1, len(hosts)))}
     if faults.rng.random() < 0.5:

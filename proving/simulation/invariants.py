@@ -362,13 +362,13 @@ class Invariants:
         self._check_derived(disk, replica, seen, log)
         if log.end_offset < seen.compared:
             where = _where(replica)
-            begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
+            starts_over = log.end_offset == log.start_offset and _key(replica) in self.histories
             partition = self.state.partition(*_key(replica))
             who = replica_log_of(replica).incarnation
             is_in_sync = partition is None or any(
                 member.incarnation == who for member in partition.value.isr
             )
-            if not begins_anew or is_in_sync:
+            if not starts_over or is_in_sync:
                 raise InvariantError(
                     f"{where} cut its log to {log.end_offset}; {seen.compared} was committed"
                 )

@@ -40,7 +40,7 @@ RECORDS_MAX = 100_000
 
 
 class _Number(NamedTuple):
-    """That of a batch, in the partition that it is appended to."""
+    """The number of a batch in the partition that it is appended to."""
 
     topic_id: str
     partition: int

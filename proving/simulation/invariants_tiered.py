@@ -12,7 +12,7 @@
 - A pin ends only where it was given up or has had its time, and retention passes none.
 - A replica's log starts locally no later than the committed remote end, and a leader offers no
   offset that is neither on its disk nor in the store.
-- The log starts where it may: it goes on only by retention or delete_records.
+- The log starts where it may: it moves only by retention or delete_records.
 - Who leads holds the last record that is stored. Where an unclean election may take back what is
   committed, its log has what is stored, byte for byte.
 - A replica remembers all leader epochs from the log start on, however little of it is local.
@@ -424,7 +424,7 @@ class TieredInvariants:
             )
 
     def _left_just_now(self, key: TopicIdPartition, name: str) -> bool:
-        """Returns whether a pointer is committed that names it no more, and that no broker has
+        """Returns whether a pointer is committed that no longer names it, and that no broker has
         applied yet: most of them have it in their logs. The controller's answer told the leader
         first."""
         brokers = [broker for process, broker in self._cluster.broker_of.items() if process.alive]

@@ -36,7 +36,7 @@ class LogBatches:
     """The next offset of each batch."""
     segment: int = 0
     position: int = 0
-    """The segment (by base offset) and the position where the scan goes on."""
+    """The segment (by base offset) and the position where the scan continues."""
 
     def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[LogBatch]:
         """The batches from the one that ends above `start` to the one that reaches `end`."""

@@ -47,7 +47,7 @@ _REPORTED_ERRORS_MAX = 1000
 
 
 class SimulationError(Exception):
-    """The simulated program cannot go on. The message says what it was doing."""
+    """The simulated program cannot continue. The message says what it was doing."""
 
 
 class DeadlockError(SimulationError):

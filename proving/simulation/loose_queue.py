@@ -67,7 +67,7 @@ class LooseQueue:
         self.plan = QueuePlan(NAME, TOPIC, rng.choice((1.0, 2.0)), False, is_loose=True)
         self.queue_id = ""
         self._queue_ids: set[str] = set()
-        """Those of all queues of this name that were ever created."""
+        """The ids of all queues of this name that were ever created."""
         self._cluster = cluster
         self._recorder = recorder
         self._deliveries = rng.choice((3, 1000))
@@ -207,7 +207,7 @@ class LooseQueue:
         treatments = {
             "delete records": self._delete_records,
             "purge": self._purge,
-            "make anew": self._make_anew,
+            "make anew": self._make_again,
         }
         treat = treatments.get(self.treatment)
         while treat is not None and is_on():
@@ -235,7 +235,7 @@ class LooseQueue:
                 at_s=self._cluster.world.now_s,
             )
 
-    async def _make_anew(self, client: Client, rng: random.Random, describe: Describe) -> None:
+    async def _make_again(self, client: Client, rng: random.Random, describe: Describe) -> None:
         await client.change(DeleteQueue(request_id="-", name=NAME), timeout_s=60.0)
         await asyncio.sleep(rng.choice((0.0, 0.0, 0.5)))
         await self._make(client, 60.0)

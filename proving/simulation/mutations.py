@@ -53,7 +53,7 @@ EVERYTHING = 1 << 62
 # --- who may lead ---------------------------------------------------------------------------------
 
 
-@plants("1", "after a full stop the leader that is elected goes on in the old epoch")
+@plants("1", "after a full stop the leader that is elected continues in the old epoch")
 def epoch_kept_over_restart() -> list[Patch]:
     settle = election.settle
 
@@ -443,8 +443,8 @@ def older_metadata_taken() -> list[Patch]:
 # --- producers ------------------------------------------------------------------------------------
 
 
-@plants("19", "batches in doubt are numbered anew")
-def batch_in_doubt_numbered_anew() -> list[Patch]:
+@plants("19", "batches in doubt are numbered again")
+def batch_in_doubt_numbered_again() -> list[Patch]:
     start = Flight._start_new_epoch
 
     def mutated(self: Any) -> None:

@@ -147,7 +147,7 @@ def tombstones_dropped_at_once() -> list[Patch]:
     return [(CleanState, "removable_below", lambda self, now_ms, retention_ms: self.clean_until)]
 
 
-@plants("14", "a follower goes on below the horizon of its leader", GROUPS)
+@plants("14", "a follower continues below the horizon of its leader", GROUPS)
 def horizon_ignored() -> list[Patch]:
     return [(LeaderFollowers, "_is_below_horizon", lambda self, leader, log, request: False)]
 

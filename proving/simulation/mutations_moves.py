@@ -88,7 +88,7 @@ def directory_removed_by_old_metadata() -> list[Patch]:
     ]
 
 
-@plants("6", "the refusal of an older proposal decides the same one made anew", GROUP_MOVES)
+@plants("6", "the refusal of an older proposal decides the same one made again", GROUP_MOVES)
 def refusal_of_an_older_proposal_believed() -> list[Patch]:
     refused = PartitionState.proposal_refused
 

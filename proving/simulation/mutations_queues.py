@@ -286,7 +286,7 @@ def truncated_stays_done() -> list[Patch]:
     return [(scanner, "_compare", lambda *args, **options: None)]
 
 
-@plants("51", "what was cut off is given out anew under the locks of before", QUEUES)
+@plants("51", "what was cut off is given out again under the old locks", QUEUES)
 def cut_within_the_state_epoch() -> list[Patch]:
     cut = QueueState.cut
 
@@ -347,7 +347,7 @@ def move_unnumbered() -> list[Patch]:
     async def resume(self: Any, move: Any) -> str:
         self._state.release_move(move.move_id)
         await self._source.commit()
-        return "begun anew"
+        return "begun again"
 
     return [(NumberedMoves, "resume", resume)]
 

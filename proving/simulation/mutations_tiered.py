@@ -180,7 +180,7 @@ def epochs_cut_at_the_local_start() -> list[Patch]:
     return [(Log, "drop_local", mutated)]
 
 
-@plants("39", "a follower that begins anew begins at the high watermark", TIERED)
+@plants("39", "a follower that starts over starts at the high watermark", TIERED)
 def follower_begins_at_the_high_watermark() -> list[Patch]:
     snapshot = LeaderFollowers.snapshot
 

@@ -1,7 +1,7 @@
 """An in-memory network: `environment.Network` between named hosts, with all that goes wrong.
 
-It is TCP as its users see it. Bytes on a cut link are held. The connection goes on when the link is
-healed in time; otherwise both ends give up, each by itself, with ETIMEDOUT. A dead process's
+It is TCP as its users see it. Bytes on a cut link are held. The connection survives when the link
+is healed in time; otherwise both ends give up, each by itself, with ETIMEDOUT. A dead process's
 connections end or are reset. A host without power sends nothing at all.
 """
 

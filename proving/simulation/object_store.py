@@ -65,7 +65,7 @@ class StoreFaults:
     refused: float = 0.0
     """503: it was not carried out."""
     unanswered: float = 0.0
-    """No answer comes until its deadline."""
+    """A timeout: no answer comes until the deadline."""
     short_bodies: float = 0.0
     flipped_bodies: float = 0.0
     """Bytes per second of a GET."""

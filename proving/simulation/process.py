@@ -124,7 +124,7 @@ class Process(Owner):
         self._operations_to_pause = count
 
     def pause(self) -> None:
-        """SIGSTOP: no code of the process runs, while time goes on and bytes arrive."""
+        """SIGSTOP: no code of the process runs, while time passes and bytes arrive."""
         if self.alive:
             self._loop.trace.note(f"{self.name} pauses")
             self._loop.pause(self)

@@ -33,7 +33,7 @@ class Lives:
         cluster.world.network.on_lost = self._lost_connection
 
     async def end(self, limit_s: float) -> None:
-        """Waits until no slot goes on. Raises AssertionError after `limit_s`."""
+        """Waits until no slot is running. Raises AssertionError after `limit_s`."""
         done, late = await asyncio.wait(self._slots, timeout=limit_s)
         assert not late, f"{len(late)} consumers of queues did not end"
         for slot in done:

@@ -33,7 +33,7 @@ class Redrives:
         self._moved: set[tuple[str, int]] = set()
         """The dead letters that a leader says it moved, by topic and offset."""
         self._dropped: set[tuple[str, int]] = set()
-        """Those that an operator asked to drop."""
+        """The letters that an operator asked to drop."""
 
     async def redrive_some(self, client: Client, rng: random.Random) -> None:
         """Raises RayqError."""
@@ -83,7 +83,7 @@ class Redrives:
         self, records: list[Record], before: dict[str, Kept], after: dict[str, Kept]
     ) -> list[str]:
         """Each dead letter that is settled stands once where it was sent, unless an operator asked
-        to drop it; one that is not settled stands there only as far as its move goes on. `records`
+        to drop it; a letter that is not settled stands there only while its move lasts. `records`
         are those of all topics; `before` they were read that was kept, `after` this."""
         stands = Counter((record.topic, as_text(record.value or b"")) for record in records)
         least: Counter[tuple[str, str]] = Counter()

@@ -143,7 +143,7 @@ def _simulate(outcome: Outcome) -> None:
             outcome.problems.append(text)
         try:
             _judge(outcome, workload)
-        except Exception as error:  # noqa: BLE001 - the other seeds go on
+        except Exception as error:  # noqa: BLE001 - the other seeds run on
             outcome.problems.append("".join(traceback.format_exception(error)))
         outcome.elections = invariants.elections
         if isinstance(workload, Operators):

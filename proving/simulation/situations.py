@@ -74,7 +74,7 @@ SITUATIONS: dict[str, str] = {
     # Recovery
     "recovery-of-a-torn-tail": "recovery cuts a torn tail",
     "recovery-of-a-tail": "recovery takes batches above the recovery point",
-    "recovery-over-segments": "recovery goes on into a segment that no checkpoint knew",
+    "recovery-over-segments": "recovery continues into a segment that no checkpoint knew",
     "recovery-cuts-segments": "recovery removes a segment that nothing leads to",
     "recovery-of-a-reset": "a reset that a crash cut short is finished",
     "recovery-of-a-swap": "a swap of compacted segments that a crash cut short is finished",
@@ -98,7 +98,7 @@ SITUATIONS: dict[str, str] = {
     "commit-refused": "a commit of a member that may not commit is refused",
     "coordinator-ended-with-waiters": "a coordinator ends while decisions are not committed",
     "heartbeat-held": "a heartbeat waits for news",
-    "replay-after-failure": "a coordinator's log goes on below decisions that were never written",
+    "replay-after-failure": "a coordinator's log continues below decisions that were never written",
 }
 
 reached: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from proving.simulation.situations import SITUATIONS
 from proving.simulation.workload_swarm import CLIENTS, FAULT_KINDS_MAX, FAULTS
 
 BATCH_SEEDS = 4
-"""Features of so many seeds are chosen by what those before them met, on any number of cores."""
+"""Number of seeds whose features are chosen by what earlier seeds met, on any number of cores."""
 EVEN_WEIGHT = 0.1
 """A feature's weight in any case: no feature is given up."""
 Task = tuple[int, frozenset[str]]

@@ -91,11 +91,11 @@ class UncleanTopic:
 async def elect_uncleanly(
     place: TopicPartition, faults: Faults, *, kills: bool = False
 ) -> None:
-    """A replica stops at a disk error, and the others go on. Then they stop too, and it returns.
+    """A replica stops at a disk error, and the others continue. Then they stop too, and it returns.
     Where the topic allows no unclean election somebody else has to ask for it.
 
     The others stop at a write, too; so a leader that may not write any more, since too few are in
-    sync, goes on, and no election comes. Where it `kills` their processes it comes for sure."""
+    sync, continues, and no election comes. Where it `kills` their processes it comes for sure."""
     cluster, rng = faults.cluster, faults.rng
     value = value_of(cluster, place)
     if value is None or value.leader is None or len(value.isr) < 2:

@@ -66,7 +66,7 @@ class Workload:
     """The number of virtual seconds that it runs; longer where recovery or the records take longer.
     """
     records_min = 1_000
-    """It goes on until so many records are acknowledged."""
+    """Minimum number of acknowledged records: the run lasts until then."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
     """The sync time of a seed's disks."""
     heals_at_s = 48.0
@@ -275,10 +275,10 @@ class Workload:
         client = self._client(process)
         world = self._cluster.world
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
-        begins_anew = name.endswith("1")
+        starts_over = name.endswith("1")
         again_s = 0.0
         while self._is_reading:
-            if again_s == 0.0 or (begins_anew and world.now_s > again_s):
+            if again_s == 0.0 or (starts_over and world.now_s > again_s):
                 again_s = world.now_s + rng.uniform(*AGAIN_S)
                 await consumer.assign(self.places)
                 for place in self.places:

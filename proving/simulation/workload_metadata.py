@@ -216,7 +216,7 @@ class MetadataWorkload(Workload):
                     ),
                 )
             for place, name in enumerate(names):
-                if len(self._known[name]) > 1:  # A change may come late: another name goes on.
+                if len(self._known[name]) > 1:  # A change may come late: take another name.
                     names[place] = f"{changer}-topic-{next(numbers)}"
                     self._known[names[place]] = frozenset([None])
             await asyncio.sleep(rng.uniform(0, 2 * PAUSE_S))

@@ -108,7 +108,7 @@ class QueueWorkload(Workload):
         self.has_large_values = rng.random() < LARGE_SHARE
         self.loose = None
         if rng.random() < LOOSE_SHARE:
-            # A run has its cost: so many kinds of queues are enough.
+            # A run has its cost: these kinds of queues are enough.
             del self.plans[rng.choice(("plain", "by-key"))]
             self.loose = LooseQueue(cluster, rng, self.recorder)
             self.more_faults = (*self.more_faults, *self.loose.faults)

@@ -113,8 +113,8 @@ class TieredTopic(TrimmedTopic):
     def fault_of_start(
         self, replica: Replica, log: Log, bytes_between: Callable[[int, int], int]
     ) -> str | None:
-        """Why the log of a replica must not start where it does. `bytes_between(start, end)` are
-        the bytes of committed batches."""
+        """The reason why the log of a replica must not start where it does. None: it may.
+        `bytes_between(start, end)` are the bytes of committed batches."""
         partition, start = replica.assignment.partition, log.start_offset
         asked = self._asked[partition]
         if start <= asked:

@@ -35,7 +35,7 @@ FIRST_SEEDS = {
     "body_crc_skipped": 503,
     "failed_sync_tried_again": 1000,
     "page_cache_trusted_in_recovery": 1000,
-    "batch_in_doubt_numbered_anew": 1000,
+    "batch_in_doubt_numbered_again": 1000,
     "horizon_ignored": 15,
     "cancelled_whatever_is_in_sync": 10,
     "directory_removed_by_old_metadata": 2,
