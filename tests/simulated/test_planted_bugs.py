@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from typing import Any
@@ -16,6 +17,7 @@ from proving.simulation.situations import watched
 from tests.simulated.support import found_by
 
 SEEDS_MAX = 200
+POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 FIRST_SEEDS = {
     "epoch_kept_over_restart": 1000,
@@ -103,14 +105,26 @@ def test_a_planted_bug_can_be_called_like_the_code_that_it_replaces(name: str) -
         original = inspect.getattr_static(target, attribute)
         if isinstance(original, property):
             assert isinstance(instead, property | None)
+            continue
         if not inspect.isfunction(code := _code(original)):
             continue
         assert isinstance(original, staticmethod) == isinstance(instead, staticmethod)
         assert inspect.iscoroutinefunction(code) == inspect.iscoroutinefunction(_code(instead))
         parameters = inspect.signature(code).parameters.values()
-        positional = [it.name for it in parameters if it.kind <= it.POSITIONAL_OR_KEYWORD]
-        keywords = {it.name: it for it in parameters if it.kind == it.KEYWORD_ONLY}
+        positional = [parameter.name for parameter in parameters if parameter.kind <= POSITIONAL]
+        keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is KEYWORD}
         inspect.signature(_code(instead)).bind(*positional, **keywords)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_planted_bug_uses_what_its_object_has(name: str) -> None:
+    for target, _, instead in MUTATIONS[name].patches():
+        code = _code(instead)
+        if not inspect.isclass(target) or not inspect.isfunction(code):
+            continue
+        source = inspect.getsource(code)
+        own = set(re.findall(r"\bself\.(\w+) = ", source))
+        assert set(re.findall(r"\bself\.(\w+)", source)) <= own | _names_of(target)
 
 
 def test_probes_and_points_patch_what_is_there() -> None:
@@ -136,7 +150,16 @@ def test_planted_bugs_and_probes_use_no_name_that_is_gone() -> None:
     assert gone == []
 
 
+@functools.cache
+def _names_of(kind: type) -> set[str]:
+    """The names that the code of a class uses of its instances."""
+    sources = [inspect.getsource(it) for it in kind.__mro__ if it.__module__.startswith("rayq.")]
+    return {*dir(kind)}.union(*(re.findall(r"\bself\.(\w+)", source) for source in sources))
+
+
 def _code(attribute: object) -> Any:
+    if isinstance(attribute, property):
+        return attribute.fget
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
