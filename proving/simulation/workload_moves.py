@@ -4,7 +4,8 @@ Two operators, each a client process, move partitions to any brokers, cancel mov
 and let them take replicas again, spread the load, and change the order and the number of replicas.
 Whether a request of theirs is refused or times out does not matter; its effect is checked.
 
-- `MovesWorkload`: the ordinary clients, on four or five brokers;
+- `MovesWorkload`: the ordinary clients, on four or five brokers, and a topic that is deleted and
+  created again while its partitions move;
 - `GroupMovesWorkload`: groups and compacted topics, so that `__consumer_offsets` moves too.
 """
 
@@ -22,6 +23,8 @@ from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_moves import MoveInvariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
+from proving.simulation.recreated_topic import TOPIC as RECREATED
+from proving.simulation.recreated_topic import RecreatedTopic
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.world import Host
@@ -29,7 +32,7 @@ from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.errors import RayqError
 from rayq.records import TopicPartition
-from rayq.storage.data_directory import QUARANTINE
+from rayq.storage.data_directory import QUARANTINE, REMOVED_SUFFIX
 
 OPERATORS = 2
 REST_S = 2.5
@@ -242,6 +245,44 @@ def _names(host: Host, path: str) -> list[str]:
 
 class MovesWorkload(Operators):
     """See the module."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        super().__init__(cluster)
+        self.recreated = RecreatedTopic(self.problems, self.topic_options)
+
+    def start(self) -> None:
+        super().start()
+        self._start("owner", self._own)
+
+    async def stop_sending(self) -> None:
+        await super().stop_sending()
+        await self._end("owner")
+
+    async def read_all(self, limit_s: float) -> int:
+        count = await super().read_all(limit_s)
+        process = self._process("final-owner")
+
+        async def read() -> None:
+            client = self._client(process)
+            await asyncio.wait_for(self.recreated.read(client), limit_s)
+            client.close()
+
+        await process.run(read())
+        return count
+
+    def _left_behind(self) -> list[str]:
+        """Directories of topics that were deleted while their broker was away may stay, put
+        aside."""
+        return [
+            item
+            for item in super()._left_behind()
+            if not item.startswith(RECREATED) or item.endswith(REMOVED_SUFFIX)
+        ]
+
+    async def _own(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        await self.recreated.own(client, rng, lambda: self._is_sending)
+        client.close()
 
 
 class GroupMovesWorkload(Operators, GroupWorkload):
