@@ -190,6 +190,43 @@ def test_a_throttled_replica_that_is_in_sync_keeps_no_writer_waiting(
         assert time.monotonic() - began_s < 30
 
 
+def test_a_topic_that_goes_and_comes_while_it_moves_begins_empty_and_leaves_nothing(
+    four: LocalCluster,
+) -> None:
+    four.create_topic("comes", replication_factor=3, segment_bytes=1 << 20)
+    fill(four, "comes", 1)
+    with four.consumer("comes", group="waits", auto_offset_reset="earliest") as consumer:
+        assert consumer.poll(timeout_s=60)
+        consumer.commit()
+    target = [outsider(four, "comes"), *replicas_of(four, "comes")[:2]]
+    four.admin.reassign_partitions(
+        {TopicPartition("comes", 0): target}, throttle_bytes_per_s=32 * 1024, wait=False
+    )
+    four.admin.delete_topic("comes")
+    assert four.admin.list_reassignments() == []
+    four.create_topic("comes", partitions=2, replication_factor=3)
+    with four.producer() as producer:
+        for partition in (0, 1):
+            producer.send("comes", b"new", partition=partition).result(60)
+    with four.consumer("comes", group="waits", auto_offset_reset="earliest") as consumer:
+        found: list[bytes | None] = []
+        while len(found) < 2:
+            found += values(consumer.poll(timeout_s=60))
+    assert found == [b"new", b"new"]
+    placed = {
+        (broker, f"comes-{partition}")
+        for partition in (0, 1)
+        for broker in replicas_of(four, "comes", partition)
+    }
+    root = Path(four.data_dir)
+    eventually(
+        lambda: {(int(path.parent.name[-1]), path.name) for path in root.glob("broker-*/comes-*")}
+        == placed
+        and not list(root.glob("broker-*/quarantine/comes-*")),
+        "only the new topic has directories",
+    )
+
+
 def test_who_waits_for_a_move_that_another_cancels_is_told(four: LocalCluster) -> None:
     four.create_topic("undone", replication_factor=3, segment_bytes=1 << 20)
     fill(four, "undone", 1)
