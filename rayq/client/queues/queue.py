@@ -131,10 +131,7 @@ class Queue(_BaseQueue[RecordMetadata, ThreadWorker]):
         self._make_producer = make_producer
         self._producers: list[Producer[bytes, bytes]] = []
         """At most one, made at the first put."""
-        background.on_fork(self._forked)
-
-    def _forked(self) -> None:
-        self._core.forked()
+        background.on_fork(core.forked)
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
         return self._background.run(work)

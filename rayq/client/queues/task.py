@@ -217,9 +217,9 @@ class QueueTask:
             delivery.end()
 
     def _check_kept(self) -> None:
-        lost = self.lost
-        if lost is not None:
-            raise LockLostError(lost.message)
+        lost = self._delivery.batch.lost
+        if lost and self.offset in lost:
+            raise LockLostError(lost[self.offset].message)
 
     def _refuse(self, what: str) -> NoReturn:
         raise InvalidRequestError(
