@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
-from rayq.client.queues.acquired import TAKE_RECORDS_MAX
+from rayq.client.queues.acquired import TAKE_RECORDS_MAX, AcquiredRecord
 from rayq.client.queues.inbox import Inbox
 from rayq.client.queues.partition_consumer import PartitionConsumer
-from rayq.client.queues.prefetched import (
-    PREFETCHED_BYTES_MAX,
-    PREFETCHED_MAX,
-    PREFETCHED_SHARE,
-    Prefetched,
-    put_back,
-)
 from rayq.client.queues.queue_partition import PartitionListener, QueuePartition, ResolvedQueue
-from rayq.client.queues.task import HandedOut
+from rayq.client.queues.task import Delivery, HandedOut, QueueTask
 from rayq.errors import UnknownQueueError
 
 WAITING_PARTITIONS_MAX = 8
@@ -28,9 +23,22 @@ have them by now."""
 COMING_S = 0.2
 """Maximum time other queues wait for records that were asked for."""
 
+PREFETCHED_MAX = 64
+"""Maximum number of records that threads can take without the loop."""
+PREFETCHED_BYTES_MAX = 1024 * 1024
+PREFETCHED_SHARE = 8
+"""Minimum ratio of PREFETCHED_MAX to the number of records asked for: a thread that asks for more
+goes to the loop, which has all waiting records."""
+
 
 class QueueConsumer:
-    """See the module. Belongs to the loop."""
+    """See the module. Belongs to the loop, except for `take_prefetched`.
+
+    Users' threads take prefetched records without asking the loop, because a round trip there costs
+    more than a short task. There is no lock: a record belongs to the thread, or loop, that pops it.
+    Prefetched records still count as waiting, and the loop takes them back before it decides about
+    waiting records.
+    """
 
     def __init__(
         self,
@@ -46,8 +54,7 @@ class QueueConsumer:
         self._inbox = inbox
         self._large = large
         self.partitions: list[PartitionConsumer] = []
-        self.prefetched = Prefetched()
-        """Some of the waiting records, for users' threads."""
+        self.prefetched: deque[tuple[AcquiredRecord, Delivery]] = deque()
         self.failure: UnknownQueueError | None = None
         """Set when the queue was deleted."""
         self._waiting_partitions: dict[PartitionConsumer, None] = {}
@@ -116,22 +123,56 @@ class QueueConsumer:
         return found
 
     def prefetch(self, asked: int) -> None:
-        """Fills `prefetched` after a thread got the records that it asked for, so that the next
-        calls need not ask the loop."""
+        """Prefetches records after a thread got those that it asked for."""
         if self.queue.config.ordered_by_key or asked * PREFETCHED_SHARE > PREFETCHED_MAX:
             return
         parts = self.hand_out(PREFETCHED_MAX, is_at_once=True)
         size = sum(len(record.value or b"") for _, records in parts for record in records)
         if size > PREFETCHED_BYTES_MAX:
-            put_back(parts)  # That many bytes are counted where they wait.
-        else:
-            self.prefetched.put(parts)
+            _put_back(parts)  # That many bytes are counted where they wait.
+            return
+        for whole, records in parts:
+            whole.end()
+            for record in records:
+                delivery = Delivery(whole.batch, [record.offset], whole.acknowledger, whole.inbox)
+                self.prefetched.append((record, delivery))
+
+    def take_prefetched(self, count: int) -> list[QueueTask]:
+        """Takes `count` records; [] if there are fewer. May be called from any thread."""
+        found: list[QueueTask] = []
+        if len(self.prefetched) < count:
+            return found
+        while len(found) < count:
+            try:
+                record, delivery = self.prefetched.popleft()
+            except IndexError:  # Another thread was faster.
+                break
+            # If a Ctrl+C comes before the next line, the delivery gives the record back.
+            if record.offset in delivery.batch.open:
+                found.append(QueueTask(record, delivery))
+                delivery.is_seen = True
+        return found
+
+    def put_back_prefetched(self) -> None:
+        """Puts all records that no thread has taken back into their batches."""
+        parts: HandedOut = []
+        while self.prefetched:
+            try:
+                record, delivery = self.prefetched.popleft()
+            except IndexError:
+                break
+            if parts and parts[-1][0].batch is delivery.batch:
+                delivery.end()
+                parts[-1][1].append(record)
+            else:
+                parts.append((delivery, [record]))
+        _put_back(parts)
 
     # --- giving back ----------------------------------------------------------------------------
 
     def give_back(self, count: int) -> None:
         """Gives back `count` of the waiting records, those taken last."""
-        self.prefetched.put_back()
+        self.put_back_prefetched()
         for partition in sorted(self._with_batches(), key=_newest_s, reverse=True):
             given = min(count, partition.waiting)
             if given > 0:
@@ -140,7 +181,7 @@ class QueueConsumer:
 
     def release_waiting(self) -> None:
         """Gives back all records that nobody has been given."""
-        self.prefetched.put_back()
+        self.put_back_prefetched()
         for partition in self.partitions:
             partition.acknowledger.release_waiting()
 
@@ -222,6 +263,13 @@ class QueueConsumer:
             if oldest.found_at_s < partition.found_at_s:
                 del self._waiting_partitions[oldest]
                 self._waiting_partitions[partition] = None
+
+
+def _put_back(parts: HandedOut) -> None:
+    """Puts records that were handed out to nobody back into their batches."""
+    for delivery, records in parts:
+        delivery.end()
+        delivery.batch.put_back(records)
 
 
 def _oldest_s(partition: PartitionConsumer) -> float:

@@ -128,7 +128,7 @@ class QueueCore:
     def at_hand(self, count: int) -> list[QueueTask]:
         """Records that can be handed out without the loop; [] if there are fewer than `count`."""
         queues = self.queues
-        return queues[0].prefetched.take(count) if len(queues) == 1 and not self.is_closed else []
+        return queues[0].take_prefetched(count) if len(queues) == 1 and not self.is_closed else []
 
     def forked(self) -> None:
         """Closes the queue in a forked child: every use raises ClosedError; the parent
@@ -277,7 +277,7 @@ class QueueCore:
 
     def _hand_out(self, count: int) -> HandedOut:
         for queue in self.queues:
-            queue.prefetched.put_back()
+            queue.put_back_prefetched()
         if len(self.queues) == 1:
             handed_out = self.queues[0].hand_out(count)
         else:
@@ -423,7 +423,7 @@ class QueueCore:
         if self.is_closed or (found := self._consumers_of(partition)) is None:
             return
         queue, consumer = found
-        queue.prefetched.put_back()
+        queue.put_back_prefetched()
         share = -(-consumer.waiting // (count + 1))
         kept = max(share, self._throughput.in_a_moment(), self._demand)
         consumer.give_back(consumer.waiting - kept)
@@ -491,7 +491,7 @@ class QueueCore:
             await asyncio.sleep(TICK_S)
             self._throughput.tick()
             for queue in self.queues:
-                queue.prefetched.put_back()
+                queue.put_back_prefetched()
             for partition in self._partitions():
                 partition.acknowledger.renew()
             self._look_at_surplus()
