@@ -24,8 +24,8 @@ from proving.simulation.server_view import (
     role_of,
 )
 from proving.simulation.world import Host
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.partition import QueuePartition
-from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica

@@ -16,8 +16,8 @@ from proving.simulation.loop import START_S
 from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
 from proving.simulation.server_view import holders_of
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.partition import QueuePartition
-from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.queues.waiting import LockOwners
 from rayq.wire.server import Peer
 

@@ -24,7 +24,7 @@ from proving.simulation.server_view import (
     opening_of,
     partition_of,
 )
-from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.topic_changes import QUEUES_TOPIC
 from rayq.core.queues import queue_states

@@ -8,10 +8,10 @@ from unittest import mock
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.queues import scanner, waiting
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.numbered_moves import MoveTargets, NumberedMoves
 from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.persister import GroupCommit
-from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.queues.scanner import LogScanner
 from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.client.queues.queue_core import QueueCore

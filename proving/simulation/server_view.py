@@ -17,9 +17,9 @@ from rayq.actors.coordinator import Coordinator
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Entry, Quorum
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.persister import GroupCommit
-from rayq.actors.queues.queue_leader import QueueLeader
 from rayq.actors.queues.waiting import LockOwners
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.replica import Replica, Role
@@ -230,7 +230,7 @@ def decided_of(coordinator: Coordinator[Any, Any]) -> tuple[int, int]:
 
 
 def partition_of(leader: QueueLeader) -> int:
-    return leader._partition
+    return leader._data.partition
 
 
 def holders_of(opened: QueuePartition) -> LockOwners:

@@ -43,7 +43,7 @@ from proving.simulation.server_view import queue_leaders_of
 from proving.simulation.unclean_keeper import UncleanKeeper
 from proving.simulation.workload import Workload
 from proving.simulation.world import START_WALL_MS
-from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.leader import QueueLeader
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.metadata import LeaderAndEpoch

@@ -13,7 +13,7 @@ from rayq.actors.controller.controller import Controller
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.objects.object_server import ObjectServer
-from rayq.actors.queues.queue_leader import QueueLeader
+from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.state_coordinator import QueueStateCoordinator
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica

@@ -12,7 +12,7 @@ from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.peers import Build, Peers
-from rayq.actors.queues.leader_queues import LeaderQueues
+from rayq.actors.queues.leader import LeaderQueues
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict

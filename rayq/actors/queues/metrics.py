@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
-from typing import Protocol
 
 from rayq import messages
-from rayq.actors.queues.moves import QueueMoves
-from rayq.actors.queues.persister import GroupCommit, QueueStatePersister
-from rayq.actors.queues.waiting import WaitingTakes
-from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.queues.state import QueueState
+from rayq.actors.handlers import answers
+from rayq.actors.queues.partition import QueuePartition
 from rayq.errors import RayqError
 from rayq.messages.secret_names import shown_holder
 from rayq.metrics import Sample
@@ -19,35 +15,17 @@ from rayq.metrics import Sample
 LOOK_INTERVAL_S = 5.0
 
 
-class Opened(Protocol):
-    """The opened queue that the figures are of."""
-
-    queue: str
-    topic: str
-    topic_id: str
-    partition: int
-    state: QueueState
-    persister: QueueStatePersister
-    commits: GroupCommit
-    moves: QueueMoves
-    takes: WaitingTakes
-    read_trouble: str | None
-
-    def available(self) -> int: ...
-
-    def due_in_ms(self) -> int | None: ...
-
-
 class QueueMetrics:
-    """Figures of one opening. See the module."""
+    """Figures of one opening. See the module. `run` is to be a task as long as it is open."""
 
-    def __init__(self, opened: Opened, replica_log: ReplicaLog, leader: Leader) -> None:
+    def __init__(self, opened: QueuePartition) -> None:
+        data = opened.data
         self._opened = opened
-        self._replica_log = replica_log
-        self._leader = leader
-        self._environment = replica_log.environment
-        self._clock = replica_log.environment.clock
-        self._look_s = 0.0
+        self._replica_log = data.replica_log
+        self._leader = data.leader
+        self._environment = data.replica_log.environment
+        self._clock = data.replica_log.environment.clock
+        self._told_start = 0
         self._oldest_append_ms: int | None = None
         """Append time of the oldest ready record, as of the last look."""
 
@@ -63,9 +41,12 @@ class QueueMetrics:
             or opened.moves.trouble
         )
 
-    async def describe(self, start_offset: int) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`."""
+    @answers(messages.DescribeQueue)
+    async def describe(self, _: messages.DescribeQueue) -> messages.DescribeQueueResponse:
+        """See `messages.DescribeQueue`. It also reports a coordinator that is unavailable, so it
+        does not wait for that; but it reports only a start that cannot go back."""
         opened = self._opened
+        self._told_start = max(self._told_start, await opened.kept_start())
         oldest_ms = None
         if (offset := self._oldest()) is not None:
             with suppress(RayqError):  # The other figures are reported anyway.
@@ -73,7 +54,7 @@ class QueueMetrics:
         counts = opened.state.counts()
         oldest_lock = opened.state.oldest_lock(self._clock.monotonic()) or (None, None)
         return messages.DescribeQueueResponse(
-            start_offset=start_offset,
+            start_offset=self._told_start,
             end_offset=self._replica_log.last_stable_offset,
             ready=opened.available(),
             locked=counts.locked,
@@ -109,24 +90,18 @@ class QueueMetrics:
 
     # --- metrics --------------------------------------------------------------------------------
 
-    @property
-    def is_due(self) -> bool:
-        """Returns whether `look` has something to do."""
-        return self._clock.monotonic() >= self._look_s
-
-    async def look(self) -> None:
+    async def run(self) -> None:
         """Finds the age of the oldest ready record from time to time. It does not look in the
-        object store: takes would wait for that."""
-        if not self.is_due:
-            return
-        self._look_s = self._clock.monotonic() + LOOK_INTERVAL_S
-        offset = self._oldest()
-        if offset is None:
-            self._oldest_append_ms = None
-        elif offset >= self._replica_log.log.local_start_offset:
-            # Takes report read errors: a figure is not worth one.
-            with suppress(RayqError):
-                self._oldest_append_ms = (await self._ask(offset)).append_time_ms
+        object store: a figure is not worth that."""
+        while True:
+            offset = self._oldest()
+            if offset is None:
+                self._oldest_append_ms = None
+            elif offset >= self._replica_log.log.local_start_offset:
+                # Takes report read errors: a figure is not worth one.
+                with suppress(RayqError):
+                    self._oldest_append_ms = (await self._ask(offset)).append_time_ms
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     def measure(self) -> list[Sample]:
         opened, counts = self._opened, self._opened.state.counts()

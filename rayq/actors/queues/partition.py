@@ -7,26 +7,21 @@ is sent before what it depends on is kept. See the rules of queues in docs/proto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from rayq import messages
-from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import answers
-from rayq.actors.peers import Peers
-from rayq.actors.queues.metrics import QueueMetrics
 from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.numbered_moves import MovedRecord
 from rayq.actors.queues.persister import FULL_GIVEN, GroupCommit, QueueStatePersister, as_error
-from rayq.actors.queues.reads import QueueReads
+from rayq.actors.queues.reads import DataPartition
 from rayq.actors.queues.scanner import LogScanner
 from rayq.actors.queues.waiting import LockOwners, WaitingTake, WaitingTakes
-from rayq.actors.replica.leader import Leader
-from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
 from rayq.core.queues.moves import DELIVERIES
-from rayq.core.queues.state import KeptRecord, Lock, Lost, QueueState
+from rayq.core.queues.state import Lock, Lost
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.messages.secret_names import shown_holder
@@ -48,46 +43,37 @@ class _Now(TypedDict):
     now_s: float
 
 
-class Served(Protocol):
-    """The leader of the queue, which outlives an opening."""
-
-    queue: messages.QueueMetadata
-    config: QueueConfig
-    takes: WaitingTakes
-    owners: LockOwners
-
-
 class QueuePartition:
     """See the module. Call `begin`, then `serve`, which raises the error that ends the opening;
-    `end` is final."""
+    `end` is final. `takes` and `owners` outlive an opening."""
 
     def __init__(
         self,
-        state: QueueState,
+        queue: messages.QueueMetadata,
+        data: DataPartition,
         scanner: LogScanner,
-        served: Served,
         persister: QueueStatePersister,
-        *,
-        partition: int,
-        replica_log: ReplicaLog,
-        leader: Leader,
-        reads: QueueReads,
-        peers: Peers,
-        clock_watch: ClockWatch,
+        takes: WaitingTakes,
+        owners: LockOwners,
     ) -> None:
-        self.state = state
+        environment = data.replica_log.environment
+        self.queue = queue.name
+        self.topic = queue.topic
+        self.topic_id = queue.topic_id
+        self.partition = data.partition
+        self.data = data
+        self.state = state = scanner.state
         self.commits = GroupCommit(state, persister, on_kept=self.wake)
         if scanner.was_kept:
             self.commits.kept_start = state.start_offset
-        self._scanner = scanner
         self.persister = persister
-        self.takes, self._owners = served.takes, served.owners
-        self._replica_log = replica_log
-        self._leader = leader
-        self._reads = reads
-        self._clock = replica_log.environment.clock
-        self._tasks = replica_log.environment.tasks
-        self._clock_watch = clock_watch
+        self.takes = takes
+        self._scanner = scanner
+        self._owners = owners
+        self._replica_log = data.replica_log
+        self._clock = environment.clock
+        self._tasks = environment.tasks
+        self._clock_watch = data.clock_watch
         self._loop = asyncio.get_running_loop()
         self._is_woken = False
         self._waker: asyncio.Future[None] | None = None
@@ -96,56 +82,11 @@ class QueuePartition:
         self._ended: RayqError | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
         """Fails with the error that ended the opening."""
-        self.queue = served.queue.name
-        self.topic = served.queue.topic
-        self.topic_id = served.queue.topic_id
-        self.partition = partition
         self._writing: asyncio.Task[None] | None = None
         """Task that ends by itself only if it failed."""
         self.read_trouble: str | None = None
         """The reason that the last read for a take failed."""
-        self._told_start = 0
-        self.moves = QueueMoves(state, self, peers, replica_log.environment)
-        self.figures = QueueMetrics(self, replica_log, leader)
-
-    @classmethod
-    async def open(
-        cls,
-        records: Iterable[KeptRecord],
-        served: Served,
-        persister: QueueStatePersister,
-        *,
-        partition: int,
-        replica_log: ReplicaLog,
-        leader: Leader,
-        reads: QueueReads,
-        peers: Peers,
-        clock_watch: ClockWatch,
-    ) -> QueuePartition:
-        """Loads the kept state of a queue. Raises the errors of reads."""
-        scanner = await LogScanner.open(
-            records,
-            served.config,
-            served.queue,
-            partition,
-            fence=persister.fence,
-            fence_min=persister.fence_min,
-            replica_log=replica_log,
-            reads=reads,
-            clock_watch=clock_watch,
-        )
-        return cls(
-            scanner.state,
-            scanner,
-            served,
-            persister,
-            partition=partition,
-            replica_log=replica_log,
-            leader=leader,
-            reads=reads,
-            peers=peers,
-            clock_watch=clock_watch,
-        )
+        self.moves = QueueMoves(state, self, data.peers, environment)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -238,7 +179,6 @@ class QueuePartition:
         while True:
             self._is_woken = False
             await self._give_out()
-            await self.figures.look()
             self._arm_due_timer()
             if not self._is_woken:
                 self._waker = self._loop.create_future()
@@ -402,8 +342,6 @@ class QueuePartition:
         state.due(now_ms=self._clock_watch.now_ms(), now_s=now_s)
         if state.is_changed:
             self._decided()
-        elif self.figures.is_due:
-            self.wake()
         if self.persister.is_full:
             self.commits.ask_for_room()
 
@@ -434,21 +372,15 @@ class QueuePartition:
 
     # --- for operators --------------------------------------------------------------------------
 
-    @answers(messages.DescribeQueue)
-    async def describe(self, _: messages.DescribeQueue) -> messages.DescribeQueueResponse:
-        """See `messages.DescribeQueue`. It also reports a coordinator that is unavailable, so it
-        does not wait for that; but it reports only a start that cannot go back."""
+    async def kept_start(self) -> int:
+        """The start of the queue, which cannot go back. It waits for a while until that is so of
+        the latest one."""
         if self._ended is not None:
             raise self._ended
         kept = self.commits.kept()
         if kept is not None:
             await asyncio.wait((kept,), timeout=KEPT_WAIT_S)
-        if self.commits.kept() is None:
-            start_offset = self.state.start_offset
-        else:
-            start_offset = self.commits.kept_start
-        self._told_start = max(self._told_start, start_offset)
-        return await self.figures.describe(self._told_start)
+        return self.state.start_offset if self.commits.kept() is None else self.commits.kept_start
 
     @answers(messages.ListQueueRecords)
     async def list_records(
@@ -527,7 +459,7 @@ class QueuePartition:
         for count, offset in enumerate(offsets, start=1):
             if offset < self._replica_log.log.start_offset:
                 continue
-            piece = await self._reads.piece(offset)
+            piece = await self.data.reads.piece(offset)
             try:
                 record = piece.record(offset)
             except CorruptBatchError:

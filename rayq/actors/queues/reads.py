@@ -10,7 +10,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import MIB
 from rayq.environment import Clock
 from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, UnsupportedFormatError
@@ -343,3 +346,15 @@ class QueueReads:
         if self._pieces:
             before_s = self._clock.monotonic() - KEPT_S
             self._pieces = [piece for piece in self._pieces if piece.used_s > before_s]
+
+
+class DataPartition(NamedTuple):
+    """A partition that queues read, under one leader: what all its queues share."""
+
+    partition: int
+    replica_log: ReplicaLog
+    leader: Leader
+    reads: QueueReads
+    peers: Peers
+    clock_watch: ClockWatch
+    """Wall clock for delays."""

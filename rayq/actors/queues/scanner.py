@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rayq import messages
-from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.queues.reads import Found, Piece, QueueReads
+from rayq.actors.queues.reads import DataPartition, Found, Piece
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import QueueConfig
 from rayq.core.large.holds import OPEN_VALUE_MS_MAX, LargeHolds
@@ -44,21 +43,19 @@ class LogScanner:
     def __init__(
         self,
         state: QueueState,
+        data: DataPartition,
         *,
         was_kept: bool,
         place: tuple[str, int],
-        replica_log: ReplicaLog,
-        reads: QueueReads,
-        clock_watch: ClockWatch,
     ) -> None:
         self.state = state
         self.was_kept = was_kept
         """True if the queue existed before this opening."""
-        self._replica_log = replica_log
-        self._reads = reads
+        self._replica_log = data.replica_log
+        self._reads = data.reads
         self._place = place
-        self._clock = replica_log.environment.clock
-        self._clock_watch = clock_watch
+        self._clock = data.replica_log.environment.clock
+        self._clock_watch = data.clock_watch
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -68,16 +65,14 @@ class LogScanner:
         records: Iterable[KeptRecord],
         config: QueueConfig,
         queue: messages.QueueMetadata,
-        partition: int,
+        data: DataPartition,
         *,
         fence: int,
         fence_min: int,
-        replica_log: ReplicaLog,
-        reads: QueueReads,
-        clock_watch: ClockWatch,
     ) -> LogScanner:
         """Loads the kept state of a queue, compared with the log, for the opening of this fence.
         Its first changes must be kept before anything else."""
+        replica_log, clock_watch, partition = data.replica_log, data.clock_watch, data.partition
         log = replica_log.log
         now_s = replica_log.environment.clock.monotonic()
         now_ms = clock_watch.now_ms()
@@ -96,14 +91,7 @@ class LogScanner:
                 state.void_locks(fence)
         if log.start_offset > state.start_offset:
             state.advance_start(log.start_offset)
-        scanner = cls(
-            state,
-            was_kept=was_kept,
-            place=(queue.topic_id, partition),
-            replica_log=replica_log,
-            reads=reads,
-            clock_watch=clock_watch,
-        )
+        scanner = cls(state, data, was_kept=was_kept, place=(queue.topic_id, partition))
         scanner.configure(config)
         scanner.learn_epoch()
         if config.ordered_by_key:

@@ -15,7 +15,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers
-from rayq.actors.queues.leader_queues import LeaderQueues
+from rayq.actors.queues.leader import LeaderQueues
 from rayq.actors.remote.catch_up import RemoteCatchUp, must_catch_up
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import waiting
