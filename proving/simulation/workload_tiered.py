@@ -85,7 +85,7 @@ SMALL = (
     (data_object, "PLACE_BYTES", 512),
     (data_object, "CRC_BYTES", 1024),
     (remote_garbage, "LATE_PUTS_MS", 65_000),  # Lists may be a minute old.
-    (remote_garbage, "LOOK_INTERVAL_S", 2.0),
+    (remote_garbage, "CHECK_INTERVAL_S", 2.0),
     (remote_garbage, "CLOCK_LOOK_S", 0.2),
     (object_collector, "SUPERSEDED_S", 10.0),
     (catch_up, "LISTING_DELAY_S", 5.0),

@@ -25,8 +25,8 @@ def tiered(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalCluster]:
     """Two brokers with an object store, of which deleted topics leave at once."""
-    monkeypatch.setattr(store_ownership, "LOOK_INTERVAL_S", 0.2)
-    monkeypatch.setattr(remote_garbage, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(store_ownership, "CHECK_INTERVAL_S", 0.2)
+    monkeypatch.setattr(remote_garbage, "CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr(remote_garbage, "LATE_PUTS_MS", 0)
     with LocalCluster(
         brokers=2,

@@ -169,7 +169,7 @@ def test_a_restore_that_is_refused_leaves_the_mark_of_one_that_was_not(
     that has them now would not when its topic ends."""
     cluster, values = deleted
     cluster.abort()
-    monkeypatch.setattr(remote_garbage, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(remote_garbage, "CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr(remote_garbage, "LATE_PUTS_MS", 0)
     with LocalCluster(
         brokers=1,

@@ -11,7 +11,7 @@ import pytest
 from rayq import messages
 from rayq.actors.replica.leader_transactions import (
     ASK_AGAIN_S,
-    LOOK_INTERVAL_S,
+    CHECK_INTERVAL_S,
     MARKER_WAIT_S,
     OPEN_MAX_S,
 )
@@ -271,28 +271,28 @@ def test_a_leader_looks_now_and_then_and_asks_about_each_transaction_in_its_own_
         began_s = led.clock.monotonic()
 
         def looked(after_s: float) -> None:
-            transactions.look(began_s + after_s)
+            transactions.tick(began_s + after_s)
 
         await led.written(FAMILY)
         looked(1)
         await led.written(OTHER)
-        looked(LOOK_INTERVAL_S + 0.9)  # Too soon to see the other.
-        looked(LOOK_INTERVAL_S + 1)
+        looked(CHECK_INTERVAL_S + 0.9)  # Too soon to see the other.
+        looked(CHECK_INTERVAL_S + 1)
         assert [*transactions._watched] == [(FAMILY, 0), (OTHER, 0)]
         await asyncio.sleep(OPEN_MAX_S + 0.5)
         looked(OPEN_MAX_S + 0.9)
         await led.settle()
         assert led.coordinators.asked_outcomes == []
-        await asyncio.sleep(LOOK_INTERVAL_S)
-        looked(OPEN_MAX_S + LOOK_INTERVAL_S + 0.9)
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        looked(OPEN_MAX_S + CHECK_INTERVAL_S + 0.9)
         await led.settle()
         assert led.coordinators.asked_outcomes == [(FAMILY, 0)]
-        await asyncio.sleep(LOOK_INTERVAL_S)
-        looked(OPEN_MAX_S + 2 * LOOK_INTERVAL_S + 1)
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        looked(OPEN_MAX_S + 2 * CHECK_INTERVAL_S + 1)
         await led.settle()
         assert led.coordinators.asked_outcomes == [(FAMILY, 0), (OTHER, 0)]
         await asyncio.sleep(ASK_AGAIN_S)
-        looked(OPEN_MAX_S + 2 * LOOK_INTERVAL_S + 1 + ASK_AGAIN_S)
+        looked(OPEN_MAX_S + 2 * CHECK_INTERVAL_S + 1 + ASK_AGAIN_S)
         await led.settle()
         assert len(led.coordinators.asked_outcomes) >= 3
 
@@ -304,7 +304,7 @@ def test_a_leader_asks_one_coordinator_at_a_time_and_nobody_after_its_end() -> N
         slow = Slow(led)
         await led.look(1)
         assert len(slow.answers) == 1
-        await led.look(LOOK_INTERVAL_S + 1)
+        await led.look(CHECK_INTERVAL_S + 1)
         assert len(slow.answers) == 1, "that question is under way"
         slow.answers[0].set_result("unknown")
         await led.settle()
@@ -347,7 +347,7 @@ def test_a_coordinator_that_is_silent_is_asked_once_in_a_round_and_again_in_the_
         await led.look(1)
         assert asked == [(FAMILY, 0), (ELSEWHERE, 0)], "not about the second one"
         led.coordinators.outcomes |= {(FAMILY, 0): "open", (OTHER, 0): "aborted"}
-        await led.look(LOOK_INTERVAL_S + 1)
+        await led.look(CHECK_INTERVAL_S + 1)
         assert asked[2:] == [(FAMILY, 0), (OTHER, 0)]
         assert [(one.family, one.is_commit) for one in await markers(led)] == [
             (ELSEWHERE, True), (OTHER, False)
@@ -363,7 +363,7 @@ def test_a_coordinator_that_is_silent_is_asked_once_in_a_round_and_again_in_the_
 def test_the_figures_are_of_what_is_open_now() -> None:
     async def work(led: Led) -> None:
         await led.written(FAMILY)
-        await led.look(LOOK_INTERVAL_S + 1)
+        await led.look(CHECK_INTERVAL_S + 1)
         await led.written(OTHER)
         await led.look(20)
         figures = led.measured()

@@ -13,8 +13,8 @@ import pytest
 from proving.simulation import World
 from proving.simulation.world import Host
 from rayq import messages
-from rayq.actors.broker.remote_garbage import LATE_PUTS_MS, LOOK_INTERVAL_S, RemoteGarbageSweep
-from rayq.actors.broker.store_ownership import NOT_LOOKED, StoreOwnership
+from rayq.actors.broker.remote_garbage import CHECK_INTERVAL_S, LATE_PUTS_MS, RemoteGarbageSweep
+from rayq.actors.broker.store_ownership import NOT_CHECKED, StoreOwnership
 from rayq.config import DAY_MS, ClusterConfig
 from rayq.core.cluster.records import RemoteGarbage
 from rayq.core.cluster.state import ClusterState
@@ -101,9 +101,9 @@ def test_what_a_topic_left_is_removed_after_the_delay_and_for_good_a_day_later()
     async def script() -> None:
         swept.delete()
         swept.start(swept.sweep())
-        await asyncio.sleep(DAY_S - 2 * LOOK_INTERVAL_S)
+        await asyncio.sleep(DAY_S - 2 * CHECK_INTERVAL_S)
         assert len(swept.objects.store) == 11 and swept.asked == []
-        await asyncio.sleep(4 * LOOK_INTERVAL_S)
+        await asyncio.sleep(4 * CHECK_INTERVAL_S)
         assert sorted(swept.objects.store) == [f"{folder()}notes.txt", "notes.txt"]
         assert swept.state.garbage[id_of("t")].is_removing
         late = str(RemoteName(folder(), ObjectKind.DATA, 99, 1, 0))
@@ -130,7 +130,7 @@ def test_a_wall_clock_that_leaps_takes_nothing_of_a_deleted_topic_before_its_del
         host.jump_clock(10 * DAY_MS)
         if began == "in the leap":
             swept.start(swept.sweep())
-        await asyncio.sleep(3 * LOOK_INTERVAL_S)
+        await asyncio.sleep(3 * CHECK_INTERVAL_S)
         assert len(swept.objects.store) == 9 and swept.asked == []
         host.jump_clock(-10 * DAY_MS)
         await asyncio.sleep(DAY_S / 2)
@@ -214,7 +214,7 @@ def test_a_late_sweep_deletes_nothing_of_a_topic_that_came_back_to_the_store() -
         apply(swept.state, decide(swept.state, messages.EndRemoteStorage(name="t"), now_ms=now_ms))
         old = copy.deepcopy(swept.state)
         swept.start(swept.sweep())
-        await asyncio.sleep(2 * DAY_S + 2 * LOOK_INTERVAL_S)
+        await asyncio.sleep(2 * DAY_S + 2 * CHECK_INTERVAL_S)
         assert not swept.objects.store and not swept.state.garbage
         swept.objects.put(manifest(7), b"new")
         swept.start(swept.sweep(old))
@@ -281,7 +281,7 @@ def test_a_sweep_deletes_nothing_by_a_list_that_cannot_be_and_asks_seldom(
     async def script() -> None:
         swept.delete()
         swept.start(swept.sweep())
-        await asyncio.sleep(DAY_S + 10 * LOOK_INTERVAL_S)
+        await asyncio.sleep(DAY_S + 10 * CHECK_INTERVAL_S)
         assert other in swept.objects.store
         assert len(swept.objects.store) >= (9 if kind == "begins again" else 10)
         assert len(asked) <= 30
@@ -307,9 +307,9 @@ def test_marks_that_are_listed_forever_are_asked_for_seldom_and_told_of() -> Non
         swept.environment.tasks.spawn(ownership.run(), "ownership")
         await asyncio.sleep(3600)
         assert len(asked) < 200
-        assert ownership.halt is not None and ownership.halt.startswith(NOT_LOOKED)
+        assert ownership.halt is not None and ownership.halt.startswith(NOT_CHECKED)
         assert "does not come after" in ownership.halt
         with pytest.raises(RemoteListError):
-            await ownership.look()
+            await ownership.check()
 
     swept.run(script)

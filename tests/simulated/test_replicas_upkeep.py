@@ -91,7 +91,7 @@ def test_each_look_serves_queues_transactions_clocks_and_the_object_store(
         leader, replica = hosted.replica.leader(LEADER_EPOCH), hosted.replica
         looks: list[str] = []
         assert leader.remote is not None
-        monkeypatch.setattr(leader.transactions, "look", lambda s: looks.append(f"open {s}"))
+        monkeypatch.setattr(leader.transactions, "tick", lambda s: looks.append(f"open {s}"))
         monkeypatch.setattr(
             leader.remote, "tick", lambda s, watch: looks.append(f"store {s} {watch.now_ms()}")
         )

@@ -206,7 +206,7 @@ class Led:
 
     async def look(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        self.leader.transactions.look(self.clock.monotonic())
+        self.leader.transactions.tick(self.clock.monotonic())
         await self.settle()
 
     def measured(self) -> dict[str, float]:

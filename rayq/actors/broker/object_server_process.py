@@ -19,7 +19,7 @@ from rayq.errors import RayqError, StaleBrokerError
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 0.5
 START_TIMEOUT_S = 60.0
 SILENT_SESSIONS = 3
 """Number of sessions that it may be silent for, since it yields to every other process of the
@@ -75,11 +75,11 @@ class ObjectServerProcess:
                 await self._start()
             now_s = self._environment.clock.monotonic()
             # Time in which this process itself was paused does not count.
-            self._heard_s += max(0.0, now_s - last_s - 2 * LOOK_INTERVAL_S)
+            self._heard_s += max(0.0, now_s - last_s - 2 * CHECK_INTERVAL_S)
             last_s = now_s
             self._end_silent(now_s)
             if self._process is not None:
-                await self._gone.wait(LOOK_INTERVAL_S)
+                await self._gone.wait(CHECK_INTERVAL_S)
             if self._process is None:
                 if self._environment.clock.monotonic() - self._started_s > STABLE_S:
                     self._backoff.reset()

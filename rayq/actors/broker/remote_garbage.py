@@ -31,7 +31,7 @@ from rayq.messages.remote_names import parse_folder, parse_name
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 60.0
+CHECK_INTERVAL_S = 60.0
 CLOCK_LOOK_S = 5.0
 """Interval at which a leap of the wall clock is noticed."""
 LATE_PUTS_MS = DAY_MS
@@ -62,13 +62,13 @@ class RemoteGarbageSweep:
         self._swept_once: set[str] = set()
         """The topics, by id, whose objects were removed for the first time."""
         self._known: set[str] = set()
-        """The deleted topics at the last look, by id."""
+        """The deleted topics at the last check, by id."""
 
     async def run(self) -> None:
         clock = self._environment.clock
         while True:
-            look_s = clock.monotonic() + LOOK_INTERVAL_S
-            while (left_s := look_s - clock.monotonic()) > 0:
+            next_check_s = clock.monotonic() + CHECK_INTERVAL_S
+            while (left_s := next_check_s - clock.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, CLOCK_LOOK_S))
                 self._look_at_clock()
             live = [broker for broker, known in self._metadata.state.brokers.items() if known.live]
@@ -78,7 +78,7 @@ class RemoteGarbageSweep:
             for garbage in list(self._metadata.state.garbage.values()):
                 try:
                     await self._look_at(garbage)
-                except RayqError as error:  # The next look tries again.
+                except RayqError as error:  # The next check tries again.
                     logger.warning(
                         "what topic %s left in the object store is not removed yet: %s",
                         *(garbage.name, error),
@@ -119,7 +119,7 @@ class RemoteGarbageSweep:
 
     async def _look_for_others(self) -> None:
         """Raises RemoteStorageError if another cluster uses this cluster's folder."""
-        await self._ownership.look()
+        await self._ownership.check()
         if self._ownership.halt is not None:
             raise RemoteStorageError(self._ownership.halt)
 

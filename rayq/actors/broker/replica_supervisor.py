@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE_PER_NODE = 2
 REPORT_INTERVAL_S = 0.1
-LOOK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Interval at which everything is checked even if nothing happened. While something is still to be
 started or reported, everything is checked in each report interval."""
 _NO_NEWS = (RemoteMoved, RemoteDoubted, SnapshotPinned, SnapshotUnpinned, RequestDone)
@@ -102,16 +102,16 @@ class ReplicaSupervisor:
         for path in self._directory.leftovers():
             self._environment.tasks.spawn(self._remove(path), f"remove {path}")
         last_s = self._environment.clock.monotonic()
-        looked_s = -LOOK_INTERVAL_S
+        checked_s = -CHECK_INTERVAL_S
         while not self._is_stopping:
             try:
                 now_s = self._environment.clock.monotonic()
                 late_s, last_s = now_s - last_s - REPORT_INTERVAL_S, now_s
                 self._hosts.check_sessions(late_s if late_s > REPORT_INTERVAL_S else 0.0)
-                is_due = self._has_news or now_s - looked_s >= LOOK_INTERVAL_S
+                is_due = self._has_news or now_s - checked_s >= CHECK_INTERVAL_S
                 if is_due and self._metadata.version > 0:
-                    looked_s = now_s
-                    await self._look()
+                    checked_s = now_s
+                    await self._check()
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
@@ -120,7 +120,7 @@ class ReplicaSupervisor:
                 logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(REPORT_INTERVAL_S)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Looks at everything, and does what can be done now; the rest stays news. Raises
         RayqError, OSError."""
         self._has_news = False
@@ -324,7 +324,7 @@ class ReplicaSupervisor:
         now_s = self._environment.clock.monotonic()
         if now_s < self._tidy_from_s or not self._placed.is_current:
             return
-        self._tidy_from_s = now_s + LOOK_INTERVAL_S
+        self._tidy_from_s = now_s + CHECK_INTERVAL_S
         in_use = []
         for host in self._hosts:
             for key in host.keys:

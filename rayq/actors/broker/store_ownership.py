@@ -24,11 +24,11 @@ from rayq.storage import checked_file
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 3600.0
+CHECK_INTERVAL_S = 3600.0
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 60.0
 MARK_VERSION = 1
-NOT_LOOKED = "the marks in the object store were not looked at yet"
+NOT_CHECKED = "the marks in the object store were not looked at yet"
 
 
 class StoreOwnership:
@@ -48,26 +48,26 @@ class StoreOwnership:
         self._metadata = metadata
         self._objects = objects
         self._is_current = is_current
-        self._looked_epoch = 0
+        self._checked_epoch = 0
         """The controller epoch in which the marks were last checked."""
-        self.halt: str | None = NOT_LOOKED
+        self.halt: str | None = NOT_CHECKED
 
     async def run(self) -> None:
         backoff = Backoff(self._environment, BACKOFF_S, BACKOFF_MAX_S)
         while True:
-            await self._metadata.changed.wait_until(self._is_current, LOOK_INTERVAL_S)
+            await self._metadata.changed.wait_until(self._is_current, CHECK_INTERVAL_S)
             try:
-                await self.look()
+                await self.check()
             except RayqError as error:
                 logger.debug("the marks in the object store: %s", error)
-                if self.halt is not None and self.halt.startswith(NOT_LOOKED):
-                    self.halt = f"{NOT_LOOKED}: {error}"
+                if self.halt is not None and self.halt.startswith(NOT_CHECKED):
+                    self.halt = f"{NOT_CHECKED}: {error}"
                 await asyncio.sleep(backoff.next_s())
             else:
                 backoff.reset()
-                await self._metadata.changed.wait_until(self._is_of_old, LOOK_INTERVAL_S)
+                await self._metadata.changed.wait_until(self._is_of_old, CHECK_INTERVAL_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Leaves the mark of this controller epoch, and looks for those of others. Raises
         RemoteStorageError, RemoteDeniedError; `halt` is then as before."""
         if not self._is_current():
@@ -85,7 +85,7 @@ class StoreOwnership:
         prefix = names.owners_prefix(self._objects.cluster_id)
         async for page in list_objects(self._objects, prefix):
             marks.extend(names.parse_owner_mark(name) for name, _, _ in page)
-        self._looked_epoch = epoch
+        self._checked_epoch = epoch
         unknown = unknown_marks(self._metadata.state, marks)
         before, self.halt = self.halt, None
         if unknown:
@@ -101,4 +101,4 @@ class StoreOwnership:
     def _is_of_old(self) -> bool:
         """Returns whether a controller has started since: its mark may have been taken for another
         cluster's."""
-        return self._metadata.state.controller_epoch != self._looked_epoch
+        return self._metadata.state.controller_epoch != self._checked_epoch

@@ -88,8 +88,8 @@ class LeaderRemote:
         """The base offset of the active segment, and the time since which it has records, as far as
         is known here."""
         # The leaders of a broker start together, and must not ask the store all at once.
-        self._look_interval_s = config.retention_check_interval_ms / 1000
-        self._look_s = now_s + self._look_interval_s * environment.random.random()
+        self._retention_interval_s = config.retention_check_interval_ms / 1000
+        self._retention_s = now_s + self._retention_interval_s * environment.random.random()
         self._sweep_interval_s = config.remote_sweep_interval_ms / 1000
         self._sweep_s = now_s + self._sweep_interval_s * environment.random.random()
         self._retention.raise_to_floor()
@@ -144,7 +144,7 @@ class LeaderRemote:
     def _is_due(self, now_s: float) -> bool:
         superseded_s = self._collector.next_superseded_s()
         return (
-            now_s >= min(self._look_s, self._sweep_s)
+            now_s >= min(self._retention_s, self._sweep_s)
             or (superseded_s is not None and now_s >= superseded_s)
             or self._has_uploads
         )
@@ -158,7 +158,7 @@ class LeaderRemote:
         try:
             while True:
                 began_s = clock.monotonic()
-                await self._round(began_s, clock_watch)
+                await self._run_once(began_s, clock_watch)
                 self._succeeded()
                 if not self._has_uploads:
                     return
@@ -176,10 +176,10 @@ class LeaderRemote:
             else:
                 self._failed(error)
 
-    async def _round(self, now_s: float, clock_watch: ClockWatch) -> None:
-        looks = now_s >= self._look_s
-        if looks:
-            self._look_s = now_s + self._look_interval_s
+    async def _run_once(self, now_s: float, clock_watch: ClockWatch) -> None:
+        is_retention_due = now_s >= self._retention_s
+        if is_retention_due:
+            self._retention_s = now_s + self._retention_interval_s
             await self._retention.advance(self._assignment, clock_watch.now_ms())
         failure = None
         if self._stores:
@@ -191,8 +191,9 @@ class LeaderRemote:
                 failure = error
         if self._uploads.stored:
             self._busy_since_s = None
-        if looks or self._uploads.stored:  # Objects that were stored before a failure count, too.
-            await self._change_list(clock_watch, deletes=looks)
+        # Objects that were stored before a failure count, too.
+        if is_retention_due or self._uploads.stored:
+            await self._change_list(clock_watch, deletes=is_retention_due)
         if failure is not None:
             raise failure
         await self._collector.delete_superseded()

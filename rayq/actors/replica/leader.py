@@ -340,11 +340,11 @@ class Leader:
 
     # --- periodic work ----------------------------------------------------------------------
 
-    def look(self, now_s: float, clock_watch: ClockWatch) -> None:
+    def tick(self, now_s: float, clock_watch: ClockWatch) -> None:
         """Does what is due, once per heartbeat: proposes the in-sync set, asks about old
         transactions, and applies retention. Raises StorageError."""
         self.proposals.propose()
-        self.transactions.look(now_s)
+        self.transactions.tick(now_s)
         if self.remote is None:
             self._retention.tick(now_s, clock_watch.now_ms(), self._assignment)
         else:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 MARKER_WAIT_S = 5.0
 """Timeout of a marker's commit: after it, the marker is not acknowledged, and its coordinator sends
 it again."""
-LOOK_INTERVAL_S = 10.0
+CHECK_INTERVAL_S = 10.0
 """Interval at which a leader looks for transactions that are open for too long."""
 OPEN_MAX_S = 16 * 60.0
 """Time after which an open transaction of a producer is suspicious. While its coordinator lives, it
@@ -110,7 +110,7 @@ class LeaderTransactions:
         self._markers: Purgatory[messages.Done] = Purgatory()
         self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
         self._watched: dict[Key, _Watched] = {}
-        self._look_s = self._clock.monotonic()
+        self._next_check_s = self._clock.monotonic()
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -328,11 +328,11 @@ class LeaderTransactions:
 
     # --- what is open for too long ----------------------------------------------------------
 
-    def look(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Notes the open transactions, and asks about those for which it is time."""
-        if now_s < self._look_s or (self._asking is not None and not self._asking.done()):
+        if now_s < self._next_check_s or (self._asking is not None and not self._asking.done()):
             return
-        self._look_s = now_s + LOOK_INTERVAL_S
+        self._next_check_s = now_s + CHECK_INTERVAL_S
         watched = {}
         for transaction in self._log.undecided(self._replica_log.log.end_offset):
             key = (transaction.family, transaction.epoch)

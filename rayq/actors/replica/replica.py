@@ -90,7 +90,7 @@ class Replica:
         """The coordinator of a partition of an internal topic, while this replica leads it."""
         self._queues: LeaderQueues | None = None
         """The queues of a data partition, while this replica leads it."""
-        self._look_s = environment.clock.monotonic()
+        self._next_check_s = environment.clock.monotonic()
         self._clock_watch = ClockWatch(environment.clock)
         self._delay_clock = DelayClock(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
@@ -417,9 +417,9 @@ class Replica:
             role.expire_waiters(now_s)
         if self._queues is not None and self._replica_log.is_open:
             self._queues.tick()
-        if now_s < self._look_s or not self._replica_log.is_open:
+        if now_s < self._next_check_s or not self._replica_log.is_open:
             return
-        self._look_s = now_s + self._context.config.heartbeat_interval_ms / 1000
+        self._next_check_s = now_s + self._context.config.heartbeat_interval_ms / 1000
         self._replica_log.check_directory()
         self._clock_watch.look()
         self._delay_clock.look()
@@ -427,7 +427,7 @@ class Replica:
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)
         if isinstance(role, Leader):
-            role.look(now_s, self._clock_watch)
+            role.tick(now_s, self._clock_watch)
 
 
 Replica.handlers = HandlerTable("replica", Replica)
