@@ -69,7 +69,7 @@ class Swept:
     def sweep(self, state: ClusterState | None = None) -> RemoteGarbageSweep:
         """A broker that knows this metadata; None: the newest."""
 
-        async def look() -> None:
+        async def check() -> None:
             return
 
         return RemoteGarbageSweep(
@@ -77,7 +77,7 @@ class Swept:
             ClusterConfig(),
             cast(Any, SimpleNamespace(state=self.state if state is None else state)),
             self.objects,
-            cast(Any, SimpleNamespace(look=look, halt=None)),
+            cast(Any, SimpleNamespace(check=check, halt=None)),
             broker=0,
             ask_controller=self.ask_controller,
         )
