@@ -203,6 +203,8 @@ def test_where_a_log_begins_or_ends_has_to_be_said() -> None:
 class Refusing:
     """The leader of a log that begins at 5, and has nothing there."""
 
+    now = 0.0
+
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked = 0

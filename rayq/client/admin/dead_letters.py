@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayq.client.admin.base import Call
+from rayq.client.admin.base import ATTEMPT_TIMEOUT_S, Call
 from rayq.client.admin.queues import (
     MOVED_AT_ONCE,
     create_queue,
@@ -26,7 +26,7 @@ from rayq.client.admin.queues import (
 from rayq.client.client import Client
 from rayq.client.consuming.subscription import transaction_of
 from rayq.client.large.reader import LargeValues
-from rayq.client.leader_requests import fetch_now, known_end, list_offset
+from rayq.client.leader_requests import fetch_now, known_end
 from rayq.config import MIB, ConsumerConfig
 from rayq.core.cluster.queue_changes import DEAD, DEAD_QUEUE
 from rayq.core.queues.moved_records import (
@@ -46,18 +46,11 @@ from rayq.errors import (
     UnknownTopicError,
     UnsupportedFormatError,
 )
-from rayq.messages import (
-    EARLIEST,
-    LATEST,
-    READ_COMMITTED,
-    CreateQueue,
-    QueueMetadata,
-)
+from rayq.messages import EARLIEST, LATEST, READ_COMMITTED, CreateQueue, ListOffsets, QueueMetadata
 from rayq.records import QueueRecordInfo, Record, TopicPartition
 from rayq.storage.batch import decode_columns, is_as_written, split_batches
 
 FETCH_BYTES = 4 * MIB
-ATTEMPT_TIMEOUT_S = 10.0
 SETTLED_AT_ONCE_S = 1.0
 """Maximum number of seconds whose records go in one request, with a rate."""
 
@@ -361,12 +354,7 @@ class DeadLetters:
         return letters, answer.next_offset
 
     async def _offset(self, where: TopicPartition, which: int) -> int:
-        answer = await self._client.ask_leader(
-            *where,
-            list_offset(where.partition, which, READ_COMMITTED),
-            timeout_s=self._timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-        )
+        answer = await self._call().ask_leader(*where, ListOffsets, which, READ_COMMITTED)
         return known_end(answer, str(where))
 
 

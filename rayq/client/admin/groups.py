@@ -7,18 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rayq.client.admin.base import (
-    ADMIN_TIMEOUT_S,
-    ATTEMPT_TIMEOUT_S,
-    AdminMethods,
-    Call,
-    Fields,
-)
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call, Fields
 from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import check_partition
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.client.group_positions import check_group
-from rayq.client.leader_requests import list_offset
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ConsumerConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
@@ -39,6 +32,7 @@ from rayq.messages import (
     DescribeGroup,
     FetchCommitted,
     ListGroups,
+    ListOffsets,
     Request,
     ResponseT,
     SetGroupOffsets,
@@ -221,14 +215,10 @@ async def _end_offset(call: Call, place: TopicPartition) -> int | None:
 async def _list_offset(
     call: Call, place: TopicPartition, timestamp_ms: int, timeout_s: float
 ) -> int | None:
-    response = await call.client.ask_leader(
-        place.topic,
-        place.partition,
-        list_offset(place.partition, timestamp_ms, READ_COMMITTED),
-        timeout_s=timeout_s,
-        attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+    answer = await call.ask_leader(
+        *place, ListOffsets, timestamp_ms, READ_COMMITTED, timeout_s=timeout_s
     )
-    return response.offset
+    return answer.offset
 
 
 async def _committed(call: Call, group: str) -> dict[TopicPartition, CommittedOffset]:

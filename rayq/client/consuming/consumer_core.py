@@ -17,7 +17,7 @@ import msgspec
 from rayq.client.arguments import as_partition, topic_names
 from rayq.client.client import Client, check_partition
 from rayq.client.consuming.arrow import load_pyarrow, table_of
-from rayq.client.consuming.deserializing import Deserializers
+from rayq.client.consuming.deserializing import Deserializers, records_of
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, pattern_text
 from rayq.client.consuming.group_offsets import GroupOffsets
@@ -45,7 +45,7 @@ from rayq.errors import (
     UnreadableRecordError,
 )
 from rayq.messages import EARLIEST, LATEST
-from rayq.records import Headers, Record, TopicPartition
+from rayq.records import Record, TopicPartition
 from rayq.storage.batch import Columns
 
 logger = logging.getLogger(__name__)
@@ -584,27 +584,6 @@ class ConsumerCore:
             "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
             "own with position() and seek()."
         )
-
-
-def records_of(part: Slice) -> list[Record]:
-    """One Record for each row; each has its own list of headers."""
-    headers: Iterable[Headers]
-    if part.headers is None:
-        headers = iter(list, None)
-    else:
-        headers = [row or [] for row in part.headers]
-    return list(
-        map(
-            Record,
-            repeat(part.topic),
-            repeat(part.partition),
-            part.offsets,
-            part.timestamps_ms,
-            repeat(None) if part.keys is None else part.keys,
-            part.values,
-            headers,
-        )
-    )
 
 
 def _all_known(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

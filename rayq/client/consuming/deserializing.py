@@ -1,14 +1,15 @@
-"""Calls of users' deserializers, with errors that name the record that failed."""
+"""Records from batches, and calls of users' deserializers, with errors that name the record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any, TypeVar
 
 from rayq.client.consuming.subscription import Slice
 from rayq.config import ConsumerConfig, Deserializer
 from rayq.errors import DeserializationError, HandlerError
-from rayq.records import Record, TopicPartition
+from rayq.records import Headers, Record, TopicPartition
 from rayq.user_functions import LAZY, check_ran, close_unrun, name_of, told
 
 Batch = TypeVar("Batch")
@@ -132,3 +133,24 @@ def _failure(
     error.record = raw
     error.__cause__ = cause
     return error
+
+
+def records_of(part: Slice) -> list[Record]:
+    """One Record for each row; each has its own list of headers."""
+    headers: Iterable[Headers]
+    if part.headers is None:
+        headers = iter(list, None)
+    else:
+        headers = [row or [] for row in part.headers]
+    return list(
+        map(
+            Record,
+            repeat(part.topic),
+            repeat(part.partition),
+            part.offsets,
+            part.timestamps_ms,
+            repeat(None) if part.keys is None else part.keys,
+            part.values,
+            headers,
+        )
+    )
