@@ -232,6 +232,7 @@ class FakeCluster:
             pid=os.getpid(),
             boot_id="boot",
         )
+        self._metrics = environment.metrics
         self.brokers = {number: FakeBroker(self, number, environment) for number in range(1, brokers + 1)}
 
     def __enter__(self) -> FakeCluster:
@@ -254,6 +255,11 @@ class FakeCluster:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def connections(self) -> int:
+        """The number of connections of all brokers."""
+        samples = self.call(self._metrics.collect)
+        return int(sum(sample.value for sample in samples if sample.name == "rayq_connections"))
 
     def call(self, function: Callable[[], T]) -> T:
         async def work() -> T:

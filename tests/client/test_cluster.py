@@ -114,9 +114,7 @@ def test_clusters_of_one_place_share_their_connections(fake: FakeCluster) -> Non
         assert first.shared_client()[0] is second.shared_client()[0]
         first.admin.list_topics()
         second.admin.list_topics()
-        server = fake.brokers[1].server
-        assert server is not None
-        assert len(server._authenticated) == 1
+        assert fake.connections() == 1
         first.close()
         second.admin.list_topics()
 
@@ -131,19 +129,17 @@ def test_a_shared_client_learns_where_the_brokers_went(fake: FakeCluster) -> Non
 
 def test_connections_end_with_the_last_user(fake: FakeCluster, eventually: Eventually) -> None:
     fake.create_topic("t")
-    server = fake.brokers[1].server
-    assert server is not None
     with fake.cluster() as cluster:
 
         async def scenario() -> None:
             async with cluster.async_producer() as producer, cluster.async_consumer("t"):
                 await (await producer.send("t", b"v"))
-                assert len(server._authenticated) == 1
+                assert fake.connections() == 1
             await asyncio.sleep(0.05)
 
         asyncio.run(scenario())
         gc.collect()
-        eventually(lambda: fake.call(lambda: len(server._authenticated)) == 0)
+        eventually(lambda: fake.connections() == 0)
 
 
 def test_the_current_cluster_is_the_last_one_made_so(fake: FakeCluster) -> None:

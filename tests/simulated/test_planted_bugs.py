@@ -140,11 +140,11 @@ def test_planted_bugs_and_probes_use_no_name_that_is_gone() -> None:
     for path in (*simulation.glob("mutations*.py"), simulation / "situations.py"):
         tree = ast.parse(path.read_text())
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        known_here = known | {it.attr for it in attributes if isinstance(it.ctx, ast.Store)}
+        known_here = known | {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
         gone += [
-            f"{path.name}:{it.lineno}: {ast.unparse(it)}"
-            for it in attributes
-            if it.attr not in known_here and not hasattr(object, it.attr)
+            f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+            for node in attributes
+            if node.attr not in known_here and not hasattr(object, node.attr)
         ]
     assert gone == []
 
@@ -152,7 +152,7 @@ def test_planted_bugs_and_probes_use_no_name_that_is_gone() -> None:
 @functools.cache
 def _names_of(kind: type) -> set[str]:
     """The names that the code of a class uses of its instances."""
-    sources = [inspect.getsource(it) for it in kind.__mro__ if it.__module__.startswith("rayq.")]
+    sources = [inspect.getsource(base) for base in kind.__mro__ if base.__module__.startswith("rayq.")]
     return {*dir(kind)}.union(*(re.findall(r"\bself\.(\w+)", source) for source in sources))
 
 

@@ -481,9 +481,11 @@ def test_handlers_end_their_work_though_the_peer_is_gone(
 ) -> None:
     async def scenario() -> None:
         release = asyncio.Event()
+        begun: list[bool] = []
         ended: list[bool] = []
 
         async def work(peer: Any, request: Any, payload: memoryview) -> Any:
+            begun.append(True)
             await release.wait()
             ended.append(True)
             return ProduceResponse(0, 0, 0)
@@ -491,7 +493,7 @@ def test_handlers_end_their_work_though_the_peer_is_gone(
         server = await wire.serve(work)
         client = await wire.connect(server)
         future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
-        await eventually(lambda: any(stream._requests for stream in server._authenticated))
+        await eventually(lambda: begun)
         client.close()
         with pytest.raises(DisconnectedError):
             await future
@@ -506,13 +508,16 @@ def test_requests_whose_task_is_cancelled_fail_as_disconnected(
     run: Any, wire: Any, eventually: Any
 ) -> None:
     async def scenario() -> None:
+        begun: list[bool] = []
+
         async def never(peer: Any, request: Any, payload: memoryview) -> Any:
+            begun.append(True)
             await asyncio.Event().wait()
 
         server = await wire.serve(never)
         client = await wire.connect(server)
         future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
-        await eventually(lambda: any(stream._requests for stream in server._authenticated))
+        await eventually(lambda: begun)
         server.environment.tasks.cancel_all()
         with pytest.raises(DisconnectedError, match="stopped"):
             await future
