@@ -118,7 +118,7 @@ class Follower:
 
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
-            self._replica_log.guard(self._follow_for_ever),
+            self._replica_log.guard(self._follow_forever),
             f"follow {self._replica_log.where}",
         )
 
@@ -154,7 +154,7 @@ class Follower:
             )
         )
 
-    async def _follow_for_ever(self) -> None:
+    async def _follow_forever(self) -> None:
         environment, empty_answers = self._replica_log.environment, 0
         clock, backoff = environment.clock, Backoff(environment, RETRY_S, RETRY_MAX_S)
         while True:
@@ -224,7 +224,7 @@ class Follower:
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
         self._connection = connection
         if not self._is_known_whole:
-            await self._begin_anew_unless_whole()
+            await self._restart_unless_whole()
             self._is_known_whole = True
         was_empty = log.end_offset == log.local_start_offset
         wait_ms = IDLE_FETCH_WAIT_MS if self._is_idle else FETCH_WAIT_MS
@@ -319,7 +319,7 @@ class Follower:
         unclean, last_epoch = self._assignment.last_unclean_epoch, self._replica_log.log.last_epoch
         return unclean is not None and (last_epoch is None or last_epoch < unclean)
 
-    async def _begin_anew_unless_whole(self) -> None:
+    async def _restart_unless_whole(self) -> None:
         """Restarts a log that was being copied from a compacted one and is incomplete. Up to its
         leader's cleaned offset, it lacks records that had a later one there. Every leader that was
         elected cleanly has that later record; after an unclean election it may be gone, and only

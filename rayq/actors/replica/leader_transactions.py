@@ -203,9 +203,9 @@ class LeaderTransactions:
         finally:
             del self._joining[family, epoch]
             self._sealed_meanwhile.discard((family, epoch))
-        self._go_on(family, epoch, refusal)
+        self._retry_waiting(family, epoch, refusal)
 
-    def _go_on(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
+    def _retry_waiting(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
         """Checks the waiting batches of the family again, in order, as something happened that they
         may have waited for. Those of `epoch` fail if it was refused."""
         for batch in self._waiting.pop(family, []):
@@ -278,7 +278,7 @@ class LeaderTransactions:
         self._append_marker(
             Marker(family, epoch, is_commit, coordinator_of(family), coordinator_epoch)
         )
-        self._go_on(family, epoch)
+        self._retry_waiting(family, epoch)
 
     def reached(self, high_watermark: int) -> None:
         """Answers waiting requests, as everything below is committed."""

@@ -114,8 +114,8 @@ class ReplicaHost:
 
     async def run(self) -> None:
         await self._server.start(self._host, 0)
-        heartbeats = self._environment.tasks.spawn(self._heartbeat_for_ever(), "replica-heartbeat")
-        ticks = self._environment.tasks.spawn(self._tick_for_ever(), "replica-ticks")
+        heartbeats = self._environment.tasks.spawn(self._heartbeat_forever(), "replica-heartbeat")
+        ticks = self._environment.tasks.spawn(self._tick_forever(), "replica-ticks")
         await self._stopped
         heartbeats.cancel()
         ticks.cancel()
@@ -139,7 +139,7 @@ class ReplicaHost:
 
     # --- the broker -------------------------------------------------------------------------
 
-    async def _heartbeat_for_ever(self) -> None:
+    async def _heartbeat_forever(self) -> None:
         is_attached = False
         connection: Connection | None = None
         while not self._stopped.done():
@@ -241,7 +241,7 @@ class ReplicaHost:
 
     # --- replicas ---------------------------------------------------------------------------
 
-    async def _tick_for_ever(self) -> None:
+    async def _tick_forever(self) -> None:
         """Ticks all replicas by one timer: with a timer for each, many idle ones would keep a core
         busy."""
         clock = self._environment.clock
