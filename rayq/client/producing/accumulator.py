@@ -24,7 +24,7 @@ from itertools import accumulate, repeat
 from operator import add
 from typing import cast
 
-from rayq.client.producing.futures import DeliveryFuture, Outcome, Part
+from rayq.client.producing.futures import BatchRange, DeliveryFuture, Outcome
 from rayq.config import KIB, ProducerConfig
 from rayq.errors import ClosedError, RayqError
 from rayq.records import Headers
@@ -246,7 +246,7 @@ class Accumulator:
         ends: Sequence[int],
         start: int,
         timestamp_ms: int,
-        parts: list[Part],
+        parts: list[BatchRange],
         *,
         one_batch: bool,
     ) -> int:
@@ -287,7 +287,7 @@ class Accumulator:
                     batch.rows += rows
             if not fits:
                 continue  # another thread was faster
-            parts.append(Part(batch, index, count))
+            parts.append(BatchRange(batch, index, count))
             if not batch.is_announced:
                 self._announce(batch)
             start = stop

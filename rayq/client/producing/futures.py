@@ -285,7 +285,7 @@ class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
         self.outcome.when_done(deliver)
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class BatchRange(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of `send_many` in one batch."""
 
     outcome: Outcome
@@ -298,7 +298,7 @@ class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
     for each run of offsets. With acks=0 the client learns no offsets, and the list is empty. The
     future is done when all records have their outcome; it raises the first failure."""
 
-    parts: Sequence[Part]
+    parts: Sequence[BatchRange]
 
     def done(self) -> bool:
         return all(part.outcome.is_done for part in self.parts)

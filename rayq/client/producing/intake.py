@@ -21,7 +21,7 @@ from rayq.client.producing.accumulator import (
     PartitionQueue,
     running_sizes,
 )
-from rayq.client.producing.futures import DeliveryFuture, Part
+from rayq.client.producing.futures import BatchRange, DeliveryFuture
 from rayq.client.producing.large_batches import (
     chunk_bytes_of,
     record_bytes,
@@ -99,7 +99,7 @@ class TopicQueues:
 
 
 @dataclass(slots=True, eq=False)
-class Column:
+class PartitionRecords:
     """Records of a `send_many` for one partition. The records from `start` on are not appended
     yet."""
 
@@ -111,22 +111,22 @@ class Column:
 
 
 @dataclass(slots=True, eq=False)
-class ManyJob:
+class SendManyJob:
     """A `send_many` in progress."""
 
     topic: TopicQueues
     timestamp_ms: int
-    parts: list[Part] = field(default_factory=list)
-    pending: list[tuple[PartitionQueue | None, Column]] = field(default_factory=list)
+    parts: list[BatchRange] = field(default_factory=list)
+    pending: list[tuple[PartitionQueue | None, PartitionRecords]] = field(default_factory=list)
     """The records left, by partition; the queue is None for records without a key."""
     is_sticky_full: bool = False
 
-    def add(self, queue: PartitionQueue | None, column: Column) -> None:
-        self.pending.append((queue, column))
+    def add(self, queue: PartitionQueue | None, records: PartitionRecords) -> None:
+        self.pending.append((queue, records))
 
     def next_size_bytes(self) -> int:
-        column = self.pending[0][1]
-        return column.ends[column.start + 1] - column.ends[column.start]
+        records = self.pending[0][1]
+        return records.ends[records.start + 1] - records.ends[records.start]
 
 
 class Intake:
@@ -279,32 +279,32 @@ class Intake:
             return False
         return self._size_error(known, value, key, checked or None, size_bytes) is not None
 
-    def offer_many(self, job: ManyJob) -> bool:
+    def offer_many(self, job: SendManyJob) -> bool:
         """Appends as much of a `send_many` as fits. Returns False if the buffer is full before
         everything is appended."""
         accumulator = self._accumulator
         while job.pending:
-            queue, column = job.pending[0]
+            queue, records = job.pending[0]
             if queue is not None:
                 target = queue
             else:
                 target = job.topic.sticky
                 if target.open is None or job.is_sticky_full:
                     target = self._next_sticky(job.topic)
-            before = column.start
-            column.start = accumulator.append_many(
+            before = records.start
+            records.start = accumulator.append_many(
                 target,
-                column.values,
-                column.keys,
-                column.ends,
+                records.values,
+                records.keys,
+                records.ends,
                 before,
                 job.timestamp_ms,
                 job.parts,
                 one_batch=queue is None,
             )
-            if column.start == len(column.values):
+            if records.start == len(records.values):
                 job.pending.pop(0)
-            elif column.start == before:
+            elif records.start == before:
                 return False
             job.is_sticky_full = queue is None
         return True
@@ -315,7 +315,7 @@ class Intake:
         values: Sequence[Any],
         keys: Sequence[Any] | None,
         partition: int | None,
-    ) -> ManyJob | None:
+    ) -> SendManyJob | None:
         """Checks the arguments of a `send_many` and divides them by partition. Returns None if the
         topic's metadata is missing."""
         known = self.topics.get(topic_name(topic))
@@ -339,20 +339,20 @@ class Intake:
                     key = None if keys is None else keys[index]
                     if error := self._size_error(known, value, key, None, size_bytes):
                         raise error.with_message(f"{error} send_many sends no large values.")
-        job = ManyJob(known, self._wall_ms())
+        job = SendManyJob(known, self._wall_ms())
         if not values:
             return job
         if partition is not None:
-            job.add(_queue_of(known, topic, partition), Column(values, keys, ends))
+            job.add(_queue_of(known, topic, partition), PartitionRecords(values, keys, ends))
         elif keys is None and self._config.partitioner is None:
-            job.add(None, Column(values, None, ends))
+            job.add(None, PartitionRecords(values, None, ends))
         else:
             self._divide(job, known, values, keys)
         return job
 
     def _divide(
         self,
-        job: ManyJob,
+        job: SendManyJob,
         known: TopicQueues,
         values: list[bytes | None],
         keys: list[bytes | None] | None,
@@ -377,7 +377,7 @@ class Intake:
             queue = None if place is None else known.queues[place]
             kept_keys = None if keys is None or place is None else some_keys
             ends = running_sizes(some_values, kept_keys)
-            job.add(queue, Column(some_values, kept_keys, ends))
+            job.add(queue, PartitionRecords(some_values, kept_keys, ends))
 
     def _next_sticky(self, known: TopicQueues) -> PartitionQueue:
         partition = next_sticky_partition(

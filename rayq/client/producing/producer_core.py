@@ -20,7 +20,7 @@ from rayq.client.callbacks import finish_callback
 from rayq.client.client import Client
 from rayq.client.large.objects import object_uri, write_object
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
-from rayq.client.producing.futures import ManyDeliveryFuture, Part
+from rayq.client.producing.futures import BatchRange, ManyDeliveryFuture
 from rayq.client.producing.intake import Intake, StoredValue, TopicQueues
 from rayq.client.producing.sender import Sender
 from rayq.client.producing.transaction_core import TransactionCore
@@ -221,7 +221,7 @@ class ProducerCore:
         try:
             self._work_on_all()
             batches = self.accumulator.incomplete()
-            future = ManyDeliveryFuture([Part(batch, 0, 0) for batch in batches])
+            future = ManyDeliveryFuture([BatchRange(batch, 0, 0) for batch in batches])
             try:
                 async with asyncio.timeout(timeout_s):
                     await _settled(future)
@@ -266,7 +266,7 @@ class ProducerCore:
         try:
             while batches := self.accumulator.incomplete():
                 self._work_on_all()
-                await _settled(ManyDeliveryFuture([Part(batch, 0, 0) for batch in batches]))
+                await _settled(ManyDeliveryFuture([BatchRange(batch, 0, 0) for batch in batches]))
         finally:
             self.accumulator.is_flushing -= 1
         self._undelivered, self._first_error = 0, None
