@@ -292,7 +292,7 @@ class Acknowledger:
                 leader = self.partition.leader()
                 answer, _ = await self.partition.ask(leader, self._request(leader, part))
             except RayqError as error:
-                self.partition.failed(leader, error)
+                self.partition.request_failed(leader, error)
                 is_over = self._client.now - began_s > self._patience_s
                 if is_over or not (may_retry(error) or isinstance(error, UnknownQueueError)):
                     self._give_up(part, error)

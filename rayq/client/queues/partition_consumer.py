@@ -201,7 +201,7 @@ class PartitionConsumer:
         except RayqError as error:
             self._holder = self._new_holder()
             self._pause_until_s = self._client.now + self._backoff.next_s()
-            self.partition.failed(leader, error)
+            self.partition.request_failed(leader, error)
             if not may_retry(error) and not is_gone(error):
                 self.partition.listener.failed(self.partition, error)
             elif not is_gone(error):

@@ -67,14 +67,15 @@ class QueueConsumer:
         if topic is None or topic.topic_id != self.queue.topic_id:
             return
         for number in range(len(self.partitions), len(topic.partitions)):
-            place = QueuePartition(self._client, self.queue, number, self._listener)
-            self.partitions.append(PartitionConsumer(place, self._inbox, self._large))
+            self.partitions.append(
+                PartitionConsumer(
+                    QueuePartition(self._client, self.queue, number, self._listener),
+                    self._inbox,
+                    self._large,
+                )
+            )
         random = self._client.environment.random
-        candidates = [
-            partition
-            for partition in self.partitions
-            if partition not in self._waiting_partitions
-        ]
+        candidates = [each for each in self.partitions if each not in self._waiting_partitions]
         random.shuffle(candidates)
         for partition in candidates[: WAITING_PARTITIONS_MAX - len(self._waiting_partitions)]:
             self._waiting_partitions[partition] = None

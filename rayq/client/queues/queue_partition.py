@@ -73,6 +73,7 @@ class QueuePartition:
         self.queue = queue
         self.number = number
         self.listener = listener
+        self._address = queue.topic, queue.topic_id, number
         self.is_closed = False
         self.named_over: Connection | None = None
         """The connection over which the leader last heard of this consumer."""
@@ -83,10 +84,9 @@ class QueuePartition:
 
     def leader(self) -> LeaderAndEpoch:
         """The current leader. Raises RayqError while there is none."""
-        place = self.queue.topic, self.queue.topic_id, self.number
-        leader = self.client.metadata.leader(*place)
+        leader = self.client.metadata.leader(*self._address)
         if leader is None:
-            raise self.client.no_leader_error(*place)
+            raise self.client.no_leader_error(*self._address)
         return leader
 
     async def ask(
@@ -94,9 +94,7 @@ class QueuePartition:
     ) -> tuple[ResponseT, memoryview]:
         """Sends a request that the leader may hold for `wait_s`. Raises RayqError."""
         answer = await self.client.ask_while_leader(
-            self.queue.topic,
-            self.queue.topic_id,
-            self.number,
+            *self._address,
             leader,
             request,
             timeout_s=wait_s + REQUEST_TIMEOUT_S,
@@ -105,20 +103,16 @@ class QueuePartition:
         self.named_over = self.client.pool.current(leader.host, leader.port)
         return answer
 
-    def failed(self, leader: LeaderAndEpoch | None, error: RayqError) -> None:
+    def request_failed(self, leader: LeaderAndEpoch | None, error: RayqError) -> None:
         """Notes a failed request: another broker may lead, or the queue may be gone."""
         if error.stale_metadata or leader is None:
-            self.client.suspect(
-                self.queue.topic, self.queue.topic_id, self.number, epoch_of(leader)
-            )
+            self.client.suspect(*self._address, epoch_of(leader))
         if is_gone(error):
             self.listener.doubts(self, error)
 
     async def wait_for_leader(self, failed: LeaderAndEpoch | None, wait_s: float) -> None:
         """Waits for `wait_s`, or until a leader other than `failed` appears."""
-        await self.client.wait_for_leader(
-            self.queue.topic, self.queue.topic_id, self.number, failed, wait_s
-        )
+        await self.client.wait_for_leader(*self._address, failed, wait_s)
 
 
 def is_gone(error: RayqError) -> bool:
