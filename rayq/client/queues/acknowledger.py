@@ -293,7 +293,9 @@ class Acknowledger:
                 answer, _ = await self.partition.ask(leader, self._request(leader, part))
             except RayqError as error:
                 self.partition.request_failed(leader, error)
-                is_over = self._client.now - began_s > self._patience_s
+                # A queue, or a topic, that is gone accepts nothing any longer.
+                patience_s = 0.0 if self.partition.is_closed else PATIENCE_S
+                is_over = self._client.now - began_s > patience_s
                 if is_over or not (may_retry(error) or isinstance(error, UnknownQueueError)):
                     self._give_up(part, error)
                     return
@@ -318,14 +320,8 @@ class Acknowledger:
             **part.fields(),
         )
 
-    @property
-    def _patience_s(self) -> float:
-        """The time for which sending is retried. A queue, or a topic, that is gone accepts nothing
-        any longer."""
-        return 0.0 if self.partition.is_closed else PATIENCE_S
-
     def _answered(self, part: AckBatch, sent_at_s: float, answer: SettleResponse) -> None:
-        """The leader has stored everything, except for lost locks."""
+        """Notes that the leader has stored everything, except for lost locks."""
         for _, timeout_s, batch in part.extends.values():
             batch.until_s = max(batch.until_s, sent_at_s + timeout_s)
         for offset, (_, batch) in part.begins.items():
