@@ -122,7 +122,7 @@ def queues_with_holders_away(cluster: SimulatedCluster) -> list[Process]:
 
 def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
     """Hosts of queues where dead letters or redriven records are being moved."""
-    return _queues(cluster, lambda leader, opened: bool(opened.state.moves()))
+    return _queues(cluster, lambda leader, opened: bool(opened.state.moves.all()))
 
 
 def _queues(

@@ -334,7 +334,7 @@ def locks_without_bound() -> list[Patch]:
 @plants("54", "a dead letter is settled before it is written, which is tried once", QUEUES)
 def dead_before_written() -> list[Patch]:
     async def mutated(self: Any, move: Any, payload: Any, *, is_new: bool) -> None:
-        self._state.end_move(move.move_id)
+        self._state.moves.end(move.move_id)
         await self._source.commit()
         with contextlib.suppress(RayqError):
             await self._targets.append(move, payload)
@@ -345,7 +345,7 @@ def dead_before_written() -> list[Patch]:
 @plants("54", "a move that is begun again gets a new number", QUEUES)
 def move_unnumbered() -> list[Patch]:
     async def resume(self: Any, move: Any) -> str:
-        self._state.release_move(move.move_id)
+        self._state.moves.release(move.move_id)
         await self._source.commit()
         return "begun again"
 

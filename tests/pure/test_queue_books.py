@@ -46,10 +46,10 @@ def busy() -> tuple[QueueState, Keeper]:
     assert not state.nack("a", 0, [(10, 12, 1, 5_000)], now_ms=0, now_s=0)
     assert not state.nack("b", 0, [(520, 520, 1, 9_000)], now_ms=0, now_s=0)
     assert not state.reject("a", 0, [(20, 1, "bad"), (21, 1, "worse")], now_ms=0, now_s=0)
-    state.begin_move(move_of(1, [Dying(20, 1, "rejected", "bad")], "dead"))
+    state.moves.begin(move_of(1, [Dying(20, 1, "rejected", "bad")], "dead"))
     assert not state.reject("b", 0, [(530, 1, "bad")], now_ms=0, now_s=0)
-    assert state.claim([11, 700, 701, 702]) == ([11, 700, 701, 702], [], [])
-    state.begin_move(move_of(2, [Dying(702, 0, "", "")]))
+    assert state.moves.claim([11, 700, 701, 702]) == ([11, 700, 701, 702], [], [])
+    state.moves.begin(move_of(2, [Dying(702, 0, "", "")]))
     return state, keeper
 
 
@@ -81,10 +81,10 @@ def unclaimed(page: list[Unsettled]) -> list[Unsettled]:
 
 def drain(state: QueueState, keeper: Keeper) -> None:
     """Settles all there is. Nothing is left then, also of what was kept."""
-    for move in state.moves():
-        state.end_move(move.move_id)
-    state.discard([one.offset for one in state.to_move(10_000)])
-    state.unclaim([one.offset for one in listed(state) if one.state == "moving"])
+    for move in state.moves.all():
+        state.moves.end(move.move_id)
+    state.moves.discard([one.offset for one in state.moves.to_move(10_000)])
+    state.moves.unclaim([one.offset for one in listed(state) if one.state == "moving"])
     state.free_holders({"a", "b"})
     state.due(now_ms=60_000, now_s=60)
     locks = state.take("c", 10_000, now_s=60)
@@ -106,8 +106,8 @@ def numbers(keeper: Keeper, kind: bytes) -> set[int]:
 def check_kept(state: QueueState, keeper: Keeper) -> None:
     """That nothing is kept of what is over."""
     keeper.write(state.changes())
-    assert numbers(keeper, b"dying") == {one.offset for one in state.to_move(9)}
-    assert numbers(keeper, b"move") == {one.move_id for one in state.moves()}
+    assert numbers(keeper, b"dying") == {one.offset for one in state.moves.to_move(9)}
+    assert numbers(keeper, b"move") == {one.move_id for one in state.moves.all()}
     undone = {one.offset // 256 for one in listed(state)}
     blocks = numbers(keeper, b"block")
     assert blocks <= undone | {state.start_offset // 256, state.learned // 256}
@@ -137,11 +137,11 @@ def test_every_state_is_listed_counted_and_taken_over() -> None:
     }
     assert due_ms == dict.fromkeys(holders, 10_100), "a lock runs for its timeout and a tick"
     check(state, page, 5, LEARNED)
-    assert [one.offset for one in state.to_move(9)] == [21, 530]
-    assert [one.offset for one in state.to_move(1)] == [21] and state.to_move(0) == []
+    assert [one.offset for one in state.moves.to_move(9)] == [21, 530]
+    assert [one.offset for one in state.moves.to_move(1)] == [21] and state.moves.to_move(0) == []
     later = again(state, keeper)
     check(later, unclaimed(page), 5, LEARNED)
-    assert later.to_move(9) == state.to_move(9) and later.moves() == state.moves()
+    assert later.moves.to_move(9) == state.moves.to_move(9) and later.moves.all() == state.moves.all()
     for one in (state, later):
         drain(one, keeper)
 
@@ -163,7 +163,7 @@ def test_a_listing_has_the_states_that_were_asked_for_page_by_page(states: tuple
 def test_retention_takes_what_is_below_and_nothing_else(edge: int) -> None:
     state, keeper = busy()
     keeper.write(state.changes())
-    page, dying, moves = listed(state), state.to_move(9), state.moves()
+    page, dying, moves = listed(state), state.moves.to_move(9), state.moves.all()
     left = [one for one in page if one.offset >= edge]
     gone = len(page) - len(left)
     assert state.advance_start(edge) == state.expired == gone
@@ -172,13 +172,13 @@ def test_retention_takes_what_is_below_and_nothing_else(edge: int) -> None:
     start = min((one.offset for one in left), default=learned)
     check(state, left, start, learned)
     assert state.is_changed == (edge > 5) and state.dead == 0
-    assert state.to_move(9) == [one for one in dying if one.offset >= edge]
-    assert state.moves() == moves, "their batches may be in the target already"
+    assert state.moves.to_move(9) == [one for one in dying if one.offset >= edge]
+    assert state.moves.all() == moves, "their batches may be in the target already"
     assert state.advance_start(edge) == 0 and state.expired == gone
     check_kept(state, keeper)
     later = again(state, keeper)
     check(later, unclaimed(left), start, learned)
-    assert later.to_move(9) == state.to_move(9) and later.moves() == moves
+    assert later.moves.to_move(9) == state.moves.to_move(9) and later.moves.all() == moves
     for one in (later, state):
         one.learn(learned)
         drain(one, keeper)
@@ -236,7 +236,7 @@ def test_a_purge_settles_what_nobody_has_below_and_nothing_else(edge: int) -> No
 def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
     state, keeper = busy()
     state = again(state, keeper)
-    page, dying = unclaimed(listed(state)), state.to_move(9)
+    page, dying = unclaimed(listed(state)), state.moves.to_move(9)
     state.cut(edge, 4)
     left = [
         Unsettled(one.offset, "ready", one.count, None, None) if one.state == "locked" else one
@@ -246,13 +246,13 @@ def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
     start = min(edge, 5)
     check(state, left, start, edge)
     assert state.is_changed and state.state_epoch == 4 and (state.expired, state.dead) == (0, 0)
-    assert state.to_move(9) == [one for one in dying if one.offset < edge]
-    moved = {one.move_id: [of.offset for of in one.records] for one in state.moves()}
+    assert state.moves.to_move(9) == [one for one in dying if one.offset < edge]
+    moved = {one.move_id: [of.offset for of in one.records] for one in state.moves.all()}
     assert moved == {move_id: [at] for move_id, at in ((1, 20), (2, 702)) if at < edge}
     check_kept(state, keeper)
     later = again(state, keeper)
     check(later, left, start, edge)
-    assert later.to_move(9) == state.to_move(9) and later.moves() == state.moves()
+    assert later.moves.to_move(9) == state.moves.to_move(9) and later.moves.all() == state.moves.all()
     for one in (later, state):
         kept = Keeper()
         kept.write(keeper.records.items())
@@ -314,19 +314,19 @@ def test_only_what_changed_is_kept_the_head_first() -> None:
     assert keys_of(state.changes()) == ["block 0", "block 1"] and not state.is_changed
     state.reject("a", 3, [(299, 1, "bad"), (280, 1, "bad")], now_ms=0, now_s=0)
     assert keys_of(state.changes()) == ["dying 280", "dying 299", "block 1"]
-    state.claim([590, 591])
+    state.moves.claim([590, 591])
     assert not state.is_changed and state.changes() == []
-    state.begin_move(move_of(9, state.to_move(1), "dead"))
-    state.begin_move(move_of(8, [Dying(590, 0, "", "")]))
+    state.moves.begin(move_of(9, state.moves.to_move(1), "dead"))
+    state.moves.begin(move_of(8, [Dying(590, 0, "", "")]))
     assert state.is_changed
     changes = state.changes()
     assert keys_of(changes) == ["-dying 280", "move 8", "move 9", "block 2"]
     assert changes[1] == move_record(8, move_of(8, [Dying(590, 0, "", "")]))
-    state.release_move(9)
+    state.moves.release(9)
     assert keys_of(state.changes()) == ["dying 280", "-move 9"]
-    state.release_move(8)
+    state.moves.release(8)
     assert keys_of(state.changes()) == ["-move 8", "block 2"]
-    state.discard([280, 299, 300, 591])
+    state.moves.discard([280, 299, 300, 591])
     assert keys_of(state.changes()) == ["-dying 280", "-dying 299", "block 1", "block 2"]
     # A block that is done is in the head; one that the start has passed nowhere.
     state.take("a", 300, now_s=0)
@@ -440,7 +440,7 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     records += [dying_record(one, msgspec.structs.replace(dying, offset=one)) for one in (300, 1299)]
     keeper.write(records)
     later = opened_at(state, keeper)
-    assert [one.offset for one in later.to_move(9)] == [300, 1299]
+    assert [one.offset for one in later.moves.to_move(9)] == [300, 1299]
     assert later.counts() == Counts(1000 - 256 - 2, 0, 0, 0, moving=2, done=256)
     changes = later.changes()
     assert keys_of(changes) == [
@@ -505,7 +505,7 @@ def test_who_cannot_be_claimed_hears_why() -> None:
     state, _keeper = busy()
     offsets = [4, 5, 10, 11, 20, 21, 300, 520, 530, 600, 700, 702, 1279, 1280, 1290, 1300, 1301]
     moving = "it is being moved already"
-    claimed, settled, refused = state.claim(offsets)
+    claimed, settled, refused = state.moves.claim(offsets)
     assert claimed == [10, 520, 600, 1280, 1290, 1300]
     assert settled == [4, 300, 1279]
     assert refused == [
@@ -513,8 +513,8 @@ def test_who_cannot_be_claimed_hears_why() -> None:
         *[(one, moving) for one in (11, 20, 21, 530, 700, 702)],
         (1301, "the queue has not read it yet"),
     ]
-    assert state.claim([513]) == ([], [], [(513, "consumer b has it")])
-    assert state.claim([3000]) == ([], [], [(3000, "the queue has not read it yet")])
+    assert state.moves.claim([513]) == ([], [], [(513, "consumer b has it")])
+    assert state.moves.claim([3000]) == ([], [], [(3000, "the queue has not read it yet")])
 
 
 def test_claimed_records_come_back_as_what_they_were() -> None:
@@ -522,7 +522,7 @@ def test_claimed_records_come_back_as_what_they_were() -> None:
     keeper.write(state.changes())
     page = unclaimed(listed(state))
     # Neither who was not claimed nor who is not there comes back.
-    state.unclaim([0, 5, 11, 20, 21, 300, 600, 700, 701, 702, 5000])
+    state.moves.unclaim([0, 5, 11, 20, 21, 300, 600, 700, 701, 702, 5000])
     check(state, page, 5, LEARNED)
     assert not state.is_changed and state.changes() == []
     assert state.due(now_ms=0, now_s=5) == 3, "also at its time"
@@ -539,11 +539,11 @@ def test_discarded_records_are_done_and_only_dying_ones_count_as_dead() -> None:
         ([11, 21, 700], False, 1),
     ):
         keeper.write(state.changes())
-        state.discard(offsets)
+        state.moves.discard(offsets)
         assert (state.is_changed, state.dead) == (is_changed, dead)
     left = [one for one in page if one.offset not in (11, 21, 700)]
     check(state, left, 5, LEARNED)
-    assert [one.offset for one in state.to_move(9)] == [530]
+    assert [one.offset for one in state.moves.to_move(9)] == [530]
     # A delay that it had makes nothing of it any more, nor of its successor.
     assert state.due(now_ms=0, now_s=6) == 2
     later = again(state, keeper)
@@ -555,18 +555,18 @@ def test_discarded_records_are_done_and_only_dying_ones_count_as_dead() -> None:
 @pytest.mark.parametrize("ends", ["end", "release", "doubt"])
 def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) -> None:
     state, keeper = busy()
-    dying = state.to_move(9)
+    dying = state.moves.to_move(9)
     records = dying if outcome == "dead" else [Dying(one, 1, "", "") for one in (11, 700)]
     offsets = {one.offset for one in records}
     page = listed(state)
     move = move_of(5, records, outcome)
-    state.begin_move(move)
+    state.moves.begin(move)
     check(state, page, 5, LEARNED)
-    assert state.moves()[-1] == move
-    assert state.to_move(9) == ([] if outcome == "dead" else dying)
-    state.discard(offsets)
+    assert state.moves.all()[-1] == move
+    assert state.moves.to_move(9) == ([] if outcome == "dead" else dying)
+    state.moves.discard(offsets)
     check(state, page, 5, LEARNED)
-    state.unclaim(offsets)
+    state.moves.unclaim(offsets)
     check(state, page, 5, LEARNED)
     state = again(state, keeper)
     page = unclaimed(page) if outcome == "dead" else [
@@ -574,13 +574,13 @@ def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) 
         for one, after in zip(page, unclaimed(page), strict=True)
     ]
     check(state, page, 5, LEARNED)
-    assert state.moves()[-1] == move and not state.is_changed
+    assert state.moves.all()[-1] == move and not state.is_changed
     if ends == "end":
-        state.end_move(5)
+        state.moves.end(5)
         expected = [one for one in page if one.offset not in offsets]
         assert state.dead == (2 if outcome == "dead" else 0)
     else:
-        state.release_move(5, is_in_doubt=ends == "doubt")
+        state.moves.release(5, is_in_doubt=ends == "doubt")
         freed = offsets if outcome == "done" else set()
         expected = [
             Unsettled(one.offset, "ready", one.count, None, None) if one.offset in freed else one
@@ -594,8 +594,8 @@ def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) 
         waiting = waiting if ends == "doubt" else []
     for one in (state, again(state, keeper)):
         check(one, expected, 5, LEARNED)
-        assert one.to_move(9) == waiting
-        assert [of.move_id for of in one.moves()] == [1, 2]
+        assert one.moves.to_move(9) == waiting
+        assert [of.move_id for of in one.moves.all()] == [1, 2]
     drain(state, keeper)
 
 
@@ -606,16 +606,16 @@ def test_a_move_of_records_that_left_meanwhile_takes_nothing_back() -> None:
             if outcome == "dead":
                 state.take("a", 600, now_s=0)
                 state.reject("a", 0, [(one, 1, "bad") for one in (3, 300)], now_ms=0, now_s=0)
-                records = state.to_move(9)
+                records = state.moves.to_move(9)
             else:
-                state.claim([3, 300])
+                state.moves.claim([3, 300])
                 records = [Dying(one, 0, "", "") for one in (3, 300)]
-            state.begin_move(move_of(1, records, outcome))  # type: ignore[arg-type]
+            state.moves.begin(move_of(1, records, outcome))  # type: ignore[arg-type]
             state.advance_start(301)
             page = listed(state)
-            (state.end_move if ends == "end" else state.release_move)(1)
+            (state.moves.end if ends == "end" else state.moves.release)(1)
             check(state, page, 301, 600)
-            assert state.to_move(9) == [] and state.moves() == []
+            assert state.moves.to_move(9) == [] and state.moves.all() == []
             drain(state, keeper)
 
 
@@ -625,32 +625,32 @@ def test_a_move_takes_nothing_that_was_neither_claimed_nor_dying(
     outcome: Outcome, ends: str
 ) -> None:
     state, keeper = busy()
-    page, dying = listed(state), state.to_move(9)
-    state.begin_move(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10, 600)], outcome))
+    page, dying = listed(state), state.moves.to_move(9)
+    state.moves.begin(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10, 600)], outcome))
     check(state, page, 5, LEARNED)
-    (state.end_move if ends == "end" else state.release_move)(5)
+    (state.moves.end if ends == "end" else state.moves.release)(5)
     check(state, page, 5, LEARNED)
-    assert state.to_move(9) == dying
+    assert state.moves.to_move(9) == dying
     drain(state, keeper)
     # Nor under the next leader.
     state, keeper = busy()
-    state.begin_move(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10)], outcome))
+    state.moves.begin(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10)], outcome))
     state = again(state, keeper)
     check(state, unclaimed(page), 5, LEARNED)
-    (state.end_move if ends == "end" else state.release_move)(5)
+    (state.moves.end if ends == "end" else state.moves.release)(5)
     check(state, unclaimed(page), 5, LEARNED)
-    assert state.to_move(9) == dying
+    assert state.moves.to_move(9) == dying
 
 
 def test_a_cut_leaves_a_move_those_records_that_are_what_they_were() -> None:
     for edge, left in ((3, None), (4, [3]), (300, [3]), (301, [3, 300]), (302, [3, 300, 301])):
         state, keeper = opened(ready=600)
-        state.claim([3, 300, 301])
+        state.moves.claim([3, 300, 301])
         records = [Dying(one, 0, "", "") for one in (3, 300, 301)]
-        state.begin_move(move_of(1, records))
+        state.moves.begin(move_of(1, records))
         state = again(state, keeper)
         state.cut(edge, 1)
         kept = [one for one in records if one.offset in (left or ())]
         expected = [] if left is None else [move_of(1, kept)]
-        assert state.moves() == expected
-        assert again(state, keeper).moves() == expected
+        assert state.moves.all() == expected
+        assert again(state, keeper).moves.all() == expected

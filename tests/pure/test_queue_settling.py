@@ -93,7 +93,7 @@ def test_who_names_another_delivery_loses_it_and_nothing_changes(
     state.release("a", 5, [(1, 1, 1)])
     state.reject("a", 5, [(2, 1, "bad")], now_ms=0, now_s=0)
     keeper.write(state.changes())
-    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.moves.to_move(9)
     if call == "reject":
         lost = state.reject("b", epoch, [(one, count, "") for one in range(4)], now_ms=0, now_s=0)
     elif call == "nack":
@@ -107,7 +107,7 @@ def test_who_names_another_delivery_loses_it_and_nothing_changes(
         0: "consumer a has it", 1: "nobody has it",
         2: "it is on its way to the dead letters", 3: "nobody has it",
     }
-    after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.moves.to_move(9)
     assert after == before
     assert not state.is_changed and not state.changes()
 
@@ -141,7 +141,7 @@ def test_who_names_a_delivery_of_another_holder_loses_it_and_nothing_changes(cal
     state, keeper = opened(ready=4)
     state.take("owner-1", 3, now_s=0)
     keeper.write(state.changes())
-    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+    before = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.moves.to_move(9)
     more, times = {
         "nack": ([1000], {"now_ms": 0, "now_s": 9}),
         "extend": ([20_000], {"now_s": 9}),
@@ -152,7 +152,7 @@ def test_who_names_a_delivery_of_another_holder_loses_it_and_nothing_changes(cal
         lost = getattr(state, call)(stranger, 0, locks, **times)
         assert {one for first, last, _ in lost for one in range(first, last + 1)} == {0, 1, 2}
         assert {who for _, _, who in lost} == {"consumer own has it"}
-        after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.to_move(9)
+        after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.moves.to_move(9)
         assert after == before
     assert getattr(state, call)("owner-1", 0, locks, **times) == []
 
@@ -239,15 +239,15 @@ def test_a_delay_that_was_given_up_does_not_end_the_next_one() -> None:
     state.take("a", 600, now_s=0)
     state.ack("a", 0, [(0, 299, 1), (301, 599, 1)])
     state.nack("a", 0, [(300, 300, 1, 5000)], now_ms=0, now_s=0)
-    state.claim([300])
-    state.begin_move(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(300, 1, "", ""),)))
-    state.release_move(4)
+    state.moves.claim([300])
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(300, 1, "", ""),)))
+    state.moves.release(4)
     assert state.take("a", 1, now_s=1) == [(300, 300, 2)]
     assert state.due(now_ms=6000, now_s=6) == 0 and state.counts().locked == 1
     state.nack("a", 0, [(300, 300, 2, 60_000)], now_ms=1000, now_s=1)
     # Twice the same delay, since it was claimed and came back, ends once.
-    state.claim([300])
-    state.unclaim([300])
+    state.moves.claim([300])
+    state.moves.unclaim([300])
     assert state.due(now_ms=60_000, now_s=60) == 0
     assert state.due(now_ms=0, now_s=61) == 1 and state.counts()[:4] == (1, 0, 0, 0)
     # What was settled meanwhile is not due any more, nor is its block.
@@ -266,11 +266,11 @@ def test_what_failed_for_good_says_how_often_it_was_given_out() -> None:
         assert state.free_holders({"a", "b"}) == 2
     back = "It was given back after delivery 2, the last one it has."
     silent = "Nobody settled delivery 2, the last one it has, in its time."
-    assert state.to_move(9) == [
+    assert state.moves.to_move(9) == [
         Dying(0, 2, "deliveries", back), Dying(1, 2, "deliveries", back),
         Dying(2, 2, "deliveries", silent), Dying(3, 2, "deliveries", silent),
     ]
-    assert state.to_move(1) == [Dying(0, 2, "deliveries", back)] and state.dead == 0
+    assert state.moves.to_move(1) == [Dying(0, 2, "deliveries", back)] and state.dead == 0
 
 
 @pytest.mark.parametrize("ends", ["expire", "free_holders"])
@@ -290,7 +290,7 @@ def test_each_record_fails_for_good_by_its_own_count(ends: str) -> None:
         assert state.expire(1000) == 278
     else:
         assert state.free_holders({"b", "c"}) == 278
-    assert [one.offset for one in state.to_move(300)] == [*range(25, 30), 260]
+    assert [one.offset for one in state.moves.to_move(300)] == [*range(25, 30), 260]
     counts = state.counts()
     assert (counts.ready, counts.locked, counts.moving) == (272, 0, 6)
 
@@ -393,13 +393,13 @@ def test_what_is_freed_before_it_was_begun_counts_for_nothing() -> None:
         if delivery > 1:
             assert not state.note_begun(holder, 0, [(0, 0, delivery)])
         state.free_holders({holder})
-    assert [one.offset for one in state.to_move(10)] == [0]
+    assert [one.offset for one in state.moves.to_move(10)] == [0]
     # They have had one delivery that counts, the first. Whoever begins them fails twice more.
     for delivery in (4, 5):
         locks = state.take("d", 4, now_s=0, tells_begins=True)
         assert not state.note_begun("d", 0, locks)
         assert not state.nack("d", 0, [(1, 3, delivery, 0)], now_ms=0, now_s=0)
-    assert [one.offset for one in state.to_move(10)] == [0, 1, 2, 3]
+    assert [one.offset for one in state.moves.to_move(10)] == [0, 1, 2, 3]
 
 
 def test_where_the_first_delivery_is_the_last_it_counts_once_it_is_begun() -> None:
@@ -408,7 +408,7 @@ def test_where_the_first_delivery_is_the_last_it_counts_once_it_is_begun() -> No
     assert state.unbegun(locks) == [(0, 1)]
     assert not state.note_begun("a", 0, [(0, 0, 1)])
     state.free_holders({"a"})
-    assert [one.offset for one in state.to_move(10)] == [0]
+    assert [one.offset for one in state.moves.to_move(10)] == [0]
     assert state.take("b", 2, now_s=0) == [(1, 1, 2)]
 
 
@@ -432,7 +432,7 @@ def test_where_dead_letters_stay_no_record_ever_leaves_but_by_an_acknowledgement
     assert not state.reject("a", 0, [(0, 1, "bad")], now_ms=0, now_s=0), "its answer was lost"
     assert not state.nack("a", 0, [(1, 1, 1, None)], now_ms=0, now_s=0)
     state.free_holders({"a"})
-    assert not state.to_move(10) and state.start_offset == 0
+    assert not state.moves.to_move(10) and state.start_offset == 0
     assert state.take("b", 3, now_s=0) == [(2, 2, 2)]
     state.expire(11)
     state.due(now_ms=59_000, now_s=59)

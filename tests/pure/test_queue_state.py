@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig
-from rayq.core.queues import state as queue_state
+from rayq.core.queues import move_state
 from rayq.core.queues.lock_times import LockTimes
 from rayq.core.queues.moves import Dying, Move
 from rayq.core.queues.queue_states import WRITE_BYTES_MAX, KeptRecord, pack
@@ -237,7 +237,7 @@ class Pair:
         """Dying records begin to move, or some are claimed for a move."""
         model = self.model
         if self.chosen.random() < 0.5:
-            dying = self.state.to_move(3)
+            dying = self.state.moves.to_move(3)
             for record in dying:
                 del model.dying[record.offset]
             if dying:
@@ -246,7 +246,7 @@ class Pair:
         asked = sorted({self.chosen.randint(max(0, model.start - 2), model.learned) for _ in "12"})
         unsettled = [one for one, _record in model.unsettled() if one not in asked]
         asked = sorted([*asked, *self.chosen.sample(unsettled, min(3, len(unsettled)))])
-        claimed, settled, refused = self.state.claim(asked)
+        claimed, settled, refused = self.state.moves.claim(asked)
         states = {one: model.records[one].state for one in asked if one in model.records}
         assert claimed == [one for one in asked if states.get(one) in ("free", "delayed")]
         assert settled == [one for one in asked if model.is_settled(one)]
@@ -261,11 +261,11 @@ class Pair:
         self.claimed = []
         outcome = self.chosen.choice(["move", "discard", "unclaim"])
         if outcome == "unclaim":
-            self.state.unclaim(claimed)
+            self.state.moves.unclaim(claimed)
             for one in claimed:
                 model.unclaim(one)
         elif outcome == "discard":
-            self.state.discard(claimed)
+            self.state.moves.discard(claimed)
             for one in claimed:
                 model.records[one].state = "done"
         elif claimed:
@@ -277,23 +277,23 @@ class Pair:
 
     def _begin_move(self, outcome: str, records: list[Dying]) -> None:
         self.moves += 1
-        self.state.begin_move(
+        self.state.moves.begin(
             Move(self.moves, outcome, "t", 0, 7, self.moves, 0, 0, 0, tuple(records))  # type: ignore[arg-type]
         )
 
     def end_move(self) -> None:
-        moves = self.state.moves()
+        moves = self.state.moves.all()
         if not moves:
             return
         move = self.chosen.choice(moves)
         known = [one for one in move.records if one.offset in self.model.records]
         if self.chosen.random() < 0.7:
-            self.state.end_move(move.move_id)
+            self.state.moves.end(move.move_id)
             self.model.dead += len(move.records) if move.outcome == "dead" else 0
             for record in known:
                 self.model.records[record.offset].state = "done"
         else:
-            self.state.release_move(move.move_id)
+            self.state.moves.release(move.move_id)
             self._release(move)
 
     def _release(self, move: Move) -> None:
@@ -330,16 +330,16 @@ class Pair:
         kept = list(self.keeper.records.items())
         replayed = QueueState.replay(self.config, kept, now_ms=self.now_ms, now_s=self.now_s)
         assert replayed is not None and replayed.epochs == self.state.epochs
-        assert sorted(map(str, replayed.moves())) == sorted(map(str, self.state.moves()))
+        assert sorted(map(str, replayed.moves.all())) == sorted(map(str, self.state.moves.all()))
         self.state, model = replayed, self.model
         self.claimed = []
         model.reopen(self.now_ms, self.now_s)
         model.dead = 0  # That leader's.
         if self.chosen.random() < 0.2 and model.start < model.learned:
             offset = self.chosen.randint(model.start, model.learned - 1)
-            before = {move.move_id: move for move in replayed.moves()}
+            before = {move.move_id: move for move in replayed.moves.all()}
             self.state.cut(offset, self.state.state_epoch + 1)
-            after = {move.move_id for move in self.state.moves()}
+            after = {move.move_id for move in self.state.moves.all()}
             for move_id, move in before.items():
                 if move_id not in after:
                     assert move.records[-1].offset >= offset
@@ -395,7 +395,7 @@ class Pair:
         assert [one for first, last in told_unbegun for one in range(first, last + 1)] == [
             offset for offset, record in records if record.state == "locked" and record.is_unbegun
         ]
-        assert replayed.to_move(100_000) == self.state.to_move(100_000)
+        assert replayed.moves.to_move(100_000) == self.state.moves.to_move(100_000)
         assert replayed.start_offset == self.state.start_offset
         assert (replayed.learned, replayed.epochs) == (self.state.learned, self.state.epochs)
         assert replayed.counts().done == self.state.counts().done
@@ -424,7 +424,7 @@ class Pair:
         assert state.epochs == self.epochs
         free = (offset for offset, record in records if record.state == "free")
         assert state.first_unsettled_ready() == next(free, None)
-        dying = {one.offset: (one.count, one.reason, one.error) for one in state.to_move(100_000)}
+        dying = {one.offset: (one.count, one.reason, one.error) for one in state.moves.to_move(100_000)}
         assert dying == model.dying
         counts = state.counts()
         states = [record.state for _offset, record in records]
@@ -524,13 +524,13 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     state.take("a", 3, now_s=0)
     for _ in range(2):
         assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
-        assert state.to_move(10) == [Dying(1, 1, "rejected", "bad")]
+        assert state.moves.to_move(10) == [Dying(1, 1, "rejected", "bad")]
         state = again(state, keeper)
-    state.begin_move(Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(10))))
+    state.moves.begin(Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.moves.to_move(10))))
     state = again(state, keeper)
-    assert [move.move_id for move in state.moves()] == [4] and not state.to_move(10)
+    assert [move.move_id for move in state.moves.all()] == [4] and not state.moves.to_move(10)
     assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
-    state.end_move(4)
+    state.moves.end(4)
     state = again(state, keeper)
     assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
     assert state.counts().moving == 0 and state.counts().done == 1
@@ -545,18 +545,18 @@ def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
     state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)], now_ms=0, now_s=0)
     changes = state.changes()
     assert len(pack(changes)) < WRITE_BYTES_MAX
-    [dying] = state.to_move(1)
+    [dying] = state.moves.to_move(1)
     assert dying.error == reason[:334]
     # Its move has the errors once more.
-    move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.to_move(LOCKS_MAX)))
-    state.begin_move(move)
+    move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.moves.to_move(LOCKS_MAX)))
+    state.moves.begin(move)
     assert len(pack(state.changes())) < WRITE_BYTES_MAX
 
 
 def test_tombstones_of_dead_letters_that_retention_took_go_a_few_with_each_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_state, "PASSED_AT_ONCE", 3)
+    monkeypatch.setattr(move_state, "PASSED_AT_ONCE", 3)
     state, keeper = opened(ready=20)
     state.take("a", 20, now_s=0)
     state.reject("a", 0, [(offset, 1, "bad") for offset in range(20)], now_ms=0, now_s=0)
@@ -566,11 +566,11 @@ def test_tombstones_of_dead_letters_that_retention_took_go_a_few_with_each_write
     changes = state.changes()
     assert sum(value is None for _, value in changes) == 3
     keeper.write(changes)
-    state.discard([15])
+    state.moves.discard([15])
     keeper.write(state.changes())
     assert sum(key.startswith(b"dying") for key in keeper.records) == 20 - 3 - 3
     state = opened_at(state, keeper)
-    assert [one.offset for one in state.to_move(20)] == [16, 17, 18, 19]
+    assert [one.offset for one in state.moves.to_move(20)] == [16, 17, 18, 19]
     assert state.counts().moving == 4
     for _ in range(4):
         keeper.write(state.changes())
@@ -588,7 +588,7 @@ def test_a_release_is_no_failure_also_under_the_next_leader() -> None:
     assert state.counts().ready == 1
     state.take("a", 1, now_s=0)
     state.nack("a", 0, [(0, 0, 9, 0)], now_ms=0, now_s=0)
-    assert [one.offset for one in state.to_move(2)] == [0]
+    assert [one.offset for one in state.moves.to_move(2)] == [0]
 
 
 def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -> None:
@@ -601,7 +601,7 @@ def test_a_rejected_record_keeps_the_line_of_its_key_but_frees_nothing_in_it() -
     assert state.take("b", 4, now_s=0) == [(0, 0, 2)], "the second is not dead yet"
     state.ack("b", 0, [(0, 0, 2)])
     assert not state.take("b", 4, now_s=0)
-    state.discard([1])
+    state.moves.discard([1])
     assert state.take("b", 4, now_s=0) == [(2, 2, 2), (3, 3, 1)]
 
 
@@ -621,7 +621,7 @@ def test_a_record_that_fails_for_good_frees_the_later_ones_of_its_key(
     counts = state.counts()
     assert counts.locked == 0 and counts.ready + counts.blocked == 2, "its consumer drops them"
     if dead_letters == "keep":
-        state.discard([0])
+        state.moves.discard([0])
     assert state.dead == 1
     assert state.take("b", 3, now_s=0) == [(1, 2, 2)], "and it was no failure of theirs"
 
@@ -657,8 +657,8 @@ def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head(
     state = again(head, keeper)
     assert (state.start_offset, state.learned, state.state_epoch) == (learned, learned, 1)
     state.learn(299)
-    assert sum(state.counts()) == state.counts().ready == 300 - learned and not state.to_move(1)
-    assert len(again(state, keeper).to_move(1)) == 0
+    assert sum(state.counts()) == state.counts().ready == 300 - learned and not state.moves.to_move(1)
+    assert len(again(state, keeper).moves.to_move(1)) == 0
     assert len(keeper.records) == 2
 
 
@@ -681,13 +681,13 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
 def test_a_move_keeps_its_records_below_a_cut() -> None:
     state, keeper = opened(ready=8)
     for move_id, offsets in ((1, [0, 1]), (2, [2, 5]), (3, [6, 7])):
-        state.claim(offsets)
+        state.moves.claim(offsets)
         records = tuple(Dying(one, 0, "", "") for one in offsets)
-        state.begin_move(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
+        state.moves.begin(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
     state = again(state, keeper)
     state.cut(5, 1)
     for one in (state, again(state, keeper)):
-        moving = {move.move_id: [record.offset for record in move.records] for move in one.moves()}
+        moving = {move.move_id: [record.offset for record in move.records] for move in one.moves.all()}
         assert moving == {1: [0, 1], 2: [2]}
     assert state.take("a", 9, now_s=0) == [(3, 4, 1)]
 
@@ -696,9 +696,9 @@ def test_a_claimed_record_waits_beyond_its_due_time() -> None:
     state, _keeper = opened(ready=2)
     state.take("a", 1, now_s=0)
     state.nack("a", 0, [(0, 0, 1, 5000)], now_ms=0, now_s=0)
-    assert state.claim([0, 1]) == ([0, 1], [], [])
+    assert state.moves.claim([0, 1]) == ([0, 1], [], [])
     assert not state.due(now_ms=6000, now_s=6) and state.first_ready() is None
-    state.unclaim([0, 1])
+    state.moves.unclaim([0, 1])
     assert state.first_ready() == 1
     assert state.due(now_ms=6000, now_s=6) == 1 and state.first_ready() == 0
 
@@ -752,33 +752,33 @@ def test_a_take_of_one_key_over_blocks_is_one_holders() -> None:
 @pytest.mark.parametrize("ends", ["end", "release"])
 def test_a_move_ends_though_retention_took_one_of_its_records_meanwhile(ends: str) -> None:
     state, keeper = opened(ready=4)
-    state.claim([0, 1])
-    state.begin_move(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(0, 0, "", ""), Dying(1, 0, "", ""))))
+    state.moves.claim([0, 1])
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(0, 0, "", ""), Dying(1, 0, "", ""))))
     assert state.advance_start(1) == 1
-    (state.end_move if ends == "end" else state.release_move)(4)
+    (state.moves.end if ends == "end" else state.moves.release)(4)
     for one in (state, again(state, keeper)):
-        assert one.counts().moving == 0 and not one.moves()
+        assert one.counts().moving == 0 and not one.moves.all()
         assert one.start_offset == (2 if ends == "end" else 1)
 
 
 def test_only_what_was_claimed_or_is_dying_is_discarded() -> None:
     state, keeper = opened(ready=4)
     state.take("a", 1, now_s=0)
-    state.claim([2])
-    state.begin_move(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(2, 0, "", ""),)))
+    state.moves.claim([2])
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(2, 0, "", ""),)))
     before = state.counts()
-    state.discard([0, 1, 2])
+    state.moves.discard([0, 1, 2])
     assert state.counts() == before
     keeper.write(state.changes())
-    state.claim([3])
-    state.discard([3])
+    state.moves.claim([3])
+    state.moves.discard([3])
     assert state.is_changed and again(state, keeper).counts().done == 1
 
 
 def test_who_settles_late_hears_that_the_record_is_on_its_way() -> None:
     state, _keeper = opened(ready=1, max_deliveries=1, visibility_timeout_s=10)
     state.take("a", 1, now_s=0)
-    assert state.expire(20) == 1 and [one.offset for one in state.to_move(2)] == [0]
+    assert state.expire(20) == 1 and [one.offset for one in state.moves.to_move(2)] == [0]
     why = "it is on its way to the dead letters"
     assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, why)]
     assert state.nack("a", 0, [(0, 0, 2, None)], now_ms=0, now_s=0) == [(0, 0, why)]

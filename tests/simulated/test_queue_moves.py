@@ -207,7 +207,7 @@ class Leader:
         return {offset: log[offset] for offset in some if offset in log}, len(some)
 
     def hold_moved(self, value: bytes | None) -> None:
-        self.held.append((value, len(self.state.moves())))
+        self.held.append((value, len(self.state.moves.all())))
 
     async def commit(self) -> None:
         changes = self.state.changes()

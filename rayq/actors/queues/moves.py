@@ -77,7 +77,7 @@ class QueueMoves:
 
     def start(self) -> None:
         """Finishes the moves that were begun, then moves each record that fails for good."""
-        for move in self._state.moves():
+        for move in self._state.moves.all():
             for record in move.records:
                 self._expect(record.offset)
             self._spawn(partial(self._resume, move), f"{self._where}: move {move.move_id} again")
@@ -130,7 +130,7 @@ class QueueMoves:
         self._held = {offset: at_s for offset, at_s in self._held.items() if at_s > now_s}
         if not self._held:
             self._troubles.pop("dead letters", None)
-        waiting = self._state.to_move(RECORDS_MAX + len(self._held))
+        waiting = self._state.moves.to_move(RECORDS_MAX + len(self._held))
         return [record for record in waiting if record.offset not in self._held][:RECORDS_MAX]
 
     def _hold(
@@ -146,7 +146,7 @@ class QueueMoves:
     async def _bury(self, dying: list[Dying]) -> None:
         """Moves these records to the dead letters, or holds them if that fails."""
         if self._state.config.dead_letters == "discard":  # It was changed meanwhile.
-            self._state.discard([record.offset for record in dying])
+            self._state.moves.discard([record.offset for record in dying])
             await self._source.commit()
             return
         try:
@@ -186,7 +186,7 @@ class QueueMoves:
         gone = [record.offset for record in dying if record.offset not in moved]
         if gone:
             logger.warning("%s: %d dying records are gone by retention", self._where, len(gone))
-            self._state.discard(gone)
+            self._state.moves.discard(gone)
             await self._source.commit()
         return [(record, moved[record.offset]) for record in dying if record.offset in moved]
 
@@ -205,12 +205,12 @@ class QueueMoves:
             if to_topic == self._source.topic:
                 raise InvalidRequestError(f"The records are in topic {to_topic!r} already.")
         # In their order, each piece of the log is read once.
-        claimed, moved, refused = self._state.claim(sorted(set(request.offsets)))
+        claimed, moved, refused = self._state.moves.claim(sorted(set(request.offsets)))
         ends = {
             offset: self._under_way[offset] for offset, _ in refused if offset in self._under_way
         }
         if to_topic is None:
-            self._state.discard(claimed)
+            self._state.moves.discard(claimed)
             moved += claimed
         elif claimed:
             ends |= {offset: self._expect(offset) for offset in claimed}
@@ -254,7 +254,7 @@ class QueueMoves:
         """Releases claimed records that are not sent: they return to their state before."""
         offsets = [offset for offset in offsets if offset in unsent]
         unsent.difference_update(offsets)
-        self._state.unclaim(offsets)
+        self._state.moves.unclaim(offsets)
         self._source.wake()
         for offset in offsets:
             self._end(offset, why)
@@ -287,7 +287,7 @@ class QueueMoves:
         """Moves the records one by one, as perhaps only one of them is refused. In between,
         consumers may take them. Raises TargetSilentError."""
         for index, (dying, record) in enumerate(records):
-            claimed, settled, refused = self._state.claim([dying.offset])
+            claimed, settled, refused = self._state.moves.claim([dying.offset])
             if not claimed:
                 self._end(dying.offset, None if settled else refused[0][1])
                 continue
@@ -296,7 +296,7 @@ class QueueMoves:
             except OutcomeUnknownError as error:
                 refusal = str(error)
             except TargetSilentError as error:
-                self._state.unclaim([dying.offset])
+                self._state.moves.unclaim([dying.offset])
                 for left, _ in records[index:]:
                     self._end(left.offset, str(error))
                 raise

@@ -322,7 +322,7 @@ class NumberedMoves:
         """At most one batch of a producer id is in flight per target partition."""
         self._producer_id: int | None = None
         self._epoch = 0
-        self._last_move_id = max((move.move_id for move in state.moves()), default=0)
+        self._last_move_id = max((move.move_id for move in state.moves.all()), default=0)
 
     async def move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
         """Moves dying or claimed records as one batch. Returns None once it is in the target, or
@@ -379,7 +379,7 @@ class NumberedMoves:
         numbered = await self._number(target, outcome)
         if numbered is None:
             if outcome == "done":
-                self._state.unclaim([record.offset for record, _ in records])
+                self._state.moves.unclaim([record.offset for record, _ in records])
             return "its target was deleted"
         number, end = numbered
         payload = self._encode(outcome, records, number)
@@ -398,7 +398,7 @@ class NumberedMoves:
         )
         if records[0][1].is_large:
             self._source.hold_moved(records[0][1].value)
-        self._state.begin_move(move)
+        self._state.moves.begin(move)
         await self._source.commit()
         return await self._carry_out(move, payload, is_new=True)
 
@@ -501,9 +501,9 @@ class NumberedMoves:
             looks = looks or (may_be_there and backoff.is_at_max)
         self.troubles.pop(trouble, None)
         if refusal is None and doubt is None:
-            self._state.end_move(move.move_id)
+            self._state.moves.end(move.move_id)
         else:
-            self._state.release_move(move.move_id, is_in_doubt=doubt is not None)
+            self._state.moves.release(move.move_id, is_in_doubt=doubt is not None)
         await self._source.commit()
         if doubt is not None:
             raise doubt

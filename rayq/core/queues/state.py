@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
-
-import msgspec
 
 from rayq.config import QueueConfig
 from rayq.core.large.holds import LargeHolds
@@ -41,16 +37,15 @@ from rayq.core.queues.block import (
 )
 from rayq.core.queues.delays import Delay
 from rayq.core.queues.lock_times import TICKS_A_SECOND
-from rayq.core.queues.moves import DELIVERIES, ERROR_BYTES_MAX, REJECTED, Dying, Move
+from rayq.core.queues.move_state import MoveState
+from rayq.core.queues.moves import DELIVERIES, REJECTED
 from rayq.core.queues.offset_states import BLOCKS_MAX, OffsetStates
 from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.queues.records import (
     HEAD,
     block_record,
     decode,
-    dying_record,
     head_record,
-    move_record,
 )
 from rayq.core.queues.unsettled import Unsettled, page_of
 from rayq.messages.secret_names import shown_holder
@@ -74,8 +69,6 @@ READY_MAX = 20_000
 take."""
 BLOCKED_MAX = 20_000
 """Maximum number of records that wait for earlier ones of their keys. Each costs some 400 bytes."""
-PASSED_AT_ONCE = 10_000
-"""Maximum number of dying records that the start has passed in a write."""
 NOT_HELD = "another delivery has begun since, or it is settled"
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
@@ -99,26 +92,17 @@ class QueueState:
         """The queue's config. It may be replaced at any time, except `ordered_by_key`."""
         self.state_epoch = state_epoch
         self.offsets = offsets
+        self.moves = MoveState(offsets)
         self.holds: LargeHolds | None = None
         """Holds of a queue that its topic's retention waits for: the scanner tells it of large
         values. Kept."""
-        self.dead = 0
-        """Records that became dead letters, or were dropped instead, under this leader."""
         self.expired = 0
         """Records that retention removed before they were settled, under this leader."""
         self.given = 0
         """Number of records that were locked since the last `changes`."""
-        self._dying: dict[int, Dying] = {}
-        """Records that failed for good and are in no move yet."""
-        self._moves: dict[int, Move] = {}
         self._kept: set[int] = set()
         """Blocks that are kept."""
         self._kept_head = b""
-        self._changed_dying: set[int] = set()
-        self._passed_dying: deque[int] = deque()
-        """Dying records that the start has passed, and that are still kept. They no longer mean
-        anything, so their tombstones may wait: retention may remove a million at once."""
-        self._changed_moves: set[int] = set()
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -152,20 +136,15 @@ class QueueState:
         state.holds = None if kept.head.holds is None else LargeHolds(kept.head.holds)
         state._kept = set(kept.blocks)
         state._kept_head = next(value or b"" for key, value in records if key == HEAD)
-        first, end = kept.head.start_offset, kept.head.learned
-        state._dying = {at: dying for at, dying in kept.dying.items() if first <= at < end}
-        state._changed_dying = set(kept.dying) - set(state._dying)
-        state._moves = kept.moves
+        state.moves.restore(kept)
         return state
 
     def cut(self, offset: int, state_epoch: int) -> None:
         """Forgets the records at `offset` and above, which the log lost (by an unclean election).
         The other records there now are learned again, and no older lock counts. The lost records
         leave their moves. Only right after `replay`, if `offset` is below `learned`."""
-        self._cut_moves(offset)
+        self.moves.cut(offset)
         self.offsets.drop_from(offset)
-        for dying in [known for known in self._dying if known >= offset]:
-            self._forget_dying(dying)
         self.void_locks(state_epoch)
 
     def void_locks(self, state_epoch: int) -> None:
@@ -599,14 +578,12 @@ class QueueState:
         self, number: int, block: Block, bit: int, count: int, reason: str, error: str, holder: str
     ) -> None:
         if self.config.dead_letters == "discard":
-            self.dead += 1
+            self.moves.dead += 1
             self.offsets.finish(number, block, bit, LOCKED, holder)
             return
         self.offsets.transition(number, block, bit, LOCKED, MOVING, holder)
         offset = (number << BLOCK_BITS) + bit.bit_length() - 1
-        kept = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
-        self._dying[offset] = Dying(offset, count, reason, kept)
-        self._changed_dying.add(offset)
+        self.moves.add_dying(offset, count, reason, error)
 
     def free_holders(self, holders: Set[str]) -> int:
         """Frees the records of holders that are gone: they are ready, or dead letters after the
@@ -665,125 +642,6 @@ class QueueState:
             return None
         return self.offsets.delays.next_in_ms(now_ms=now_ms, now_s=now_s)
 
-    # --- moves -----------------------------------------------------------------------------------
-
-    def to_move(self, count_max: int) -> list[Dying]:
-        """The records that failed for good and are in no move yet, ascending."""
-        return [self._dying[offset] for offset in heapq.nsmallest(count_max, self._dying)]
-
-    def claim(self, offsets: Iterable[int]) -> tuple[list[int], list[int], list[tuple[int, str]]]:
-        """Claims records for a requested move: `(claimed, settled already, (offset, why not))`.
-        Only ready and delayed records can be claimed. They are given to nobody until `begin_move`,
-        `discard` or `unclaim` names them. A claim is not kept."""
-        claimed: list[int] = []
-        settled: list[int] = []
-        refused: list[tuple[int, str]] = []
-        for offset in offsets:
-            if offset >= self.learned:
-                refused.append((offset, "the queue has not read it yet"))
-                continue
-            number, bit = offset >> BLOCK_BITS, 1 << (offset & LAST_INDEX)
-            block = self.offsets.blocks.get(number)
-            if offset < self.start_offset or block is None or block.done & bit:
-                settled.append(offset)
-            elif block.locked & bit:
-                holder = block.holder_of(bit) or ""
-                refused.append((offset, f"consumer {shown_holder(holder)} has it"))
-            elif (block.moving | block.claimed) & bit:
-                refused.append((offset, "it is being moved already"))
-            else:
-                self.offsets.transition(number, block, bit, block.state_of(bit), CLAIMED)
-                claimed.append(offset)
-        return claimed, settled, refused
-
-    def unclaim(self, offsets: Iterable[int]) -> None:
-        """Returns claimed records to their state before."""
-        for offset in offsets:
-            for number, block, bit in self.offsets.parts(offset, offset):
-                if not block.claimed & bit:
-                    continue
-                delay = block.due.get(offset & LAST_INDEX)
-                if delay is None:
-                    self.offsets.free(number, block, bit, CLAIMED)
-                else:
-                    self.offsets.delay(number, block, bit, CLAIMED, delay)
-
-    def discard(self, offsets: Iterable[int]) -> None:
-        """Makes claimed or dying records done."""
-        for offset in offsets:
-            for number, block, bit in self.offsets.parts(offset, offset):
-                if block.claimed & bit:
-                    self.offsets.finish(number, block, bit, CLAIMED)
-                elif offset in self._dying:
-                    self._forget_dying(offset)
-                    self.dead += 1
-                    self.offsets.finish(number, block, bit, MOVING)
-
-    def begin_move(self, move: Move) -> None:
-        """Begins the move of a batch of dying or claimed records under its number. Append it only
-        once this is kept."""
-        for record in move.records:
-            for number, block, bit in self.offsets.parts(record.offset, record.offset):
-                if block.claimed & bit:
-                    self.offsets.transition(number, block, bit, CLAIMED, MOVING)
-                elif record.offset in self._dying:
-                    self._forget_dying(record.offset)
-        self._moves[move.move_id] = move
-        self._changed_moves.add(move.move_id)
-        self.offsets.is_decided = True
-
-    def end_move(self, move_id: int) -> None:
-        """Ends a move whose batch is in the target's log: its records are done."""
-        move = self._remove_move(move_id)
-        if move.outcome == "dead":
-            self.dead += len(move.records)
-        for _, number, block, bit in self._moving(move):
-            self.offsets.finish(number, block, bit, MOVING)
-
-    def release_move(self, move_id: int, *, is_in_doubt: bool = False) -> None:
-        """Releases a move whose batch never gets into the target, or of which that `is_in_doubt`:
-        its records are dying or ready again, in no move."""
-        move = self._remove_move(move_id)
-        for record, number, block, bit in self._moving(move):
-            if move.outcome == "dead":
-                self._dying[record.offset] = (
-                    msgspec.structs.replace(record, is_in_doubt=True) if is_in_doubt else record
-                )
-                self._changed_dying.add(record.offset)
-            else:
-                self.offsets.free(number, block, bit, MOVING)
-
-    def _moving(self, move: Move) -> Iterator[tuple[Dying, int, Block, int]]:
-        """The records of a move that are moving."""
-        for record in move.records:
-            for number, block, bit in self.offsets.parts(record.offset, record.offset):
-                if block.moving & bit:
-                    yield record, number, block, bit
-
-    def _cut_moves(self, offset: int) -> None:
-        """Removes the records from `offset` on from moves, as the log was truncated. The others of
-        a batch stay in its move: they may be in the target."""
-        for move_id, move in list(self._moves.items()):
-            left = tuple(record for record in move.records if record.offset < offset)
-            if not left:
-                self._remove_move(move_id)
-            elif len(left) < len(move.records):
-                self._moves[move_id] = msgspec.structs.replace(move, records=left)
-                self._changed_moves.add(move_id)
-
-    def moves(self) -> list[Move]:
-        """All moves that were begun and not ended, also those of earlier leaders."""
-        return list(self._moves.values())
-
-    def _remove_move(self, move_id: int) -> Move:
-        self._changed_moves.add(move_id)
-        self.offsets.is_decided = True
-        return self._moves.pop(move_id)
-
-    def _forget_dying(self, offset: int) -> None:
-        del self._dying[offset]
-        self._changed_dying.add(offset)
-
     # --- start -----------------------------------------------------------------------------------
 
     def advance_start(self, offset: int) -> int:
@@ -792,8 +650,7 @@ class QueueState:
         if offset <= self.start_offset:
             return 0
         gone = self.offsets.drop_below(offset)
-        for dying in [known for known in self._dying if known < offset]:
-            self._forget_dying(dying)
+        self.moves.drop_below(offset)
         self.expired += gone
         self.offsets.is_decided = True
         return gone
@@ -829,6 +686,11 @@ class QueueState:
     @property
     def ready(self) -> int:
         return self.offsets.counts[READY]
+
+    @property
+    def dead(self) -> int:
+        """Records that became dead letters, or were dropped instead, under this leader."""
+        return self.moves.dead
 
     @property
     def locked(self) -> int:
@@ -936,15 +798,7 @@ class QueueState:
         if head[1] != self._kept_head:
             self._kept_head = head[1] or b""
             kept.append(head)
-        changed_dying = sorted(self._changed_dying)
-        passed = bisect_left(changed_dying, offsets.start_offset)
-        self._passed_dying += changed_dying[:passed]
-        for _ in range(min(PASSED_AT_ONCE, len(self._passed_dying))):
-            kept.append(dying_record(self._passed_dying.popleft(), None))
-        for offset in changed_dying[passed:]:
-            kept.append(dying_record(offset, self._dying.get(offset)))
-        for move_id in sorted(self._changed_moves):
-            kept.append(move_record(move_id, self._moves.get(move_id)))
+        kept += self.moves.changes()
         for number in sorted(offsets.changed):
             block = offsets.blocks.get(number)
             if block is not None:
@@ -955,7 +809,5 @@ class QueueState:
                 kept.append(block_record(number, None))
         offsets.changed.clear()
         offsets.is_decided = False
-        self._changed_dying.clear()
-        self._changed_moves.clear()
         self.given = 0
         return kept
