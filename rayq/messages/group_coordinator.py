@@ -9,7 +9,7 @@ of the coordinators before it.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
@@ -94,7 +94,7 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     """The reason that the member leaves."""
 
 
-class OffsetCommit(msgspec.Struct, array_like=True, frozen=True):
+class OffsetCommit(NamedTuple):
     """A position that is committed."""
 
     topic_id: Id

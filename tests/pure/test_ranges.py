@@ -41,7 +41,7 @@ def leaves(of: inspect.Type, path: Path = ()) -> Iterator[tuple[Path, inspect.Ty
             yield from leaves(of.value_type, (*path, "value"))
         case inspect.StructType(cls=cls) if cls is RemotePointer:
             pass  # What it points to is checked where it is made the pointer.
-        case inspect.StructType():
+        case inspect.StructType() | inspect.NamedTupleType():
             for number, field in enumerate(of.fields):
                 yield from leaves(field.type, (*path, number))
         case _:

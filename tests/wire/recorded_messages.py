@@ -57,7 +57,7 @@ def example_of(kind: type[Any]) -> Any:
                 return [value_of(one) for one in of.item_types]
             case inspect.DictType():
                 return {value_of(of.key_type): value_of(of.value_type)}
-            case inspect.StructType():
+            case inspect.StructType() | inspect.NamedTupleType():
                 return [value_of(field.type) for field in of.fields]
         raise AssertionError(f"{kind.__name__} has {of}: say here what an example of it is.")
 

@@ -30,7 +30,7 @@ def unbounded(kind: inspect.Type, where: str) -> Iterator[str]:
     match kind:
         case inspect.AnyType() | inspect.RawType() | inspect.ExtType():
             yield f"{where} may be anything"
-        case inspect.StructType(fields=fields):
+        case inspect.StructType(fields=fields) | inspect.NamedTupleType(fields=fields):
             for field in fields:
                 yield from unbounded(field.type, f"{where}.{field.name}")
         case inspect.UnionType(types=types):
