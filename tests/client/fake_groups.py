@@ -193,17 +193,21 @@ class FakeGroups:
             owned = member.owned | {(one.topic_id, one.partition) for one in member.assigned}
         elif group.members:
             raise GroupNotEmptyError("The group has members.")
-        taken = [one for one in request.offsets if not request.member or one[:2] in owned]
+        taken = [
+            commit
+            for commit in request.offsets
+            if not request.member or (commit.topic_id, commit.partition) in owned
+        ]
         return taken, [
-            (*one[:2], "CommitRefusedError", "it is not yours")
-            for one in request.offsets
-            if one not in taken
+            (commit.topic_id, commit.partition, "CommitRefusedError", "it is not yours")
+            for commit in request.offsets
+            if commit not in taken
         ]
 
-    def put(self, name: str, offsets: list[Any]) -> None:
-        for topic_id, partition, offset, last_epoch, metadata in offsets:
-            self.group(name).committed[topic_id, partition] = m.CommittedOffset(
-                topic_id, partition, offset, last_epoch, metadata, 1000
+    def put(self, name: str, commits: list[m.OffsetCommit]) -> None:
+        for commit in commits:
+            self.group(name).committed[commit.topic_id, commit.partition] = m.CommittedOffset(
+                *commit, 1000
             )
 
     async def _heartbeat(self, request: m.GroupHeartbeat) -> m.GroupHeartbeatResponse:

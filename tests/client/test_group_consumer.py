@@ -171,7 +171,7 @@ def test_commits_carry_the_epoch_of_the_record_before(fake: FakeCluster, cluster
         read(consumer, 5, max_records=5)
         consumer.commit()
         consumer.commit({T0: 3})
-    assert [one.offsets[0][2:4] for one in fake.asked(CommitOffsets)] == [
+    assert [(one.offsets[0].offset, one.offsets[0].last_epoch) for one in fake.asked(CommitOffsets)] == [
         (10, 1),
         (15, 2),
         (3, None),

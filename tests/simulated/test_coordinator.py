@@ -27,7 +27,7 @@ from rayq.errors import (
 from tests.simulated.coordinator_stage import Led, leading, now_s
 
 
-class Words(Coordinator[str]):
+class Words(Coordinator[list[str], str]):
     """Its state is the words of its log."""
 
     subject = "words"

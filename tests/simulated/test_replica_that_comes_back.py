@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 from proving.simulation import World
@@ -144,7 +145,7 @@ def followers_kept_over_moves() -> Iterator[None]:
         self._followers = {**followers, **self._followers}
 
     def trusting(state: Any, broker: int, reports: Any, heard: Any) -> Any:
-        reports = [one._replace(partition_epoch=1 << 30) for one in reports]
+        reports = [msgspec.structs.replace(each, partition_epoch=1 << 30) for each in reports]
         return register(state, broker, reports, heard)
 
     class _Forgetful(set[Any]):
