@@ -155,6 +155,11 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     queues: list[QueueMetadata] = msgspec.field(default_factory=list)
     """The queues that read this topic, by name."""
 
+    @property
+    def labels(self) -> dict[str, object]:
+        """Labels of the partition's metrics, and fields of its log lines."""
+        return {"topic": self.topic, "partition": self.partition}
+
 
 class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str

@@ -287,8 +287,7 @@ class LeaderRemote:
             logger,
             level,
             event,
-            topic=assignment.topic,
-            partition=assignment.partition,
+            **assignment.labels,
             epoch=assignment.leader_epoch,
             **fields,
         )

@@ -3,21 +3,17 @@ committed list of objects and to its own segments above the remote end."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import chain
 
 from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import closed_segments
+from rayq.actors.replica.log_retention import move_log_start
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote.retention import Piece, closed_above, retention_start
-from rayq.errors import DiskFullError
-from rayq.logs import log_event
 from rayq.messages.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import RemoteObject
-
-logger = logging.getLogger(__name__)
 
 
 class RemoteRetention:
@@ -47,22 +43,8 @@ class RemoteRetention:
             start: int | None = self._limit_offset()
         else:
             start = await self._due_start(now_ms)
-        if start is None or start <= replica_log.log.start_offset:
-            return
-        log_event(
-            logger,
-            logging.INFO,
-            "retention",
-            topic=assignment.topic,
-            partition=assignment.partition,
-            epoch=assignment.leader_epoch,
-            log_start_offset=start,
-        )
-        try:
-            await replica_log.advance_log_start(start)
-        except DiskFullError as error:
-            logger.warning("%s", error)
-        replica_log.appended.notify()  # Followers hear of it with their next fetch.
+        if start is not None and start > replica_log.log.start_offset:
+            await move_log_start(replica_log, assignment, start)
 
     def _limit_offset(self) -> int:
         """Offset below which records may be deleted."""

@@ -73,8 +73,7 @@ class Follower:
         self._assignment = assignment
         self._bytes_in = replica_log.environment.metrics.counter(
             "rayq_replication_bytes_in_total",
-            topic=assignment.topic,
-            partition=assignment.partition,
+            **assignment.labels,
         )
         self._leader_high_watermark = 0
         self._fetch_size = FetchSize()
@@ -133,7 +132,7 @@ class Follower:
         here."""
         replica, assignment = self._replica_log, self._assignment
         lag = max(self._leader_high_watermark - replica.log.end_offset, 0)
-        at = {"topic": assignment.topic, "partition": assignment.partition}
+        at = assignment.labels
         return [replica.environment.metrics.sample("rayq_replica_lag", lag, **at)]
 
     def flushed(self, flushed_offset: int) -> None:
@@ -374,8 +373,7 @@ class Follower:
             logger,
             logging.INFO,
             "log_truncated",
-            topic=assignment.topic,
-            partition=assignment.partition,
+            **assignment.labels,
             epoch=assignment.leader_epoch,
             broker=replica.broker,
             from_offset=mine,
@@ -412,8 +410,7 @@ class Follower:
             logger,
             logging.INFO,
             "log_restarted",
-            topic=assignment.topic,
-            partition=assignment.partition,
+            **assignment.labels,
             epoch=assignment.leader_epoch,
             broker=replica.broker,
             offset=start,

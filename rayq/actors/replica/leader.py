@@ -136,8 +136,7 @@ class Leader:
             logger,
             logging.INFO,
             "leads",
-            topic=assignment.topic,
-            partition=assignment.partition,
+            **assignment.labels,
             epoch=assignment.leader_epoch,
             broker=replica_log.broker,
             offset=log.end_offset,
@@ -447,7 +446,7 @@ class Leader:
         if not self._has_lease():
             return []
         assignment, sample = self._assignment, self._environment.metrics.sample
-        at = {"topic": assignment.topic, "partition": assignment.partition}
+        at = assignment.labels
         latest_offset = self._replica_log.high_watermark
         earliest_offset = self._replica_log.log.start_offset
         return [

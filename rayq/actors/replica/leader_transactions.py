@@ -402,8 +402,7 @@ class LeaderTransactions:
             logger,
             logging.ERROR,
             "transaction_unknown" if state == "unknown" else "transaction_marker_lost",
-            topic=self._assignment.topic,
-            partition=self._assignment.partition,
+            **self._assignment.labels,
             epoch=self._assignment.leader_epoch,
             family=family,
             transaction_epoch=epoch,
@@ -417,7 +416,7 @@ class LeaderTransactions:
         log, sample = self._log, self._environment.metrics.sample
         if not log.is_used:
             return []
-        at = {"topic": self._assignment.topic, "partition": self._assignment.partition}
+        at = self._assignment.labels
         watched = [
             transaction
             for (family, epoch), transaction in self._watched.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -39,27 +40,30 @@ class LogRetention:
             start = held if replica_log.deletes_what_is_done else min(start, held)
         if start <= log.start_offset:
             return
-        log_event(
-            logger,
-            logging.INFO,
-            "retention",
-            topic=assignment.topic,
-            partition=assignment.partition,
-            epoch=assignment.leader_epoch,
-            log_start_offset=start,
-        )
-
-        async def advance() -> None:
-            try:
-                await replica_log.advance_log_start(start)
-            except DiskFullError as error:
-                logger.warning("%s", error)
-            replica_log.appended.notify()  # Followers hear of it with their next fetch.
-
         self._task = self._environment.tasks.spawn(
-            replica_log.guard(advance), f"retention of {replica_log.where}"
+            replica_log.guard(partial(move_log_start, replica_log, assignment, start)),
+            f"retention of {replica_log.where}",
         )
 
     def end(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+async def move_log_start(
+    replica_log: ReplicaLog, assignment: messages.PartitionAssignment, start: int
+) -> None:
+    """Durably moves a leader's log start, as retention demands. Raises StorageError."""
+    log_event(
+        logger,
+        logging.INFO,
+        "retention",
+        **assignment.labels,
+        epoch=assignment.leader_epoch,
+        log_start_offset=start,
+    )
+    try:
+        await replica_log.advance_log_start(start)
+    except DiskFullError as error:
+        logger.warning("%s", error)
+    replica_log.appended.notify()  # Followers hear of it with their next fetch.

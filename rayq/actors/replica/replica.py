@@ -375,7 +375,7 @@ class Replica:
         if not replica_log.is_open:
             return []
         log = replica_log.log
-        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        at = self.assignment.labels
         samples = [
             sample("rayq_log_size_bytes", log.size_bytes, **at),
             sample("rayq_log_end_offset", log.end_offset, **at),
