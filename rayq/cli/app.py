@@ -18,6 +18,7 @@ from rayq.cli import (
     log,
     moves,
     operations,
+    plan,
     produce,
     queue_records,
     queues,
@@ -35,6 +36,7 @@ ROOT_VERBS: dict[str, Callable[..., None]] = {
     "stop": servers.stop,
     "status": status.status,
     "token": servers.token,
+    "plan": plan.plan,
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "topic": (

@@ -1,0 +1,251 @@
+"""`rayq plan`: the brokers, disks and partitions that a load needs. It asks no cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from rayq.cli import output
+from rayq.cli.options import Json
+from rayq.cli.values import WrongUseError, duration_ms, rate_bytes_per_s, size_bytes
+from rayq.core.capacity import DAY_S, Costs, Load, Machine, Plan, Use
+from rayq.core.capacity import plan as plan_capacity
+from rayq.errors import ConfigError
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)(/s)?", re.ASCII)
+_BITS = re.compile(r"(\d+(?:\.\d+)?)([KMG])bit(/s)?", re.ASCII)
+_THOUSANDS = {"": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3}
+PRICES = ("broker", "disk_gb", "store_gb", "put_1000")
+"""The keys of a file of prices: a broker, a GB on its disks, a GB in the object store, each for a
+month, and 1,000 PUTs."""
+MONTH_S = 30 * DAY_S
+Values = TypeVar("Values", Load, Machine, Costs)
+
+
+def plan(
+    rate: Annotated[
+        str,
+        typer.Option("--rate", help="Records per second on average, such as 20000/s or 1M/s."),
+    ],
+    size: Annotated[str, typer.Option("-s", "--size", help="Bytes of a record, such as 1KB.")],
+    retention: Annotated[str, typer.Option("--retention", help="How long records are kept: 7d.")],
+    replication_factor: Annotated[
+        int, typer.Option("-r", "--replication-factor", help="Replicas of each partition.")
+    ] = 3,
+    peak: Annotated[
+        float | None, typer.Option("--peak", help="The busiest hour as a multiple of the average.")
+    ] = None,
+    fan_out: Annotated[
+        float | None, typer.Option("--fan-out", help="The groups that read every record.")
+    ] = None,
+    compression: Annotated[
+        float | None, typer.Option("--compression", help="The factor by which it shrinks records.")
+    ] = None,
+    skew: Annotated[
+        float | None,
+        typer.Option("--skew", help="The busiest partition as a multiple of the average one."),
+    ] = None,
+    growth: Annotated[
+        float | None, typer.Option("--growth", help="The rate to plan for as a multiple of --rate.")
+    ] = None,
+    consumers: Annotated[
+        int | None, typer.Option("--consumers", help="The members that the largest group needs.")
+    ] = None,
+    hottest_key: Annotated[
+        float | None,
+        typer.Option("--hottest-key", help="The share of bytes of the most frequent key: 0.02."),
+    ] = None,
+    local: Annotated[
+        str | None,
+        typer.Option("--local", help="How long they stay on disks, the rest in a store: 6h."),
+    ] = None,
+    outage: Annotated[
+        str | None,
+        typer.Option("--outage", help="How long the object store may be away: 6h."),
+    ] = None,
+    disk: Annotated[str | None, typer.Option("--disk", help="A broker's disks: 30TB.")] = None,
+    net: Annotated[
+        str | None, typer.Option("--net", help="A broker's network in each direction: 25Gbit.")
+    ] = None,
+    cores: Annotated[float | None, typer.Option("--cores", help="A broker's cores.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="A broker's memory: 64GB.")] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", help="A JSON file: broker, disk_gb, store_gb, put_1000."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="A JSON file of costs that you measured."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compute the brokers, disks and partitions for a load. KB are 1,000 bytes, KiB 1,024."""
+    given_load = {
+        "records_per_s": records_per_s(rate),
+        "record_bytes": size_bytes(size),
+        "retention_s": duration_ms(retention) / 1000,
+        "replication_factor": replication_factor,
+        "peak": peak,
+        "fan_out": fan_out,
+        "compression": compression,
+        "skew": skew,
+        "growth": growth,
+        "consumers": consumers,
+        "hottest_key_share": hottest_key,
+        "local_s": None if local is None else duration_ms(local) / 1000,
+        "outage_s": None if outage is None else duration_ms(outage) / 1000,
+    }
+    given_machine = {
+        "disk_bytes": None if disk is None else size_bytes(disk),
+        "network_bytes_per_s": None if net is None else network_bytes_per_s(net),
+        "cores": cores,
+        "memory_bytes": None if memory is None else size_bytes(memory),
+    }
+    measured = {} if profile is None else _numbers_in(profile, _names(Costs))
+    load, machine = _made(Load, given_load), _made(Machine, given_machine)
+    costs = _made(Costs, dict(measured))
+    planned = plan_capacity(load, machine, costs)
+    month = None if prices is None else price_of(planned, _numbers_in(prices, PRICES))
+    sources = [
+        *_sources(load, given_load, "given"),
+        *_sources(machine, given_machine, "given"),
+        *_sources(costs, measured, "profile"),
+    ]
+    if json:
+        answer = dataclasses.asdict(planned)
+        answer["uses"] = [{**use._asdict(), "share": use.share} for use in planned.uses]
+        answer["binds"] = None if planned.binds is None else planned.binds.resource
+        answer["assumptions"] = {
+            name: {"value": value, "source": source} for name, value, source in sources
+        }
+        if month is not None:
+            answer["price_a_month"] = month
+        output.print_json(answer)
+        return
+    _show(planned, load, month)
+    output.say()
+    output.heading("Assumptions")
+    output.table(
+        ("NAME", "VALUE", "SOURCE"), [(name, f"{value:,.12g}", of) for name, value, of in sources]
+    )
+
+
+def records_per_s(text: str) -> float:
+    """Reads `500`, `20k/s`, `1M/s`. Raises WrongUseError."""
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        raise WrongUseError(f"{text!r} is no rate of records: such as 500/s, 20k/s or 1M/s.")
+    return float(Decimal(found[1]) * _THOUSANDS[found[2]])
+
+
+def network_bytes_per_s(text: str) -> float:
+    """Reads `25Gbit` or `3GB/s`. Raises WrongUseError."""
+    found = _BITS.fullmatch(text.strip())
+    if found is not None:
+        return float(Decimal(found[1]) * _THOUSANDS[found[2]] / 8)
+    return rate_bytes_per_s(text)
+
+
+def price_of(planned: Plan, prices: dict[str, float]) -> float:
+    """The price of a month, by the prices that there are."""
+    puts = planned.puts_per_s * MONTH_S
+    return (
+        prices.get("broker", 0) * planned.brokers
+        + prices.get("disk_gb", 0) * planned.disk_bytes / 1e9
+        + prices.get("store_gb", 0) * planned.store_bytes / 1e9
+        + prices.get("put_1000", 0) * puts / 1000
+    )
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _made(kind: type[Values], given: dict[str, Any]) -> Values:
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def _numbers_in(path: Path, names: tuple[str, ...]) -> dict[str, float]:
+    """Reads a JSON object of numbers. Raises ConfigError."""
+    try:
+        found = json_module.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no JSON object of numbers.")
+    for name, value in found.items():
+        if name not in names:
+            raise ConfigError(f"{path}: unknown key {name!r}. Known: {', '.join(names)}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ConfigError(f"{path}: {name} must be a number of at least 0, not {value!r}.")
+    return found
+
+
+def _sources(values: Any, given: dict[str, Any], source: str) -> list[tuple[str, Any, str]]:
+    return [
+        (name, value, source if given.get(name) is not None else "default")
+        for name in _names(type(values))
+        if (value := getattr(values, name)) is not None
+    ]
+
+
+def _show(planned: Plan, load: Load, month: float | None) -> None:
+    output.say(
+        f"{planned.brokers:,} brokers, {planned.partitions:,} partitions. The rate and the readers "
+        f"need {planned.partitions_for_rate:,}; a multiple of the brokers spreads them evenly."
+    )
+    binds = planned.binds
+    if binds is None:
+        output.say(f"Replication asks for {planned.brokers_least}: they carry the load.")
+    else:
+        after = planned.uses[1]
+        output.say(f"What binds is {binds.resource}, then {after.resource}.")
+        output.say(f"To need about half of it: {binds.halves}.")
+    copies = "in one copy" if load.local_s is not None else f"in {load.replication_factor} copies"
+    rows = [
+        ("written on average", f"{_size(planned.average_bytes_per_s)}/s", "one copy, compressed"),
+        ("written at the peak", f"{_size(planned.peak_bytes_per_s)}/s", "one copy, compressed"),
+        ("kept by retention", _size(planned.retained_bytes), copies),
+        ("on all disks", _size(planned.disk_bytes), f"in {load.replication_factor} copies"),
+    ]
+    if load.local_s is not None:
+        rows.append(("in the object store", _size(planned.store_bytes), "in one copy"))
+        rows.append(("PUTs to it", f"{planned.puts_per_s:,.1f}/s", "objects and lists"))
+    rows.append(("copying a lost broker", _duration(planned.recovery_s), "by the spare network"))
+    rows.append(("a start of all brokers", _duration(planned.start_s), "until all partitions lead"))
+    if month is not None:
+        rows.append(("price of a month", f"{month:,.0f}", "by the prices that were given"))
+    output.table(("WHAT", "HOW MUCH", "OF WHAT"), rows)
+    output.say()
+    output.heading("One broker, while another is away")
+    output.table(
+        ("RESOURCE", "USED", "ALLOWED", "SHARE"),
+        [(use.resource, *_used(use), f"{use.share:.0%}") for use in planned.uses],
+    )
+
+
+def _used(use: Use) -> tuple[str, str]:
+    if use.resource in ("cores", "replicas"):
+        return f"{use.used:,.1f}", f"{use.allowed:,.1f}"
+    unit = "/s" if use.resource.startswith("network") else ""
+    return _size(use.used) + unit, _size(use.allowed) + unit
+
+
+def _size(size_bytes: float) -> str:
+    """A size in decimal units, as disks and networks are sold."""
+    for power, unit in ((15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
+        if size_bytes >= 10**power:
+            return f"{size_bytes / 10**power:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,101 @@
+"""`rayq plan`: units, files, what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rayq.cli.app import app
+from rayq.cli.plan import network_bytes_per_s, records_per_s
+from rayq.cli.values import WrongUseError
+from rayq.errors import ConfigError, InvalidRequestError
+
+LOAD = ("plan", "--rate", "1M/s", "--size", "1KB", "--retention", "7d")
+
+
+def ran(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, [*LOAD, *arguments])
+    if outcome.exception is not None:
+        raise outcome.exception
+    return outcome.output
+
+
+def answer(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ran(*arguments, "--json"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("500", 500), ("500/s", 500), ("20k/s", 20_000), ("1.5M/s", 1_500_000)]
+)
+def test_a_rate_of_records_has_thousands(text: str, expected: float) -> None:
+    assert records_per_s(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "1m/s", "1M/h", "1e6"])
+def test_what_is_no_rate_of_records_is_refused(text: str) -> None:
+    with pytest.raises(WrongUseError, match="no rate of records"):
+        records_per_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("25Gbit", 3.125e9), ("25Gbit/s", 3.125e9), ("3GB/s", 3e9), ("1GiB", 2**30)]
+)
+def test_a_network_has_bits_or_bytes(text: str, expected: float) -> None:
+    assert network_bytes_per_s(text) == expected
+
+
+def test_bits_that_could_be_bytes_are_refused() -> None:
+    with pytest.raises(WrongUseError, match="bits or bytes"):
+        network_bytes_per_s("25Gb")
+
+
+def test_the_units_are_those_that_are_written() -> None:
+    kb, kib = answer(), answer("--size", "1KiB")
+    assert kib["retained_bytes"] / kb["retained_bytes"] == pytest.approx(1.024)
+
+
+def test_it_says_what_binds_and_each_assumption_with_its_source(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"partition_write_bytes_per_s": 100000000}')
+    assumptions = answer("--cores", "8", "--profile", str(profile))["assumptions"]
+    assert assumptions["cores"] == {"value": 8, "source": "given"}
+    assert assumptions["partition_write_bytes_per_s"]["source"] == "profile"
+    assert assumptions["skew"]["source"] == "default"
+    shown = ran()
+    assert "What binds is disk, then" in shown
+    assert "--local 6h" in shown
+
+
+def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"disk_gb": 0.08}')
+    assert "price" not in ran()
+    planned = answer("--prices", str(prices))
+    assert planned["price_a_month"] == pytest.approx(0.08 * planned["disk_bytes"] / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "no JSON object"),
+        ("{", "cannot be read"),
+        ('{"disk": 1}', "unknown key 'disk'"),
+        ('{"disk_gb": "dear"}', "must be a number"),
+        ('{"disk_gb": -1}', "at least 0"),
+    ],
+)
+def test_a_file_of_prices_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    prices = tmp_path / "prices.json"
+    prices.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        ran("--prices", str(prices))
+
+
+def test_what_no_cluster_carries_is_refused_with_the_reason() -> None:
+    with pytest.raises(InvalidRequestError, match="split the key"):
+        ran("--hottest-key", "0.2")
