@@ -22,7 +22,6 @@ READY_WAIT_MS = 20
 have them by now."""
 COMING_S = 0.2
 """Maximum time other queues wait for records that were asked for."""
-
 PREFETCHED_MAX = 64
 """Maximum number of records that threads can take without the loop."""
 PREFETCHED_BYTES_MAX = 1024 * 1024
