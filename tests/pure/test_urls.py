@@ -176,7 +176,7 @@ def takers() -> set[str]:
 def test_each_place_that_takes_a_url_is_one_that_checks_it() -> None:
     assert takers() - INSIDE - CHECKED - {
         # Answers of servers, which have it from a config; the same keys for editors.
-        "records.py: ObjectStoreInfo", "core/cluster/remote_changes.py: ObjectStoreFacts",
+        "records.py: ObjectStoreInfo", "core/cluster/facts.py: ObjectStoreFacts",
         "config/keywords.py: ConsumerKeywords", "config/keywords.py: ProducerKeywords",
         "config/keywords.py: ClusterKeywords",
     } == set()
