@@ -269,3 +269,12 @@ def test_a_replica_whose_directory_is_lost_ends_and_another_leads(
     assert values(read_all(losing, "t")) == [b"%d" % number for number in range(51)]
     assert len(losing.admin.describe_cluster().brokers) == 3
     assert all(one.live for one in losing.admin.describe_cluster().brokers)
+
+
+    def failed() -> float:
+        samples = losing.metrics()
+        return sum(sample.value for sample in samples if sample.name == "rayq_failed_replicas")
+
+    assert failed() == 1
+    losing.admin.delete_topic("t")
+    eventually(lambda: failed() == 0, "the replica is forgotten with its topic")

@@ -136,9 +136,11 @@ class PlacedReplicas:
         """The version of the metadata in which the partition's assignment last changed."""
         return self._changed_at.get(key, self._known_since)
 
-    def forget(self, key: TopicIdPartition) -> None:
-        """Forgets a partition whose files are gone."""
-        self._changed_at.pop(key, None)
+    def forget_all_but(self, here: Collection[TopicIdPartition]) -> None:
+        """Forgets the partitions of which nothing is here: most are of other brokers."""
+        self._changed_at = {
+            key: version for key, version in self._changed_at.items() if key in here
+        }
 
     @property
     def is_current(self) -> bool:

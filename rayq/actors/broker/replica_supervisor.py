@@ -331,28 +331,40 @@ class ReplicaSupervisor:
                 placed = self._placed.find(key)
                 if placed is not None:
                     in_use.append((placed[0].name, key[1]))
+        left: set[TopicIdPartition] = set()
         for meta, path in self._directory.partitions(except_for=in_use):
             key = (meta.topic_id, meta.partition)
             if self._placed.find(key) is not None or self._hosts.is_hosted(key):
                 continue
-            if DataDirectory.partition_holder(self._environment.disk, path) is not None:
-                continue
-            self._put_away(key, path)
+            holder = DataDirectory.partition_holder(self._environment.disk, path)
+            if holder is not None or not self._put_away(key, path):
+                left.add(key)
         self._remove_unfinished()
+        self._forget_gone(left)
 
-    def _put_away(self, key: TopicIdPartition, path: str) -> None:
+    def _put_away(self, key: TopicIdPartition, path: str) -> bool:
         """Removes the directory of a partition that is not placed here, or puts it aside, as far as
-        that is safe. Call it only once the metadata here are current."""
+        that is safe. Returns whether it did. Call it only once the metadata here are current."""
         if self._placed.may_remove(key):
             logger.info("broker %d removes %s, which is not placed here", self._broker, path)
             aside = self._directory.quarantine(path, to_remove=True)
-            self._placed.forget(key)
-            self._failed.pop(key, None)
             self._hosts.forget(key)
             self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
         elif key[0] not in self._metadata.state.topics:
             logger.warning("%s belongs to no topic of this cluster: put aside", path)
             self._directory.quarantine(path)
+        else:
+            return False
+        return True
+
+    def _forget_gone(self, left: set[TopicIdPartition]) -> None:
+        """Forgets the replicas that are not here any more. Those in `left` still have files."""
+        hosted = (key for host in self._hosts for key in host.keys)
+        here = {*self._placed, *left, *hosted}
+        self._placed.forget_all_but(here)
+        for key in self._failed.keys() - here:
+            del self._failed[key]
+            self._hosts.forget(key)
 
     def _remove_unfinished(self) -> None:
         """Removes unfinished directories of replicas that are no longer placed here: the disk was
