@@ -178,7 +178,8 @@ class Block:
 
     def unlock(self, mask: int, holder: str) -> None:
         """Forgets who has the offsets. `holder` is the likely holder."""
-        self.unbegun &= ~mask
+        if self.unbegun:
+            self.unbegun &= ~mask
         holders = self.holders
         held = holders.get(holder, 0)
         if held & mask == mask:

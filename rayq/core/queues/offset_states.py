@@ -234,7 +234,7 @@ class OffsetStates:
             self.counts[old] -= many
             if old == LOCKED:
                 block.unlock(mask, holder)
-            elif old in _HAVE_DUE and new not in _HAVE_DUE:
+            elif block.due and old in _HAVE_DUE and new not in _HAVE_DUE:
                 for index in bits_of(mask):
                     block.due.pop(index, None)
         if new == DONE:
@@ -461,33 +461,35 @@ class OffsetStates:
                 parts.append((number, block, mask))
         return parts
 
-    def ready(self, first: int, end: int) -> Iterator[tuple[int, Block, int]]:
-        """`(number, block, bits)` of the ready offsets of [first, end), ascending. They may be
-        locked meanwhile."""
-        number = first >> BLOCK_BITS
-        while (listed := self._next_listed(number)) is not None:
-            number, block = listed
-            base = number << BLOCK_BITS
+    def next_ready(self, first: int, end: int) -> tuple[int, Block, int] | None:
+        """`(number, block, bits)` of the ready offsets of [first, end) in the first block that has
+        some."""
+        listed = self._listed
+        at = bisect_left(listed, first >> BLOCK_BITS)
+        while at < len(listed):
+            number = listed[at]
+            block = self.blocks.get(number)
+            if block is None or not block.ready:
+                if block is not None:
+                    block.is_listed = False
+                del listed[at]
+                continue
+            base, bits = number << BLOCK_BITS, block.ready
             if base >= end:
-                return
-            bits = block.ready
+                return None
             if base < first:
                 bits = bits >> (first - base) << (first - base)
             if base + LAST_INDEX >= end:
                 bits &= (1 << (end - base)) - 1
             if bits:
-                yield number, block, bits
-            number += 1
-
-    def _next_listed(self, number: int) -> tuple[int, Block] | None:
-        """The first block from `number` on that has ready offsets."""
-        listed = self._listed
-        at = bisect_left(listed, number)
-        while at < len(listed):
-            block = self.blocks.get(listed[at])
-            if block is not None:
-                if block.ready:
-                    return listed[at], block
-                block.is_listed = False
-            del listed[at]
+                return number, block, bits
+            at += 1
         return None
+
+    def ready(self, first: int, end: int) -> Iterator[int]:
+        """The ready offsets of [first, end), ascending. They may be locked meanwhile."""
+        while (found := self.next_ready(first, end)) is not None:
+            number, _, bits = found
+            for index in bits_of(bits):
+                yield (number << BLOCK_BITS) + index
+            first = (number + 1) << BLOCK_BITS

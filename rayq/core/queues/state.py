@@ -210,9 +210,7 @@ class QueueState:
         nothing."""
         if self.offsets.keys_wanted or self.locked >= LOCKS_MAX:
             return None
-        for number, _, ready in self.offsets.ready(from_offset, self.learned):
-            return (number << BLOCK_BITS) + (ready & -ready).bit_length() - 1
-        return None
+        return next(self.offsets.ready(from_offset, self.learned), None)
 
     def take(
         self,
@@ -230,17 +228,16 @@ class QueueState:
         records it begins."""
         offsets = self.offsets
         left = min(count_max, LOCKS_MAX - offsets.counts[LOCKED])
-        if left <= 0 or offsets.keys_wanted:
+        if left <= 0 or not offsets.counts[READY] or offsets.keys_wanted:
             return []
         end = offsets.learned if below_offset is None else min(below_offset, offsets.learned)
         timer = offsets.lock_times.timer(now_s, self.config.visibility_timeout_s)
         given: list[Lock] = []
         if offsets.keys is None:
-            for number, block, ready in offsets.ready(from_offset, end):
-                mask = lowest(ready, left)
-                left -= self._lock(number, block, mask, holder, timer, given)
-                if not left:
-                    break
+            while left and (found := offsets.next_ready(from_offset, end)) is not None:
+                number, block, ready = found
+                left -= self._lock(number, block, lowest(ready, left), holder, timer, given)
+                from_offset = (number + 1) << BLOCK_BITS
         else:
             for offset in self._in_order(from_offset, end):
                 number, bit = offset >> BLOCK_BITS, 1 << (offset & LAST_INDEX)
@@ -257,11 +254,7 @@ class QueueState:
         keys, blocks = self.offsets.keys, self.offsets.blocks
         assert keys is not None
         following: list[int] = []
-        ready = (
-            (number << BLOCK_BITS) + index
-            for number, _, bits in self.offsets.ready(from_offset, end)
-            for index in bits_of(bits)
-        )
+        ready = self.offsets.ready(from_offset, end)
         first = next(ready, None)
         while following or first is not None:
             if first is None or (following and following[0] < first):
@@ -478,9 +471,8 @@ class QueueState:
                 named = block.counts.get(count, 0) & mask if is_ours else 0
                 live = named & block.locked & block.holders.get(holder, 0)
                 settled = settle(number, block, live, named, count, *rest)
-                not_settled = mask & ~(block.done | settled)
-                if not_settled:
-                    gone[number] = gone.get(number, 0) | not_settled
+                if settled != mask:
+                    gone[number] = gone.get(number, 0) | mask & ~settled
             if first <= last and last >= learned:
                 unknown.append((max(first, learned), last, "nobody has it"))
         return self._lost(gone) + unknown if gone else unknown
