@@ -7,8 +7,12 @@ finds it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import msgspec
 
@@ -20,7 +24,7 @@ import proving.simulation.mutations_sharing  # registers its bugs
 import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
-from proving.simulation.planting import MUTATIONS, Patch, plant, planted, plants
+from proving.simulation.planting import MUTATIONS, Patch, plants
 from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
@@ -51,6 +55,22 @@ EVERYTHING = 1 << 62
 
 
 # --- who may lead ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plants a bug for the length of a `with` block."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, instead in MUTATIONS[name].patches():
+            stack.enter_context(mock.patch.object(target, attribute, instead))
+        yield
+
+
+def plant(name: str) -> None:
+    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
+    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
+    for target, attribute, instead in MUTATIONS[name].patches():
+        mock.patch.object(target, attribute, instead).start()
 
 
 @plants("1", "after a full stop the leader that is elected continues in the old epoch")

@@ -1,16 +1,9 @@
-"""The register of planted bugs, and how one is planted. `mutations` has the bugs.
-
-A bug that replaces something which is not there cannot be planted, so no run takes correct code for
-code with a bug.
-"""
+"""The register of planted bugs, which each module of them fills as it is imported."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from unittest import mock
 
 Patch = tuple[object, str, object]
 """`(object, attribute, the value that replaces it)`"""
@@ -40,19 +33,3 @@ def plants(
         return patches
 
     return note
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plants a bug for the length of a `with` block."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, instead in MUTATIONS[name].patches():
-            stack.enter_context(mock.patch.object(target, attribute, instead))
-        yield
-
-
-def plant(name: str) -> None:
-    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
-    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
-    for target, attribute, instead in MUTATIONS[name].patches():
-        mock.patch.object(target, attribute, instead).start()
