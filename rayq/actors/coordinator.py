@@ -1,4 +1,4 @@
-"""Base class of the coordinators: of groups, of transactions, and of kept queues.
+"""Base class of the coordinators: of groups, of transactions, and of the states of queues.
 
 A coordinator lives with the leader of one partition of an internal topic. Its hard state is that
 partition's log (`CoordinatorLog`): the records of a decision are replayed in memory at once and

@@ -22,8 +22,7 @@ from rayq.config.values import (
 )
 
 MESSAGE_BYTES_CEILING = 64 * MIB
-"""The maximum of `max_message_bytes`, and the maximum size of a batch before compression. may have
-before compression."""
+"""The maximum of `max_message_bytes`, and the maximum size of a batch before compression."""
 PLAIN_BYTES_FACTOR, PLAIN_BYTES_MIN = 4, 4 * MIB
 """A batch may have this many times `max_message_bytes` before compression, and this minimum in any
 case. Without a limit a small request could take all memory of the process that reads it: lz4 blocks

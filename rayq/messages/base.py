@@ -136,7 +136,7 @@ class ToReplicaHost(Request[ResponseT_co], frozen=True):
 
 
 class ToObjectServer(Request[ResponseT_co], frozen=True):
-    """Base of the requests that the process of a broker answers which uses the object store."""
+    """Base of the requests that a broker's object server answers."""
 
     answered_by: ClassVar[tuple[Answerer, ...]] = ("object server",)
 

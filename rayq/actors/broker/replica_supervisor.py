@@ -1,9 +1,8 @@
 """A broker's supervision of the replica processes of its node.
 
-It has a process started for each replica that the metadata places here, hands each its assignments,
-and drops replicas that are no longer placed here. It reports what it sees to the controller until
-the committed metadata shows it (docs/protocol.md, rules 12 and 13). `ReplicaProcesses` starts and
-watches the processes.
+It lets `ReplicaProcesses` start and watch a process for each replica that the metadata places here,
+hands each its assignments, and drops replicas that are no longer placed here. It reports what it
+sees to the controller until the committed metadata shows it (docs/protocol.md, rules 12 and 13).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class LockOwners:
         self._connections: dict[Connection, dict[str, None]] = {}
         self._holders: dict[str, dict[Connection, None]] = {}
         self._left: dict[str, Connection] = {}
-        """LockOwners without a connection, each with its last one."""
+        """Holders without a connection, each with its last one."""
         self._gone: dict[str, None] = {}
         """The last holders that have had no connection for `GRACE_S`."""
         self._timers: dict[Connection, asyncio.TimerHandle] = {}

@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 EMPTY_ANSWERS_MAX = 10
 QUICK_S = 0.02
-"""A leader that has nothing holds a take that waits, and one that has something gives it. So many
-answers in a row that came that soon and are otherwise are followed by pauses."""
+"""A leader that has nothing holds a take that waits. After more than EMPTY_ANSWERS_MAX empty
+answers in a row that came within QUICK_S each, the consumer pauses between takes."""
 TAKE_BYTES_MAX = 4 * 1024 * 1024
 """Maximum size of one take; at least one batch is always returned."""
 HOLDER_NAME_MAX = 31

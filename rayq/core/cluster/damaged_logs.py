@@ -20,9 +20,10 @@ def have_others_all(topic: Topic, partition: Partition, broker: int) -> bool:
 
 
 def may_copy_anew(topic: Topic, partition: Partition, broker: int) -> bool:
-    """Returns whether the log of `broker` may be removed. By metadata from after the controller was
-    told that its replica is gone, the log does not count, and at least two other replicas have all
-    acknowledged records. (If one of them is damaged somewhere, the other has those records.)"""
+    """Returns whether the log of `broker` may be removed, by metadata that the controller wrote
+    after it heard that the replica is gone: the log does not count any more, and at least two other
+    replicas have all acknowledged records. (If one of them is damaged somewhere, the other has
+    those records.)"""
     value = partition.value
     return (
         have_others_all(topic, partition, broker)

@@ -326,8 +326,9 @@ class QueueStates:
         *,
         gives_out: bool = True,
     ) -> list[Record]:
-        """Returns the records that write kept records. Raises QueueFencedError if another opening
-        may write, QueueLimitError if it `gives_out` too much, InvalidRequestError."""
+        """Returns the log records that store these parts of a queue's state. Raises
+        QueueFencedError if another opening may write, QueueLimitError if it `gives_out` too much,
+        InvalidRequestError."""
         opening = self._opening_of(state_key)
         if opening is None or opening.fence != fence:
             raise QueueFencedError(
