@@ -180,7 +180,7 @@ def _unrun(result: object, *, may_go_on: bool) -> str | None:
         kind = "an awaitable"
     elif isinstance(result, LAZY):
         return f"a {name}, of which nothing has run: do the work without yield."
-    elif is_future or (not may_go_on and _goes_on(result)):
+    elif is_future or (not may_go_on and _continues_by_itself(result)):
         kind = "a future" if is_future else "work that has not ended"
     else:
         return None
@@ -190,7 +190,7 @@ def _unrun(result: object, *, may_go_on: bool) -> str | None:
     )
 
 
-def _goes_on(result: Any) -> bool:
+def _continues_by_itself(result: Any) -> bool:
     """Returns whether it is a thread or a process that continues by itself, or was not started yet.
     It is recognised by its methods: `core`, which knows no threads, uses this module."""
     kind = type(result)

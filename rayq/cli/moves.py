@@ -242,7 +242,7 @@ def _execute(
     with (
         output.progress("moving partitions", len(moves), wanted=wait) as advance,
         _watched(cluster, moves, advance),
-        _told_that_it_goes_on("rayq cluster reassign --list"),
+        _told_that_moves_continue("rayq cluster reassign --list"),
     ):
         cluster.admin.reassign_partitions(
             moves, throttle_bytes_per_s=throttle, wait=wait, timeout_s=timeout_s
@@ -275,7 +275,7 @@ def _watched(
 
 
 @contextlib.contextmanager
-def _told_that_it_goes_on(command: str) -> Iterator[None]:
+def _told_that_moves_continue(command: str) -> Iterator[None]:
     """Tells the user after an interrupt that only the wait has ended, and the moves continue."""
     try:
         yield
@@ -374,7 +374,7 @@ def set_replication_factor(
         with (
             output.progress("moving partitions", len(places), wanted=wait) as advance,
             _watched(connection, places, advance),
-            _told_that_it_goes_on("rayq cluster reassign --list"),
+            _told_that_moves_continue("rayq cluster reassign --list"),
         ):
             for may_wait in (False, wait):  # All of them begin, then they are waited for.
                 for name in topics:
@@ -439,7 +439,7 @@ def drain(
         agree(f"Move all of it off broker {broker}, and give it nothing new?", yes)
         with (
             output.progress(f"draining broker {broker}", len(moves)) as advance,
-            _told_that_it_goes_on(f"rayq cluster drain {broker} (to wait for them)"),
+            _told_that_moves_continue(f"rayq cluster drain {broker} (to wait for them)"),
         ):
 
             def tell(progress: DrainProgress) -> None:

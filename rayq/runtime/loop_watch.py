@@ -44,7 +44,7 @@ class LoopWatch:
         """For how long the watching thread stood still too, since the loop's last turn."""
         self._is_stopped = threading.Event()
         self._turn_again()
-        threading.Thread(target=self._look_for_ever, name="rayq-loop-watch", daemon=True).start()
+        threading.Thread(target=self._look_forever, name="rayq-loop-watch", daemon=True).start()
 
     def stop(self) -> None:
         self._is_stopped.set()
@@ -72,7 +72,7 @@ class LoopWatch:
         self._due_s = time.monotonic() + LOOK_INTERVAL_S
         self._timer = self._loop.call_later(LOOK_INTERVAL_S, self._turn)
 
-    def _look_for_ever(self) -> None:
+    def _look_forever(self) -> None:
         looked_s = time.monotonic()
         while not self._is_stopped.wait(LOOK_INTERVAL_S):
             now_s = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from rayq.messages import Metadata, MetadataResponse
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 Ask = Callable[[Metadata], Awaitable[MetadataResponse]]
 
@@ -21,6 +21,6 @@ async def all_pages(ask: Ask, request: Metadata) -> MetadataResponse:
     while after is not None:
         page = await ask(Metadata(request.topics, version, 0, after, request.topic_ids))
         topics = [*topics, *page.topics]
-        check_goes_on(after, page.next_after, "the cluster's topics")
+        check_advances(after, page.next_after, "the cluster's topics")
         version, after = min(version, page.version), page.next_after
     return msgspec.structs.replace(answer, version=version, topics=topics, next_after=None)

@@ -9,7 +9,7 @@ from rayq.errors import ProtocolError
 Place = TypeVar("Place", str, bytes, int)
 
 
-def check_goes_on(before: Place, after: Place | None, what: str) -> None:
+def check_advances(before: Place, after: Place | None, what: str) -> None:
     """Checks that the next page (None: there is none) begins behind this one: else the same page
     would be asked for forever. Raises ProtocolError; `what` names the list."""
     if after is not None and after <= before:

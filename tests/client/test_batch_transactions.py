@@ -55,7 +55,7 @@ def test_a_snapshot_of_ordinary_topics_asks_as_often_as_before_there_were_transa
     assert values(cluster, taken) == ["n0"]
 
 
-def test_a_snapshot_leaves_out_what_is_open_in_every_partition_and_for_ever(
+def test_a_snapshot_leaves_out_what_is_open_in_every_partition_and_forever(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t", partitions=2)

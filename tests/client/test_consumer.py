@@ -56,7 +56,7 @@ def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
     return found
 
 
-def poll_for_ever(consumer: Consumer) -> None:
+def poll_forever(consumer: Consumer) -> None:
     """Polls until a poll raises."""
     for _ in range(1000):
         consumer.poll(timeout_s=0.05)
@@ -295,7 +295,7 @@ def test_what_was_read_and_is_gone_is_told_whatever_the_reset_policy_says(
         assert len(read(consumer, 10)) == 10
         fake.truncate("t", 0, 5)
         with pytest.raises(LogTruncatedError, match="ends at 5"):
-            poll_for_ever(consumer)
+            poll_forever(consumer)
         assert consumer.position(T0) == 10
 
 
@@ -522,7 +522,7 @@ def test_lasting_damage_is_told_to_the_consumer(
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert len(read(consumer, 10)) == 10
         with pytest.raises(CorruptBatchError, match="offset 10"):
-            poll_for_ever(consumer)
+            poll_forever(consumer)
         assert consumer.position(T0) == 10
 
 
@@ -586,7 +586,7 @@ def test_a_deleted_topic_is_an_error_of_poll(fake: FakeCluster, cluster: Cluster
         fake.delete_topic("t")
         fake.create_topic("t")
         with pytest.raises(UnknownTopicError, match="deleted"):
-            poll_for_ever(consumer)
+            poll_forever(consumer)
 
 
 # --- arrow ----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.wire.metadata_pages import all_pages
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 QUEUE = messages.QueueMetadata("id", "q", "tid", "t", {}, 1)
 PLACE = TopicPartition("t", 0)
@@ -240,10 +240,10 @@ def test_a_leader_that_has_nothing_where_its_log_begins_is_not_asked_forever(ans
 
 
 def test_the_next_page_is_behind_this_one() -> None:
-    check_goes_on(3, 4, "it")
-    check_goes_on(b"", None, "it")
+    check_advances(3, 4, "it")
+    check_advances(b"", None, "it")
     with pytest.raises(ProtocolError, match="A page of it that begins at 3 is said to go on at 3"):
-        check_goes_on(3, 3, "it")
+        check_advances(3, 3, "it")
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_compacted_batch_without_its_bit_is_committed(
 
 
 @pytest.mark.parametrize("way", ["poll", "poll_arrow"])
-def test_a_long_aborted_transaction_does_not_fill_the_buffer_for_ever(
+def test_a_long_aborted_transaction_does_not_fill_the_buffer_forever(
     fake: FakeCluster, cluster: Cluster, way: str
 ) -> None:
     fake.create_topic("t")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from rayq.config import TopicConfig
-from rayq.core.cluster.damaged_logs import have_others_all, may_copy_anew
+from rayq.core.cluster.damaged_logs import have_others_all, may_copy_again
 from rayq.core.cluster.records import Member, PartitionValue, ReplicaRegistered
 from rayq.core.cluster.state import Partition, Topic
 
@@ -61,4 +61,4 @@ def test_a_log_goes_only_once_nothing_counts_on_it(
 ) -> None:
     value = PartitionValue((1, 2, 3, 4), isr=members(*isr), elr=members(*elr), leader=2)
     partition = Partition(value, {broker: process(broker) for broker in processes})
-    assert may_copy_anew(topic(2), partition, DAMAGED) is may
+    assert may_copy_again(topic(2), partition, DAMAGED) is may

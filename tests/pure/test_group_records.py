@@ -126,7 +126,7 @@ def test_what_is_no_record_of_groups_is_named(key: Any, value: Any) -> None:
     assert f"A record of __consumer_offsets with key {written!r} is not a group's" in str(caught.value)
 
 
-def test_a_group_has_its_partition_for_ever() -> None:
+def test_a_group_has_its_partition_forever() -> None:
     """By the crc32 of its name: another number would lose the positions that are committed."""
     assert [partition_of_group(name, 50) for name in ("", "g", "orders", "größe")] == [0, 28, 12, 3]
     assert {partition_of_group(str(number), 3) for number in range(20)} == {0, 1, 2}

@@ -182,7 +182,7 @@ def test_tries_that_fail_become_more_frequent_at_the_end_of_a_session(
     assert joined(A).beat(now_s, TimeoutError("e")) == pytest.approx(pause_s)
 
 
-def test_a_join_without_an_answer_is_tried_again_for_ever() -> None:
+def test_a_join_without_an_answer_is_tried_again_forever() -> None:
     member = Member()
     for now_s in range(0, 1000, 30):
         assert member.beat(float(now_s), TimeoutError("nobody is there")) == PAUSE_S

@@ -90,7 +90,7 @@ def test_a_deadlock_names_the_tasks_and_what_they_wait_for() -> None:
         run(script())
 
 
-def test_the_time_limit_ends_a_script_that_goes_on_for_ever() -> None:
+def test_the_time_limit_ends_a_script_that_goes_on_forever() -> None:
     async def script() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

@@ -245,7 +245,7 @@ def test_an_end_answers_in_time_where_a_marker_is_late() -> None:
     coordinating(work)
 
 
-def test_a_marker_is_tried_again_less_and_less_often_and_for_ever() -> None:
+def test_a_marker_is_tried_again_less_and_less_often_and_forever() -> None:
     async def work(of: Coordinating) -> None:
         of.leaders.held.add(("T", 0))
         key = await of.init()

@@ -19,7 +19,7 @@ from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
-from rayq.core.cluster.damaged_logs import have_others_all, may_copy_anew
+from rayq.core.cluster.damaged_logs import have_others_all, may_copy_again
 from rayq.core.cluster.records import (
     MetadataRecord,
     RemoteDoubted,
@@ -86,7 +86,7 @@ class ReplicaSupervisor:
         self._damaged: dict[TopicIdPartition, str] = {}
         """The incarnation that found the damage, for those failed replicas that start again because
         only their logs are damaged."""
-        self._copy_anew_from_s: dict[TopicIdPartition, float] = {}
+        self._copy_again_from_s: dict[TopicIdPartition, float] = {}
         """Time of the next check whether the others have all of the log, for replicas that started
         again as they are because the others did not."""
         self._tidy_from_s = environment.clock.monotonic()
@@ -129,7 +129,7 @@ class ReplicaSupervisor:
             is_missing = self._start_missing()
             is_told = await self._report()
             await self._start_damaged_again()
-            is_settled = not (is_missing or is_told or self._damaged or self._copy_anew_from_s)
+            is_settled = not (is_missing or is_told or self._damaged or self._copy_again_from_s)
         finally:
             self._has_news |= not is_settled
 
@@ -454,7 +454,7 @@ class ReplicaSupervisor:
                 host.changed.notify()
             if self._hosts.is_hosted(key) or not self._hosts.may_start(key, now_s):
                 continue
-            # From now on no other server counts on that log: see `may_copy_anew`.
+            # From now on no other server counts on that log: see `may_copy_again`.
             await self._tell(
                 messages.ReplicasFailed(
                     self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
@@ -466,7 +466,7 @@ class ReplicaSupervisor:
                 continue
             backoff_s = self._hosts.back_off(key, now_s)
             if placed is not None:
-                if may_copy_anew(*placed, self._broker) and (
+                if may_copy_again(*placed, self._broker) and (
                     DataDirectory.partition_topic_id(disk, path) in (None, key[0])
                 ):
                     logger.warning("%s is damaged: it is copied again from its leader", path)
@@ -476,7 +476,7 @@ class ReplicaSupervisor:
                     # The moment differs between brokers: if two let go at once, both would be
                     # refused.
                     spread = 2 + 2 * self._environment.random.random()
-                    self._copy_anew_from_s[key] = now_s + spread * backoff_s
+                    self._copy_again_from_s[key] = now_s + spread * backoff_s
             del self._damaged[key]
             self._failed.pop(key, None)
 
@@ -484,14 +484,14 @@ class ReplicaSupervisor:
         """Gives up a log that is known to be damaged, but had to start again as it is, for a new
         copy as soon as the others have all of it. It may take long until a reader comes to that
         offset and finds the damage again."""
-        for key, from_s in list(self._copy_anew_from_s.items()):
+        for key, from_s in list(self._copy_again_from_s.items()):
             placed = self._placed.find(key)
             if placed is None or key in self._damaged:
-                del self._copy_anew_from_s[key]
+                del self._copy_again_from_s[key]
             elif now_s >= from_s and have_others_all(*placed, self._broker):
                 process = placed[1].processes.get(self._broker)
                 if process is not None and process.incarnation in self._hosts:
-                    del self._copy_anew_from_s[key]
+                    del self._copy_again_from_s[key]
                     self._damaged[key] = process.incarnation
                     self._failed[key] = "its log is damaged"
 

@@ -407,10 +407,10 @@ class Quorum:
 
     def _start_pusher(self, peer: _Peer) -> None:
         peer.pusher = self._environment.tasks.spawn(
-            self._push_for_ever(peer), f"metadata-to-broker-{peer.broker}"
+            self._push_forever(peer), f"metadata-to-broker-{peer.broker}"
         )
 
-    async def _push_for_ever(self, peer: _Peer) -> None:
+    async def _push_forever(self, peer: _Peer) -> None:
         while self._ended is None:
             try:
                 await self._push(peer)

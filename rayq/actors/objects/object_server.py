@@ -102,9 +102,9 @@ class ObjectServer:
         made."""
         await self._cache.start()
         await self._server.start(self._host, 0)
-        probes = self._environment.tasks.spawn(self._probe_for_ever(), "object store probes")
+        probes = self._environment.tasks.spawn(self._probe_forever(), "object store probes")
         try:
-            await self._attach_for_ever()
+            await self._attach_forever()
         finally:
             probes.cancel()
             self.abort()
@@ -116,7 +116,7 @@ class ObjectServer:
 
     # --- the broker -------------------------------------------------------------------------------
 
-    async def _attach_for_ever(self) -> None:
+    async def _attach_forever(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
         clock = self._environment.clock
         heard_s = clock.monotonic()
@@ -158,7 +158,7 @@ class ObjectServer:
 
     # --- probes -----------------------------------------------------------------------------------
 
-    async def _probe_for_ever(self) -> None:
+    async def _probe_forever(self) -> None:
         backoff = Backoff(self._environment, PROBE_AGAIN_S, PROBE_AGAIN_S_MAX)
         while True:
             try:

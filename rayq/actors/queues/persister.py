@@ -23,7 +23,7 @@ from rayq.errors import (
     RayqError,
     UnknownTopicError,
 )
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class QueueStatePersister:
             answer, payload = await self._ask(self._page(after))
             records += unpack(payload)
             self.fence, self.fence_min = answer.fence, answer.fence_min
-            check_goes_on(after, answer.next_after, f"what is kept of queue {self._queue_id}")
+            check_advances(after, answer.next_after, f"what is kept of queue {self._queue_id}")
             after = answer.next_after
         return records
 

@@ -43,7 +43,7 @@ from rayq.records import (
     QueueRecordInfo,
     TopicPartition,
 )
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 DESCRIBE_TIMEOUT_S = 5.0
 """Timeout for a partition's leader; without its answer the partition is shown without figures."""
@@ -290,7 +290,7 @@ async def list_queues(call: Call, names: Sequence[str] | None = None) -> list[Qu
         )
         metadata.require(answer.version)
         queues += answer.queues
-        check_goes_on(after, answer.next_after, "the cluster's queues")
+        check_advances(after, answer.next_after, "the cluster's queues")
         after = answer.next_after
     return queues
 
@@ -394,7 +394,7 @@ async def unsettled_records(
         for r in answer.records
     ]
     what = f"the unsettled records of queue {queue.name!r} in {place}"
-    check_goes_on(offset, answer.next_offset, what)
+    check_advances(offset, answer.next_offset, what)
     return records, answer.next_offset
 
 

@@ -28,7 +28,7 @@ from rayq.records import (
     SnapshotPin,
     TopicPartition,
 )
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 BROKER_TIMEOUT_S = 2.0
 DESCRIBE_TIMEOUT_S = 5.0
@@ -202,5 +202,5 @@ async def _verify(
         problems += [RemoteProblem(*problem) for problem in answer.problems]
         repaired += answer.repaired
         next_offset = answer.next_offset
-        check_goes_on(start, next_offset, f"the objects of {place}")
+        check_advances(start, next_offset, f"the objects of {place}")
     return RemoteVerification(place, checked, problems, repaired)

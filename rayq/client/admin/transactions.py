@@ -29,7 +29,7 @@ from rayq.records import (
     TransactionListing,
     TransactionParticipant,
 )
-from rayq.wire.paging import check_goes_on
+from rayq.wire.paging import check_advances
 
 ID_CHARACTERS_MAX = 256
 
@@ -156,7 +156,7 @@ async def _list(call: Call, partition: int, *, idle: bool) -> list[TransactionSu
             TRANSACTIONS_TOPIC, partition, ListTransactions, after, idle
         )
         found += answer.transactions
-        check_goes_on(after, answer.next_after, f"transactions of coordinator {partition}")
+        check_advances(after, answer.next_after, f"transactions of coordinator {partition}")
         after = answer.next_after
     return found
 

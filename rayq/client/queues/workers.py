@@ -197,7 +197,7 @@ class ThreadWorker(Worker):
                 thread.start()
                 threads.append(thread)
             with _stopped_by_sigterm(self.stop):
-                while self._goes_on():
+                while self._is_working():
                     time.sleep(WATCH_S)
                     if self._is_idle(stop_when_idle_s):
                         break
@@ -223,15 +223,15 @@ class ThreadWorker(Worker):
             self.failures.append(error)
             self._is_stopped = True
 
-    def _goes_on(self) -> bool:
+    def _is_working(self) -> bool:
         return not self._is_stopped
 
     def _loop(self, activity: Activity) -> None:
-        while self._goes_on():
+        while self._is_working():
             try:
                 tasks = self._take(1, TAKE_S)
             except RayqError as error:
-                if not self._goes_on():  # The queue was closed meanwhile.
+                if not self._is_working():  # The queue was closed meanwhile.
                     return
                 if not error.retriable:
                     raise

@@ -19,7 +19,7 @@ def have_others_all(topic: Topic, partition: Partition, broker: int) -> bool:
     )
 
 
-def may_copy_anew(topic: Topic, partition: Partition, broker: int) -> bool:
+def may_copy_again(topic: Topic, partition: Partition, broker: int) -> bool:
     """Returns whether the log of `broker` may be removed, by metadata that the controller wrote
     after it heard that the replica is gone: the log does not count any more, and at least two other
     replicas have all acknowledged records. (If one of them is damaged somewhere, the other has

@@ -70,7 +70,7 @@ from rayq.runtime.ray.lookup import (
     checked_endpoint,
     controller_name,
 )
-from rayq.runtime.ray.metrics import export_group_lag_for_ever
+from rayq.runtime.ray.metrics import export_group_lag_forever
 from rayq.runtime.ray.nodes import broker_share, live_nodes, pinned, run_on_node
 from rayq.runtime.ray.process import bind_host, memory_bytes, server_environment, start_reports
 from rayq.runtime.ray.specs import BrokerSpec, ClusterSpec
@@ -404,7 +404,7 @@ class ControllerActor:
         name = controller_name(spec.cluster_name)
         self._reports = start_reports(environment, spec.config, name)
         self._lag_report = environment.tasks.spawn(
-            export_group_lag_for_ever(
+            export_group_lag_forever(
                 spec.config,
                 cluster_name=spec.cluster_name,
                 cluster_id=spec.cluster_id,

@@ -47,7 +47,7 @@ class RayExporter:
         gauge.set(value, labels)
 
 
-async def export_for_ever(environment: Environment, config: ClusterConfig) -> None:
+async def export_forever(environment: Environment, config: ClusterConfig) -> None:
     """Exports what this process measures, every `metrics_interval_ms`. Ray's part runs in a thread:
     it takes some microseconds for each figure, and a process may hold many partitions."""
     exporter = RayExporter()
@@ -56,7 +56,7 @@ async def export_for_ever(environment: Environment, config: ClusterConfig) -> No
         await asyncio.to_thread(exporter.export, environment.metrics.collect())
 
 
-async def export_group_lag_for_ever(
+async def export_group_lag_forever(
     config: ClusterConfig,
     *,
     cluster_name: str,

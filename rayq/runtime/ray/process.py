@@ -13,7 +13,7 @@ from rayq.config import ClusterConfig
 from rayq.environment import Environment
 from rayq.runtime.loop_watch import LoopWatch
 from rayq.runtime.ray.logs import log_to_session
-from rayq.runtime.ray.metrics import export_for_ever
+from rayq.runtime.ray.metrics import export_forever
 from rayq.wire.descriptors import raise_limit
 
 
@@ -33,7 +33,7 @@ def start_reports(
     measures."""
     log_to_session(name)
     LoopWatch()
-    return environment.tasks.spawn(export_for_ever(environment, config), "metrics")
+    return environment.tasks.spawn(export_forever(environment, config), "metrics")
 
 
 def bind_host(config: ClusterConfig) -> str:
