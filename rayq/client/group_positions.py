@@ -49,7 +49,7 @@ def checked_position(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
             f"OffsetAndMetadata(offset, metadata), not {value!r}."
         )
     if not 0 <= found.offset < 2**62:
-        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is none.")
+        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is not an offset.")
     if len(found.metadata) > METADATA_CHARACTERS_MAX:
         raise InvalidRequestError(
             f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "

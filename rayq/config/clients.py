@@ -130,8 +130,8 @@ class ProducerConfig:
         )
         require(
             self.transactional_id is None or self.idempotent,
-            'transactional_id needs enable_idempotence and acks="all": a transaction that may lose '
-            "records is none.",
+            'transactional_id needs enable_idempotence and acks="all": a transaction must not lose '
+            "records.",
         )
         require(
             self.large_values != "chunks" or self.acks != 0,

@@ -207,8 +207,8 @@ def check_transactional_id(given: object) -> None:
         raise TypeError(f"A transactional id is a str, not {type(given).__name__}.")
     if not 1 <= len(given) <= ID_CHARACTERS_MAX or not is_unicode(given):
         raise InvalidRequestError(
-            f"A transactional id has 1 to {ID_CHARACTERS_MAX} characters of Unicode: "
-            f"{shown(given)} is none."
+            f"A transactional id has 1 to {ID_CHARACTERS_MAX} characters of Unicode, not "
+            f"{shown(given)}."
         )
 
 

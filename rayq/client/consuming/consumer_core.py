@@ -547,7 +547,8 @@ class ConsumerCore:
             raise TypeError(f"An offset is an int, not {type(offset).__name__}.")
         if not 0 <= offset < 2**62:
             raise InvalidRequestError(
-                f"Offsets count from 0: {offset} is none. See seek_to_beginning and seek_to_end."
+                f"Offsets count from 0: {offset} is not an offset. See seek_to_beginning and "
+                "seek_to_end."
             )
         self.restart(place, offset)
 

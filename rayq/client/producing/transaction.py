@@ -473,7 +473,7 @@ def check_name(name: object) -> str | None:
         raise TypeError(f"The name of a transaction is a str, not {shown(name)}.")
     if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not is_unicode(name):
         raise InvalidRequestError(
-            f"The name of a transaction has 1 to {NAME_CHARACTERS_MAX} characters of Unicode, "
-            f"which {shown(name)} has not."
+            f"The name of a transaction has 1 to {NAME_CHARACTERS_MAX} characters of Unicode, not "
+            f"{shown(name)}."
         )
     return name
