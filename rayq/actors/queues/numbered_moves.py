@@ -48,6 +48,15 @@ from rayq.storage.batch import (
     split_batches,
 )
 
+logger = logging.getLogger(__name__)
+
+RETRY_S, RETRY_MAX_S = 0.1, 2.0
+PATIENCE_S = 15.0
+"""Timeout after which the caller of a move is told that the target's leader does not answer."""
+EPOCHS = 60_000
+"""Number of batches under one producer id (an epoch has 16 bits), before a new one is used."""
+BATCH_BYTES = MIB // 2
+"""Maximum size of the records of a batch; a single record may be larger."""
 SCAN_BYTES = 4 * MIB
 PRODUCE_TIMEOUT_MS = 5_000
 RESTARTS_MAX = 3
@@ -86,7 +95,8 @@ def unlooked(move: Move) -> Looked:
 
 
 class MoveTargets:
-    """See the module."""
+    """Requests to the leaders of the partitions that queues move records to: append a batch under
+    its number, or find it. Errors are those of `Peers.exchange`."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -217,10 +227,6 @@ def _is_of(header: BatchHeader, move: Move) -> bool:
     return header.base_sequence == 0 and (header.body_crc == move.crc or not is_whole)
 
 
-BATCH_BYTES = MIB // 2
-"""Maximum size of the records of a batch; a single record may be larger."""
-
-
 class MovedRecord(NamedTuple):
     """A record as the source's log has it."""
 
@@ -228,7 +234,7 @@ class MovedRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     is_large: bool = False
-    """True if the value is a manifest (`core.large_values`)."""
+    """True if the value is a manifest (`core.large.values`)."""
 
     @property
     def size_bytes(self) -> int:
@@ -253,15 +259,6 @@ def batches(records: Records) -> Iterator[Records]:
         batch_bytes += size_bytes
     if batch:
         yield batch
-
-
-logger = logging.getLogger(__name__)
-
-RETRY_S, RETRY_MAX_S = 0.1, 2.0
-PATIENCE_S = 15.0
-"""Timeout after which the caller of a move is told that the target's leader does not answer."""
-EPOCHS = 60_000
-"""Number of batches under one producer id (an epoch has 16 bits), before a new one is used."""
 
 
 class TargetSilentError(Exception):

@@ -29,6 +29,15 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
+FULL_GIVEN = 16
+"""Maximum number of records that a write may lock for a full coordinator to take it: else its data
+about records that nobody has would never shrink."""
+LINGER_S = 0.01
+"""Time that acknowledgements nobody waits for are held back after the end of the current write, to
+be written with the locks of the next take: consumers then need one write for each take, not two,
+and no take waits for a write that has only acknowledgements."""
+
+Kept = asyncio.Future[None]
 
 
 class QueueStatePersister:
@@ -154,21 +163,9 @@ class QueueStatePersister:
             await asyncio.sleep(backoff.next_s())
 
 
-FULL_GIVEN = 16
-"""Maximum number of records that a write may lock for a full coordinator to take it: else its data
-about records that nobody has would never shrink."""
-
-LINGER_S = 0.01
-"""Time that acknowledgements nobody waits for are held back after the end of the current write, to
-be written with the locks of the next take: consumers then need one write for each take, not two,
-and no take waits for a write that has only acknowledgements."""
-
-Kept = asyncio.Future[None]
-
-
 class GroupCommit:
-    """See the module. `run` writes until an error ends it; all waiters get that error. `on_kept()`
-    is called after each write."""
+    """Group commit of a queue leader's decisions. `run` writes until an error ends it; all waiters
+    get that error. `on_kept()` is called after each write."""
 
     def __init__(
         self, state: QueueState, persister: QueueStatePersister, *, on_kept: Callable[[], None]

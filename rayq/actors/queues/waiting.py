@@ -19,12 +19,20 @@ HOLDERS_MAX = 10_000
 """Maximum number of known holders of a connection. The holder that was named first is forgotten:
 its locks expire by time."""
 
+GAP_S = 1.0
+"""Maximum time between two looks that counts: a longer time is a pause of the process."""
+TAKE_BYTES_MAX = 4 * 1024**2
+"""Maximum size of a take's answer, except for a single larger batch."""
+
 Connection = asyncio.Future[None]
+Answer = tuple[messages.TakeResponse, Sequence[Buffer]]
 
 
 class LockOwners:
-    """The holders of one queue's partition. `on_gone(holders)` is called when some have had no
-    connection for `GRACE_S`; `on_closed(peer's connection)` when a connection ends."""
+    """Liveness of the holders of locks: once a connection has been gone for a second, the locks of
+    its holders are released (docs/protocol.md, the rules of queues). `on_gone(holders)` is called
+    when some have had no connection for `GRACE_S`; `on_closed(peer's connection)` when a connection
+    ends."""
 
     def __init__(
         self, *, on_gone: Callable[[set[str]], None], on_closed: Callable[[Connection], None]
@@ -116,12 +124,9 @@ class LockOwners:
         self._connections.clear()
 
 
-GAP_S = 1.0
-"""Maximum time between two looks that counts: a longer time is a pause of the process."""
-
-
 class LockClock:
-    """See the module. `can_hear()` says whether requests are currently answered."""
+    """The clock by which locks expire: it stands still while a leader cannot hear its clients.
+    `can_hear()` says whether requests are currently answered."""
 
     def __init__(self, clock: Clock, can_hear: Callable[[], bool]) -> None:
         self._clock = clock
@@ -135,12 +140,6 @@ class LockClock:
         if not self._can_hear():
             return passed_s
         return max(passed_s - GAP_S, 0.0)
-
-
-TAKE_BYTES_MAX = 4 * 1024**2
-"""Maximum size of a take's answer, except for a single larger batch."""
-
-Answer = tuple[messages.TakeResponse, Sequence[Buffer]]
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +176,9 @@ class WaitingTake:
 
 
 class WaitingTakes:
-    """See the module. `make_empty()` makes the answer of a take that was given nothing in time."""
+    """Waiting takes: first come, first served, each with its fair share. Those of consumers that
+    still have work come after all others. `make_empty()` makes the answer of a take that was given
+    nothing in time."""
 
     def __init__(self, make_empty: Callable[[], Answer | RayqError]) -> None:
         self._make_empty = make_empty
