@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from proving.simulation import steering
-from proving.simulation.mutations import MUTATIONS, plant
+from proving.simulation.mutations import MUTATIONS
+from proving.simulation.planted import plant
 from proving.simulation.run import SCENARIOS, Outcome, quiet, run_seed, run_watched
 from proving.simulation.situations import SITUATIONS
 from proving.simulation.workload_swarm import FEATURES

@@ -7,12 +7,8 @@ finds it.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -49,28 +45,12 @@ from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.plans import FlushPlan
 from rayq.storage.producer_state import ProducerState
 
-__all__ = ["MUTATIONS", "plant", "planted"]
+__all__ = ["MUTATIONS"]
 
 EVERYTHING = 1 << 62
 
 
 # --- who may lead ---------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plants a bug for the length of a `with` block."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, instead in MUTATIONS[name].patches():
-            stack.enter_context(mock.patch.object(target, attribute, instead))
-        yield
-
-
-def plant(name: str) -> None:
-    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
-    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
-    for target, attribute, instead in MUTATIONS[name].patches():
-        mock.patch.object(target, attribute, instead).start()
 
 
 @plants("1", "after a full stop the leader that is elected continues in the old epoch")

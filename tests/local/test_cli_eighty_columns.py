@@ -52,6 +52,7 @@ transactions list -a
 transactions describe ID
 transactions abort ID -y
 transactions find-hanging
+plan --rate 1M/s --size 1KB --retention 7d --local 6h
 cluster info
 cluster health
 cluster metrics records
@@ -81,7 +82,7 @@ class Terminal(io.StringIO):
 
 
 def test_every_verb_is_shown_here() -> None:
-    listed = {tuple(line.split()[:2]) for line in LINES.split("\n")} | {("status",)}
+    listed = {tuple(line.split()[:2]) for line in LINES.split("\n")} | {("status",), ("plan",)}
     root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     verbs = [
         (name, below) if below else (name,)

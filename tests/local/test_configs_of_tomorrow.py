@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq.client.admin import admin
+from rayq.client.admin import topics
 from rayq.config import parse_stored
 from rayq.core.cluster import topic_changes
 from rayq.errors import ConfigError
@@ -22,7 +22,7 @@ def test_everything_works_with_a_key_of_tomorrow_also_after_a_restart(
         cluster.create_topic("t", partitions=1, retention_ms=1_000_000)
         # Client and controller of tomorrow accept keys that this version refuses.
         with monkeypatch.context() as tomorrow:
-            tomorrow.setattr(admin, "given_values", lambda kind, options: dict(options))
+            tomorrow.setattr(topics, "given_values", lambda kind, options: dict(options))
             tomorrow.setattr(topic_changes, "parse", parse_stored)
             cluster.admin.alter_topic_config("t", warp_factor=9)
         with cluster.producer() as producer:

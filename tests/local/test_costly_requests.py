@@ -61,7 +61,9 @@ def largest(kind: inspect.Type, place: int | None = None) -> Any:
             return {largest(key, one): largest(value, one) for one in range(length or 0)}
         case inspect.TupleType(item_types=types):
             return tuple(largest(one, place) for one in types)
-        case inspect.StructType(fields=fields, cls=cls):
+        case inspect.StructType(fields=fields, cls=cls) | inspect.NamedTupleType(
+            fields=fields, cls=cls
+        ):
             return cls(**{one.name: largest(one.type, place) for one in fields})
         case inspect.IntType(ge=least, le=most):
             lowest = max(number, int(least or 0))

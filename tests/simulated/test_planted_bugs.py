@@ -12,7 +12,8 @@ import pytest
 
 from proving.mutants.catalogue import ROOT
 from proving.simulation import buggify
-from proving.simulation.mutations import MUTATIONS, planted
+from proving.simulation.mutations import MUTATIONS
+from proving.simulation.planted import planted
 from proving.simulation.situations import watched
 from tests.simulated.support import found_by
 
@@ -134,7 +135,7 @@ def test_probes_and_points_patch_what_is_there() -> None:
 def test_planted_bugs_and_probes_use_no_name_that_is_gone() -> None:
     simulation = ROOT / "proving/simulation"
     known = {*dir(inspect)}
-    for path in (*(ROOT / "rayq").rglob("*.py"), simulation / "planting.py"):
+    for path in (*(ROOT / "rayq").rglob("*.py"), simulation / "planted.py"):
         known.update(re.findall(r"\w+", path.read_text()))
     gone = []
     for path in (*simulation.glob("mutations*.py"), simulation / "situations.py"):

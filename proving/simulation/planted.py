@@ -1,0 +1,30 @@
+"""Planting of a bug in this process, which knows all of them: a pool of processes imports this.
+
+A bug that replaces something which is not there cannot be planted, so no run takes correct code for
+code with a bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from unittest import mock
+
+from proving.simulation.mutations import MUTATIONS
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plants a bug for the length of a `with` block."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, instead in MUTATIONS[name].patches():
+            stack.enter_context(mock.patch.object(target, attribute, instead))
+        yield
+
+
+def plant(name: str) -> None:
+    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
+    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
+    for target, attribute, instead in MUTATIONS[name].patches():
+        mock.patch.object(target, attribute, instead).start()
