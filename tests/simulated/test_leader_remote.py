@@ -677,6 +677,57 @@ def test_what_leaves_the_list_while_the_clock_is_doubted_is_kept_for_its_whole_d
     leading(work)
 
 
+@pytest.mark.parametrize("who", ["the same leader", "a new leader"])
+def test_a_clock_that_is_behind_for_a_moment_makes_nothing_older_that_left_the_list_before(
+    who: str,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        first = (await led.manifest()).objects[0]
+        await led.log.advance_log_start(first.end)
+        await led.look(90)
+        assert [name for name, _ in (await led.manifest()).removed] == [first.name]
+        led.host.jump_clock(-2 * DELAY_MS)
+        if who == "a new leader":
+            led.leader.end("it is deposed")
+            led.watch = ClockWatch(led.clock)
+            led.begin(LEADER_EPOCH + 1)
+        await led.write(10)
+        await led.look(120)
+        led.host.jump_clock(2 * DELAY_MS)
+        await led.look(DELAY_MS / 1000 - 300)
+        assert first.name in led.objects.store
+        await led.look(900)
+        assert first.name not in led.objects.store
+
+    leading(work)
+
+
+def test_what_a_clock_that_was_ahead_has_dated_goes_when_its_leader_has_known_it_long_enough() -> (
+    None
+):
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        first = (await led.manifest()).objects[0]
+        led.host.jump_clock(10 * DAY_MS)
+        await led.log.advance_log_start(first.end)
+        await led.look(90)
+        assert [name for name, _ in (await led.manifest()).removed] == [first.name]
+        led.host.jump_clock(-10 * DAY_MS)
+        led.leader.end("it is deposed")
+        led.watch = ClockWatch(led.clock)
+        led.begin(LEADER_EPOCH + 1)
+        await led.look(DELAY_MS / 1000 - 90)
+        assert first.name in led.objects.store
+        await led.look(300)
+        assert first.name not in led.objects.store
+        assert first.name not in (await led.manifest()).names()
+
+    leading(work)
+
+
 def test_manifests_that_were_replaced_are_deleted_soon() -> None:
     async def work(led: Led) -> None:
         for _ in range(4):

@@ -26,7 +26,7 @@ from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.backoff import Backoff
 from rayq.core.partition.state import PartitionState
-from rayq.core.remote.retention import Piece, dated_ahead, is_backlog_too_large
+from rayq.core.remote.retention import Piece, is_backlog_too_large
 from rayq.errors import (
     DiskFullError,
     FencedEpochError,
@@ -209,18 +209,15 @@ class LeaderRemote:
         manifest = await self.log.manifest()
         if manifest is None and not self._uploads.stored:
             return
-        deleted, ahead = list[str](), list[str]()
+        deleted = list[str]()
         if manifest is not None and deletes:
             deleted = await self._collector.delete_removed(manifest, clock_watch.now_ms())
-            ahead = dated_ahead(manifest.removed, clock_watch.latest_ms())
         log, now_ms = self._replica_log.log, clock_watch.latest_ms()
         log_start = log.persisted_log_start
 
         def change(manifest: Manifest) -> Manifest:
             if deleted:
                 manifest = manifest.without_removed(deleted)
-            if ahead:
-                manifest = manifest.without_removed(ahead).with_removed(ahead, now_ms)
             if log_start > manifest.log_start:
                 manifest = manifest.without_below(log_start, now_ms)
             stored = self._uploads.not_listed(manifest.end)

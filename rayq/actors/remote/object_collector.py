@@ -8,7 +8,7 @@ import logging
 from rayq import messages
 from rayq.actors.remote.object_link import list_objects
 from rayq.actors.remote.remote_log import RemoteLog
-from rayq.core.remote.retention import StoredObject, due, sweepable
+from rayq.core.remote.retention import StoredObject, dated_ahead, due, sweepable
 from rayq.environment import Environment
 from rayq.messages.objects import OBJECT_NAMES_MAX
 from rayq.messages.remote_names import ObjectKind, new_name, parse_name
@@ -33,11 +33,24 @@ class ObjectCollector:
         self._environment = environment
         self._remote_log = remote_log
         self._delay_ms = delay_ms
+        self._ahead_since_s: dict[str, float] = {}
+        """By name: time since which this leader has known an object that was removed at a time
+        still to come, in monotonic seconds."""
 
     async def delete_removed(self, manifest: Manifest, now_ms: int) -> list[str]:
         """Deletes objects that the committed manifest has removed long enough ago; returns their
-        names, which may leave its list now."""
+        names, which may leave its list now.
+
+        A date that is still to come says nothing: the clock of its leader was ahead, or this one is
+        behind. Such an object is deleted when this leader has known it for the whole delay."""
+        now_s = self._environment.clock.monotonic()
+        self._ahead_since_s = {
+            name: self._ahead_since_s.get(name, now_s)
+            for name in dated_ahead(manifest.removed, now_ms)
+        }
         names = due(manifest.removed, now_ms, self._delay_ms)
+        until_s = now_s - self._delay_ms / 1000
+        names += [name for name, since_s in self._ahead_since_s.items() if since_s <= until_s]
         await self._delete(names)
         return names
 

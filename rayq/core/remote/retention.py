@@ -82,8 +82,8 @@ def due(removed: Iterable[tuple[str, int]], now_ms: int, delay_ms: int) -> list[
 
 
 def dated_ahead(removed: Iterable[tuple[str, int]], now_ms: int) -> list[str]:
-    """The objects of the same list that were dated by a clock that was ahead: they are dated again,
-    so that they do not stay for as long as that."""
+    """The objects of the same list whose time is still to come: the clock that dated them was
+    ahead, or the present one is behind."""
     return [name for name, removed_ms in removed if removed_ms > now_ms]
 
 
