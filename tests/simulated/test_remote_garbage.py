@@ -141,6 +141,26 @@ def test_a_wall_clock_that_leaps_takes_nothing_of_a_deleted_topic_before_its_del
     swept.run(script)
 
 
+def test_what_a_controller_whose_clock_was_days_ahead_deleted_goes_after_the_delay() -> None:
+    swept = Swept()
+    host = swept.process.host
+    assert isinstance(host, Host)
+
+    async def script() -> None:
+        host.jump_clock(10 * DAY_MS)
+        swept.delete()
+        host.jump_clock(-10 * DAY_MS)
+        swept.start(swept.sweep())
+        await asyncio.sleep(DAY_S - 2 * CHECK_INTERVAL_S)
+        assert len(swept.objects.store) == 9 and swept.asked == []
+        await asyncio.sleep(4 * CHECK_INTERVAL_S)
+        assert not swept.objects.store
+        await asyncio.sleep(LATE_PUTS_MS / 1000)
+        assert not swept.state.garbage
+
+    swept.run(script)
+
+
 def test_a_sweep_on_old_metadata_deletes_nothing_that_was_restored() -> None:
     swept = Swept()
 

@@ -61,8 +61,9 @@ class RemoteGarbageSweep:
         self._ask_controller = ask_controller
         self._swept_once: set[str] = set()
         """The topics, by id, whose objects were removed for the first time."""
-        self._known: set[str] = set()
-        """The deleted topics at the last check, by id."""
+        self._known_since_s: dict[tuple[str, int], float] = {}
+        """By id and date of a deleted topic: time since which this broker has known of it, in
+        monotonic seconds."""
 
     async def run(self) -> None:
         clock = self._environment.clock
@@ -88,14 +89,27 @@ class RemoteGarbageSweep:
         """Doubts the age of newly deleted topics. Only the wall clock says how long ago a topic was
         deleted, and it may be wrong just now: until it has been right for long enough, a deletion
         counts as no older than this process knows."""
-        garbage = self._metadata.state.garbage
-        for topic_id in garbage.keys() - self._known:
-            self._clock_watch.doubt(garbage[topic_id].deleted_ms)
-        self._known = set(garbage)
+        now_s = self._environment.clock.monotonic()
+        known_since_s = {
+            (garbage.topic_id, garbage.deleted_ms): now_s
+            for garbage in self._metadata.state.garbage.values()
+        }
+        for _, deleted_ms in known_since_s.keys() - self._known_since_s.keys():
+            self._clock_watch.doubt(deleted_ms)
+        self._known_since_s = {
+            key: self._known_since_s.get(key, since_s) for key, since_s in known_since_s.items()
+        }
         self._clock_watch.look()
 
+    def _age_ms(self, garbage: RemoteGarbage) -> float:
+        """The age of a deletion by its date, or the time for which this broker has known of it: the
+        controller's clock may have been ahead, and garbage must not stay for as long as that."""
+        now_s = self._environment.clock.monotonic()
+        since_s = self._known_since_s.get((garbage.topic_id, garbage.deleted_ms), now_s)
+        return max(self._clock_watch.now_ms() - garbage.deleted_ms, (now_s - since_s) * 1000)
+
     async def _look_at(self, garbage: RemoteGarbage) -> None:
-        age_ms = self._clock_watch.now_ms() - garbage.deleted_ms
+        age_ms = self._age_ms(garbage)
         is_last = age_ms >= self._delay_ms + LATE_PUTS_MS
         is_first = age_ms >= self._delay_ms and garbage.topic_id not in self._swept_once
         if not is_first and not is_last:
