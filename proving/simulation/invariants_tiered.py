@@ -46,6 +46,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster.records import (
     MetadataRecord,
+    RemoteGarbage,
     RemoteMoved,
     SnapshotPinned,
     SnapshotUnpinned,
@@ -132,8 +133,11 @@ class TieredInvariants:
         self._changes_seen = 0
         self._objects_of: dict[str, TopicIdPartition] = {}
         """By name: of which partition's committed manifest it is, or was."""
-        self._left_with_topic: dict[str, float] = {}
-        """By name: when the topic was deleted whose committed manifest named it."""
+        self._left_with_topic: dict[str, str] = {}
+        """By name: the id of the deleted topic whose committed manifest named it."""
+        self._topic_left_s: dict[str, float] = {}
+        """By id: when the deletion of a topic was decided, as its record says. Its commit may come
+        seconds later, as after a loss of power."""
         self._pinned_s: dict[str, tuple[float, float]] = {}
         """By pin: when it was renewed for the last time, and for how many seconds."""
         self.given_up: set[str] = set()
@@ -211,7 +215,12 @@ class TieredInvariants:
                 history = self._histories.pop(key)
                 if history.pointer is not None and history.manifest is not None:
                     names = _named(history.pointer, history.manifest)
-                    self._left_with_topic |= dict.fromkeys(names, now_s)
+                    self._left_with_topic |= dict.fromkeys(names, record.topic_id)
+        elif isinstance(record, RemoteGarbage):
+            # The controller may be on any host. A date fits one host: leaps are so large.
+            hosts = [self._cluster.controller_host, *self._cluster.hosts]
+            decided_s = min(dated_s(host, record.deleted_ms, now_s) for host in hosts)
+            self._topic_left_s.setdefault(record.topic_id, decided_s)
         elif isinstance(record, RemoteMoved):
             self._check_move(state, record)
         elif isinstance(record, SnapshotPinned):
@@ -395,8 +404,9 @@ class TieredInvariants:
         for change in news:
             if not change.is_deleted:
                 continue
-            if change.name in self._left_with_topic:
-                self._check_delay(change, self._left_with_topic[change.name], "its topic was gone")
+            left_s = self._topic_left_s.get(self._left_with_topic.get(change.name, ""))
+            if left_s is not None:
+                self._check_delay(change, left_s, "its topic was deleted")
             key = self._objects_of.get(change.name)
             if key is None:
                 continue  # It was never committed.
