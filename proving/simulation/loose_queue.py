@@ -46,7 +46,7 @@ from rayq.testing.checker import Recorder
 NAME = TOPIC = "loose"
 PLACE = TopicPartition(TOPIC, 0)
 RETENTIONS = ("hold", "delete_done")
-TREATMENTS = ("unclean", "unclean", "delete records", "purge", "make anew", *RETENTIONS)
+TREATMENTS = ("unclean", "unclean", "delete records", "purge", "create again", *RETENTIONS)
 ROUND_S = 0.3
 ROUND_RECORDS_MAX = 6
 TREATED_S = (0.5, 4.0)
@@ -207,7 +207,7 @@ class LooseQueue:
         treatments = {
             "delete records": self._delete_records,
             "purge": self._purge,
-            "make anew": self._make_again,
+            "create again": self._make_again,
         }
         treat = treatments.get(self.treatment)
         while treat is not None and is_on():

@@ -414,14 +414,14 @@ class FakeCluster:
         )
 
     def asked(self, kind: type[m.AnyRequest]) -> list[Any]:
-        return self.call(lambda: [one for _, one in self.requests if type(one) is kind])
+        return self.call(lambda: [request for _, request in self.requests if type(request) is kind])
 
     def truncate(self, topic: str, partition: int, end: int) -> None:
         """Removes the batches from `end` on, as an unclean election would."""
 
         def cut() -> None:
             found = self.topics[topic].partitions[partition]
-            found.batches = [one for one in found.batches if one[0].next_offset <= end]
+            found.batches = [batch for batch in found.batches if batch[0].next_offset <= end]
             found.end = end
             found.leader_epoch += 1
             found.producers.clear()
@@ -433,7 +433,7 @@ class FakeCluster:
         def delete() -> None:
             found = self.topics[topic].partitions[partition]
             found.log_start = offset
-            found.batches = [one for one in found.batches if one[0].next_offset > offset]
+            found.batches = [batch for batch in found.batches if batch[0].next_offset > offset]
 
         self.call(delete)
 
@@ -480,15 +480,15 @@ class FakeCluster:
 
     def _metadata(self, names: list[str] | None) -> m.MetadataResponse:
         endpoints = [
-            m.BrokerEndpoint(one.broker, "127.0.0.1", one.port, "node", one.server is not None)
-            for one in self.brokers.values()
+            m.BrokerEndpoint(broker.broker, "127.0.0.1", broker.port, "node", broker.server is not None)
+            for broker in self.brokers.values()
         ]
         topics = [
             m.TopicMetadata(
                 topic.name,
                 topic.topic_id,
                 as_dict(topic.config),
-                [self._partition_metadata(one) for one in topic.partitions],
+                [self._partition_metadata(partition) for partition in topic.partitions],
             )
             for topic in self.topics.values()
             if names is None or topic.name in names
@@ -497,16 +497,16 @@ class FakeCluster:
             self.cluster_id, self.version, 1, "127.0.0.1:1", list(self.brokers), endpoints, topics
         )
 
-    def _partition_metadata(self, one: FakePartition) -> m.PartitionMetadata:
+    def _partition_metadata(self, partition: FakePartition) -> m.PartitionMetadata:
         replicas = [
             m.ReplicaEndpoint(broker.broker, "127.0.0.1", broker.port)
             if broker.server is not None
             else m.ReplicaEndpoint(broker.broker, None, None)
             for broker in self.brokers.values()
         ]
-        reason = None if one.leader is not None else "waiting for broker 9"
+        reason = None if partition.leader is not None else "waiting for broker 9"
         return m.PartitionMetadata(
-            one.number, one.leader, one.leader_epoch, 1, one.isr, replicas, reason
+            partition.number, partition.leader, partition.leader_epoch, 1, partition.isr, replicas, reason
         )
 
     def apply(self, broker: int, request: m.AnyRequest, payload: memoryview) -> Any:
@@ -549,10 +549,10 @@ class FakeCluster:
                 self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.ElectLeaders():
-                for one in self.topics[request.name].partitions:
-                    if request.partitions is None or one.number in request.partitions:
-                        one.leader = next(iter(self.brokers))
-                        one.leader_epoch += 1
+                for partition in self.topics[request.name].partitions:
+                    if request.partitions is None or partition.number in request.partitions:
+                        partition.leader = next(iter(self.brokers))
+                        partition.leader_epoch += 1
                 self.bump_version()
                 return m.ChangeResponse(self.version)
             case m.DescribeObjectStore():
@@ -570,24 +570,24 @@ class FakeCluster:
             case m.DescribeOpenTransactions():
                 return self._describe_open(broker, request)
             case m.DeleteRecords():
-                one = self.led_partition(broker, request)
-                before = one.end if request.before_offset is None else request.before_offset
-                if before > one.end:
-                    raise OffsetOutOfRangeError(f"{before} is above the high watermark {one.end}.")
-                one.log_start = max(one.log_start, before)
-                return m.DeleteRecordsResponse(one.log_start)
+                partition = self.led_partition(broker, request)
+                before = partition.end if request.before_offset is None else request.before_offset
+                if before > partition.end:
+                    raise OffsetOutOfRangeError(f"{before} is above the high watermark {partition.end}.")
+                partition.log_start = max(partition.log_start, before)
+                return m.DeleteRecordsResponse(partition.log_start)
             case m.DescribeReplica():
-                one = self._partition(request)
+                partition = self._partition(request)
                 return m.DescribeReplicaResponse(
                     broker,
                     1000 + broker,
-                    one.leader_epoch,
-                    one.leader == broker,
-                    one.log_start,
-                    one.end,
-                    one.end,
-                    one.end,
-                    sum(len(data) for _, data in one.batches),
+                    partition.leader_epoch,
+                    partition.leader == broker,
+                    partition.log_start,
+                    partition.end,
+                    partition.end,
+                    partition.end,
+                    sum(len(data) for _, data in partition.batches),
                 )
             case m.CheckRange():
                 self.checked.append(request)
@@ -620,18 +620,18 @@ class FakeCluster:
         raise UnknownTopicError(f"No topic of id {request.topic_id}.")
 
     def _topic(self, topic_id: str) -> FakeTopic:
-        return next(one for one in self.topics.values() if one.topic_id == topic_id)
+        return next(topic for topic in self.topics.values() if topic.topic_id == topic_id)
 
     def led_partition(self, broker: int, request: Any) -> FakePartition:
-        one = self._partition(request)
-        if one.leader != broker:
+        partition = self._partition(request)
+        if partition.leader != broker:
             raise NotLeaderError(f"Broker {broker} does not lead.")
-        if request.leader_epoch < one.leader_epoch:
+        if request.leader_epoch < partition.leader_epoch:
             raise FencedEpochError(f"Epoch {request.leader_epoch} is over.")
-        return one
+        return partition
 
     def _produce(self, broker: int, request: m.Produce, payload: memoryview) -> Any:
-        one = self.led_partition(broker, request)
+        partition = self.led_partition(broker, request)
         header = read_header(payload)
         check_body(payload, 0, header)
         check_produced(header)
@@ -641,17 +641,17 @@ class FakeCluster:
         if is_transactional(header.producer_id):
             assert header.producer_id is not None
             self.transactions.join(header.producer_id, header.producer_epoch)
-        base_offset = self._duplicate_of(one, header)
+        base_offset = self._duplicate_of(partition, header)
         if base_offset is None:
-            base_offset = self.append(one, bytearray(payload))
-            self._remember(one, header, base_offset)
-        return m.ProduceResponse(base_offset, self.append_time_ms, one.log_start)
+            base_offset = self.append(partition, bytearray(payload))
+            self._remember(partition, header, base_offset)
+        return m.ProduceResponse(base_offset, self.append_time_ms, partition.log_start)
 
-    def _duplicate_of(self, one: FakePartition, header: BatchHeader) -> int | None:
+    def _duplicate_of(self, partition: FakePartition, header: BatchHeader) -> int | None:
         if header.producer_id is None:
             return None
         assert header.base_sequence is not None
-        known = one.producers.get(header.producer_id)
+        known = partition.producers.get(header.producer_id)
         if known is None:
             if header.base_sequence != 0:
                 raise UnknownProducerError("No state of this producer.")
@@ -672,42 +672,42 @@ class FakeCluster:
             )
         return None
 
-    def _remember(self, one: FakePartition, header: BatchHeader, base_offset: int) -> None:
+    def _remember(self, partition: FakePartition, header: BatchHeader, base_offset: int) -> None:
         if header.producer_id is None:
             return
         assert header.base_sequence is not None and header.last_sequence is not None
-        epoch, batches = one.producers.get(header.producer_id, (header.producer_epoch, []))
+        epoch, batches = partition.producers.get(header.producer_id, (header.producer_epoch, []))
         if header.producer_epoch > epoch:
             batches = []
         entry = (header.base_sequence, header.last_sequence, base_offset)
-        one.producers[header.producer_id] = (header.producer_epoch, [*batches, entry][-5:])
+        partition.producers[header.producer_id] = (header.producer_epoch, [*batches, entry][-5:])
 
-    def append(self, one: FakePartition, batch: bytearray) -> int:
-        base_offset = one.end
+    def append(self, partition: FakePartition, batch: bytearray) -> int:
+        base_offset = partition.end
         header = stamp(
             batch,
             0,
             base_offset=base_offset,
-            leader_epoch=one.leader_epoch,
+            leader_epoch=partition.leader_epoch,
             append_time_ms=self.append_time_ms,
         )
-        one.batches.append((header, bytes(batch)))
-        one.end = header.next_offset
-        one.notify()
+        partition.batches.append((header, bytes(batch)))
+        partition.end = header.next_offset
+        partition.notify()
         return base_offset
 
     def _list_offsets(self, broker: int, request: m.ListOffsets) -> m.ListOffsetsResponse:
-        one = self.led_partition(broker, request)
+        partition = self.led_partition(broker, request)
         if request.timestamp_ms == m.EARLIEST:
-            return m.ListOffsetsResponse(one.log_start, None)
+            return m.ListOffsetsResponse(partition.log_start, None)
         if request.timestamp_ms == m.LATEST:
-            return m.ListOffsetsResponse(one.end_for(request.isolation), None)
-        for header, data in one.batches:
+            return m.ListOffsetsResponse(partition.end_for(request.isolation), None)
+        for header, data in partition.batches:
             if header.is_control:
                 continue
             columns = decode_columns(data, 0, header)
             for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
-                if offset >= one.end_for(request.isolation):
+                if offset >= partition.end_for(request.isolation):
                     return m.ListOffsetsResponse(None, None)
                 if timestamp_ms >= request.timestamp_ms:
                     return m.ListOffsetsResponse(offset, timestamp_ms)
@@ -716,39 +716,39 @@ class FakeCluster:
     def _describe_open(
         self, broker: int, request: m.DescribeOpenTransactions
     ) -> m.DescribeOpenTransactionsResponse:
-        one = self.led_partition(broker, request)
-        transactions, since = one.transactions, request.since_offset
+        partition = self.led_partition(broker, request)
+        transactions, since = partition.transactions, request.since_offset
         return m.DescribeOpenTransactionsResponse(
-            high_watermark=one.end,
-            last_stable_offset=transactions.stable_offset(one.end),
+            high_watermark=partition.end,
+            last_stable_offset=transactions.stable_offset(partition.end),
             open=[(*of, first) for of, first in transactions.open.items()],
-            ended=[] if since is None else transactions.ended_between(since, one.end),
+            ended=[] if since is None else transactions.ended_between(since, partition.end),
             is_used=transactions.is_used,
-            leader_epoch=one.leader_epoch,
+            leader_epoch=partition.leader_epoch,
         )
 
     async def fetch(self, broker: int, request: m.Fetch) -> Any:
         deadline = self.loop.time() + request.wait_ms / 1000
         while True:
-            one = self.led_partition(broker, request)
-            if request.offset < one.log_start:
-                raise OffsetOutOfRangeError(f"The log starts at {one.log_start}.")
-            if request.offset > one.end and request.last_epoch is not None:
-                raise LogTruncatedError(f"The log ends at {one.end}.")
-            if request.offset > one.end:
-                raise OffsetOutOfRangeError(f"The log ends at {one.end}.")
-            end = one.end_for(request.isolation)
+            partition = self.led_partition(broker, request)
+            if request.offset < partition.log_start:
+                raise OffsetOutOfRangeError(f"The log starts at {partition.log_start}.")
+            if request.offset > partition.end and request.last_epoch is not None:
+                raise LogTruncatedError(f"The log ends at {partition.end}.")
+            if request.offset > partition.end:
+                raise OffsetOutOfRangeError(f"The log ends at {partition.end}.")
+            end = partition.end_for(request.isolation)
             if request.offset < end or self.loop.time() >= deadline:
                 break
             try:
                 async with asyncio.timeout_at(deadline):
-                    await one.grew.wait()
+                    await partition.grew.wait()
             except TimeoutError:
                 continue
         found: list[bytes] = []
         size = 0
         next_offset = request.offset
-        for header, data in one.batches:
+        for header, data in partition.batches:
             if header.next_offset <= request.offset or header.base_offset >= end:
                 continue
             if found and size + len(data) > request.bytes_max:
@@ -758,13 +758,13 @@ class FakeCluster:
             next_offset = header.next_offset
         if not found:
             next_offset = max(request.offset, end)
-        transactions = one.transactions
+        transactions = partition.transactions
         answer = m.FetchResponse(
-            high_watermark=one.end,
-            log_start_offset=one.log_start,
-            cleaned_offset=one.cleaned,
+            high_watermark=partition.end,
+            log_start_offset=partition.log_start,
+            cleaned_offset=partition.cleaned,
             next_offset=next_offset,
-            last_stable_offset=transactions.stable_offset(one.end),
+            last_stable_offset=transactions.stable_offset(partition.end),
             aborted=transactions.aborted_between(request.offset, next_offset),
         )
         return answer, found

@@ -295,7 +295,7 @@ class QueueLeader:
 
     def _loading(self) -> QueueLoadingError:
         because = "" if self._failure is None else f" ({self._failure})"
-        return QueueLoadingError(f"The {self.where} is beginning{because}: try again.")
+        return QueueLoadingError(f"The {self.where} is still loading{because}: try again.")
 
     async def until_open(self) -> None:
         """Returns once the queue is open. Raises QueueLoadingError, NotLeaderError,

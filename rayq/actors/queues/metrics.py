@@ -94,12 +94,12 @@ class QueueMetrics:
         """Finds the age of the oldest ready record from time to time. It does not look in the
         object store: a figure is not worth that."""
         while True:
-            offset = self._oldest()
-            if offset is None:
-                self._oldest_append_ms = None
-            elif offset >= self._replica_log.log.local_start_offset:
-                # Takes report read errors: a figure is not worth one.
-                with suppress(RayqError):
+            # Takes report read errors: a figure is not worth one.
+            with suppress(RayqError):
+                offset = self._oldest()
+                if offset is None:
+                    self._oldest_append_ms = None
+                elif offset >= self._replica_log.log.local_start_offset:
                     self._oldest_append_ms = (await self._ask(offset)).append_time_ms
             await asyncio.sleep(LOOK_INTERVAL_S)
 

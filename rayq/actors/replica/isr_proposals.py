@@ -59,20 +59,20 @@ class IsrProposals:
 
     def propose(self) -> None:
         """Proposes the in-sync set that is due, if it is another than the committed one."""
-        leader, now_s = self._state, self._environment.clock.monotonic()
+        state, now_s = self._state, self._environment.clock.monotonic()
         if now_s < self._propose_from_s or not self._may_propose():
             return
-        leader.log_start_offset = self._replica_log.log.start_offset
-        isr = leader.proposal(now_s)
+        state.log_start_offset = self._replica_log.log.start_offset
+        isr = state.proposal(now_s)
         if isr is None:
             return
         request = messages.AlterPartition(
             topic_id=self._topic_id,
             partition=self._partition,
-            broker=leader.broker,
-            incarnation=leader.incarnation,
-            leader_epoch=leader.leader_epoch,
-            partition_epoch=leader.partition_epoch,
+            broker=state.broker,
+            incarnation=state.incarnation,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
             isr=list(isr),
         )
         self._environment.tasks.spawn(
