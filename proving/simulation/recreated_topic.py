@@ -175,8 +175,8 @@ class RecreatedTopic:
             self._problems.append(f"{TOPIC} {self._topic_id} has records of another: {strange[:3]}")
         lost = [value for value, place in wanted.items() if found.get(value) != place]
         if lost:
-            places = [(wanted[value], found.get(value)) for value in lost[:3]]
+            expected = [(wanted[value], found.get(value)) for value in lost[:3]]
             self._problems.append(
                 f"{TOPIC} {self._topic_id} lacks {len(lost)} of {len(wanted)} acknowledged "
-                f"records: {lost[:3]}, at {places}"
+                f"records: {lost[:3]}, at {expected}"
             )

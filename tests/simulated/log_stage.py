@@ -13,6 +13,7 @@ from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
+from rayq.core.partition.state import PartitionState
 from rayq.errors import (
     DirectoryInUseError,
     RayqError,
@@ -39,7 +40,6 @@ class Held:
         self.clock = process.environment.clock
         self.flushed: list[int] = []
         self.failures = 0
-        self.is_alone = False
         self.log = ReplicaLog(
             self.environment,
             ClusterConfig(),
@@ -48,11 +48,22 @@ class Held:
             incarnation="1a",
             on_flushed=self.flushed.append,
             on_failure=self._failed,
-            is_alone=lambda: self.is_alone,
         )
 
     def _failed(self) -> None:
         self.failures += 1
+
+    def lead_alone(self, *, other_replicas: int = 0) -> None:
+        """The replica leads, and is the only one in sync."""
+        state = PartitionState(
+            broker=1, incarnation="1a", leader_epoch=3, epoch_start_offset=0, min_insync=1,
+            lag_time_max_s=10.0, end_offset=self.log.log.end_offset,
+            flushed_offset=self.log.log.flushed_offset, high_watermark=self.log.high_watermark,
+            started_s=self.clock.monotonic(),
+        )
+        others = [(2 + number, None) for number in range(other_replicas)]
+        state.committed(1, [(1, "1a")], [(1, "1a"), *others], 1)
+        self.log.lead(state)
 
     def directory(self) -> PartitionDirectory:
         return PartitionDirectory.open(

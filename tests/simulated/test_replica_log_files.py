@@ -18,7 +18,7 @@ from rayq.errors import (
     OpenFilesLimitError,
     StorageError,
 )
-from rayq.storage.batch import check_body, split_batches
+from rayq.storage.batch import check_body, is_stand_in, read_header, split_batches
 from rayq.storage.cleaner import CleaningResult
 from rayq.storage.swap import Cleaning
 from tests.simulated.log_stage import (
@@ -102,7 +102,7 @@ def test_a_disk_that_cannot_be_read_ends_a_replica_that_is_not_alone_without_dam
 
 def test_who_is_alone_with_a_disk_that_cannot_be_read_goes_on() -> None:
     async def work(held: Held) -> None:
-        held.is_alone = True
+        held.lead_alone()
         held.disk.cold_reads = 1.0
         fault = held.disk.fail("read", path_part=".log")
         for read in (
@@ -127,7 +127,7 @@ def test_who_is_alone_but_ends_while_it_reads_says_nothing_of_going_on(ending: s
     for read in reads:
 
         async def work(held: Held, read: Read = read) -> None:
-            held.is_alone = True
+            held.lead_alone()
             held.disk.cold_reads = 1.0
             held.disk.fail("read", path_part=".log")
             reading = asyncio.ensure_future(read(held))
@@ -147,7 +147,7 @@ def test_who_is_alone_but_ends_while_it_reads_says_nothing_of_going_on(ending: s
 
 def test_the_same_trouble_is_said_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def work(held: Held) -> None:
-        held.is_alone = True
+        held.lead_alone()
         held.disk.cold_reads = 1.0
         held.disk.fail("read", path_part=".log")
         for offset, said in ((10, 1), (10, 1), (20, 2)):
@@ -162,7 +162,7 @@ def test_who_is_alone_with_damage_reads_around_it_until_another_is_in_sync() -> 
     async def work(held: Held) -> None:
         log = held.log
         damage(held, 10, 2)
-        held.is_alone = True
+        held.lead_alone()
         await log.verify(10)  # A reader has found it.
         sound: list[int] = []
         offset = 0
@@ -180,7 +180,7 @@ def test_who_is_alone_with_damage_reads_around_it_until_another_is_in_sync() -> 
         assert await log.read(30, 30, 1) == (b"", 30)
         await log.verify(10)
         assert log.failure is None
-        held.is_alone = False
+        held.log.stop_leading()
         assert not log.serves_around_damage
         # Ordinary reads find the damage again, and another takes over.
         assert (await log.read(0, 10, 1))[1] == 1
@@ -191,10 +191,32 @@ def test_who_is_alone_with_damage_reads_around_it_until_another_is_in_sync() -> 
     holding(work, SMALL)
 
 
+def test_who_is_alone_with_damage_waits_for_others_before_it_says_what_is_missing() -> None:
+    async def work(held: Held) -> None:
+        log = held.log
+        damage(held, 10, 2)
+        held.lead_alone(other_replicas=2)
+        await log.verify(10)
+        assert (await log.read(10, 30, 1 << 20))[1] == 12, "what is sound is served at once"
+        assert (await log.read(13, 30, 1 << 20))[1] == 20
+        for _ in range(3):
+            await raised(StorageError, log.read(12, 30, 1 << 20), "Another may come into sync")
+            await asyncio.sleep(3)
+        assert log.failure is None
+        await asyncio.sleep(2)
+        data, end = await log.read(12, 30, 1 << 20)
+        assert end == 13 and is_stand_in(data, 0, read_header(data))
+        held.lead_alone(other_replicas=2)  # In a new epoch others may come again.
+        await log.verify(10)
+        await raised(StorageError, log.read(12, 30, 1 << 20), "Another may come into sync")
+
+    holding(work, SMALL)
+
+
 def test_damage_is_forgotten_once_it_is_deleted() -> None:
     async def work(held: Held) -> None:
         log = held.log
-        held.is_alone = True
+        held.lead_alone()
         damage(held, 10, 2)
         await log.read(12, 30, 1 << 20)
         await log.advance_log_start(12)
@@ -233,7 +255,7 @@ def test_where_no_file_can_be_opened_reads_are_refused_and_the_replica_goes_on(
             for read in (log.read(10, 30, 1), log.verify(10), log.offset_for_time(1, 30)):
                 await raised(OpenFilesLimitError, read)
         assert (log.failure, log.trouble) == (None, None)
-        held.is_alone = True
+        held.lead_alone()
         damage(held, 10, 2)
         await log.read(12, 30, 1)
         trouble = log.trouble
@@ -255,7 +277,7 @@ def test_only_what_is_on_this_disk_is_verified() -> None:
         for offset in (0, 9, 30, 99):
             await held.log.verify(offset)
         assert held.log.failure is None
-        held.is_alone = True
+        held.lead_alone()
         await held.log.verify(10)
         assert held.log.trouble is not None and "at offset 10" in held.log.trouble
         held.log.trouble = None

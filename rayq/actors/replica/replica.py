@@ -82,7 +82,6 @@ class Replica:
             incarnation=context.incarnation,
             on_flushed=self._flushed,
             on_failure=self._failed,
-            is_alone=self._is_alone,
         )
         self.where = self._replica_log.where
         self._role: Role | None = None
@@ -154,9 +153,6 @@ class Replica:
         self._end_role(reason)
         self._compactor.stop()
         self._local_retention.stop()
-
-    def _is_alone(self) -> bool:
-        return isinstance(self._role, Leader) and len(self._role.state.isr) == 1
 
     def _failed(self) -> None:
         self._end_role(self._replica_log.failure or "it failed")

@@ -27,6 +27,7 @@ from rayq.errors import (
     StorageError,
 )
 from rayq.storage.appending import open_failed
+from rayq.storage.batch import is_stand_in, read_header
 from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
 from rayq.storage.data_directory import PartitionDirectory
@@ -41,8 +42,8 @@ class ReplicaLog:
 
     `failure` says why the replica stopped (its disk failed, its log diverged): it then refuses
     everything. `on_flushed(offset)` is called when the disk holds more, `on_failure()` when the
-    replica stops. `is_alone()` says whether this replica leads and no other is in sync: then a read
-    of damage does not end it, for the rest of its log is all that there is.
+    replica stops. While this replica leads and no other is in sync, a read of damage does not end
+    it, for the rest of its log is all that there is.
     """
 
     def __init__(
@@ -55,7 +56,6 @@ class ReplicaLog:
         incarnation: str,
         on_flushed: Callable[[int], None],
         on_failure: Callable[[], None],
-        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.environment = environment
         self.config = config
@@ -104,9 +104,10 @@ class ReplicaLog:
         lacked records that are there. Replicas in sync may lack them, too."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
-        self._is_alone = is_alone
         self._damaged_offset: int | None = None
         """Offset at which a read met a disk error while no other replica was in sync."""
+        self._damaged_since_s = 0.0
+        """Time of the monotonic clock at which a read met that error first."""
         self._salvages = False
         """True if that error was damage: then reads go around it."""
         self._log: Log | None = None
@@ -168,6 +169,8 @@ class ReplicaLog:
     def lead(self, state: PartitionState) -> None:
         """The high watermark is that of a leader's state, up to `stop_leading`."""
         self._leader_state = state
+        if self._damaged_offset is not None:
+            self._forget_damage()
 
     def stop_leading(self) -> None:
         """Keeps the high watermark as it is now: the leader's role ended."""
@@ -260,9 +263,13 @@ class ReplicaLog:
     # --- reading ----------------------------------------------------------------------------
 
     @property
+    def _is_alone(self) -> bool:
+        return self._leader_state is not None and self._leader_state.is_alone
+
+    @property
     def serves_around_damage(self) -> bool:
         """True if damage was found and no other replica is in sync: none can copy past it."""
-        return self._salvages and self._is_alone()
+        return self._salvages and self._is_alone
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
         """Reads whole batches of [offset, limit), and returns them with the offset of the next
@@ -303,8 +310,9 @@ class ReplicaLog:
     ) -> tuple[bytes, int]:
         """Reads a log that is known to be damaged: readers get what is left, and are told what is
         missing (`batch.stand_in`). Once others are in sync again they may find the damage by
-        ordinary reads, so that one of them takes over."""
-        if not self._is_alone():
+        ordinary reads, so that one of them takes over. Until others have had the time to come back
+        into sync, a read of what is missing is refused with a retriable error: they may have it."""
+        if not self._is_alone:
             self._forget_damage()
             return await self.read(offset, limit, bytes_max)
         try:
@@ -314,7 +322,23 @@ class ReplicaLog:
             raise  # It heals.
         except (OSError, StorageError) as error:
             raise self.unreadable(log, log.generation, offset, error) from error
-        return result.data, result.next_offset
+        data = result.data
+        if data and self._waits_for_others() and is_stand_in(data, 0, read_header(data)):
+            raise StorageError(
+                f"Reading {self.where} at offset {offset}: the log is damaged here, and no other "
+                "replica is in sync. Another may come into sync and have what is missing, so this "
+                f"is refused for up to {self.config.replica_lag_time_max_ms / 1000:g} s. Try again."
+            )
+        return data, result.next_offset
+
+    def _waits_for_others(self) -> bool:
+        """Returns whether a replica that fell out of sync may come back with what is damaged here.
+        """
+        state = self._leader_state
+        if state is None or not state.has_other_replicas:
+            return False
+        damaged_for_s = self.environment.clock.monotonic() - self._damaged_since_s
+        return damaged_for_s < self.config.replica_lag_time_max_ms / 1000
 
     async def offset_for_time(self, timestamp_ms: int, limit: int) -> tuple[int, int] | None:
         """The first record below `limit` that is not older than `timestamp_ms`, as (offset,
@@ -354,7 +378,7 @@ class ReplicaLog:
             return NotLeaderError(f"{what} The log was cut back meanwhile.")
         cause = error.__cause__ if isinstance(error.__cause__, CorruptBatchError) else error
         is_damage = isinstance(cause, CorruptBatchError)
-        if self.is_open and self._is_alone():
+        if self.is_open and self._is_alone:
             before = self.trouble
             self.trouble = (
                 f"{what} No other replica is in sync, so this one goes on without what is damaged. "
@@ -363,6 +387,8 @@ class ReplicaLog:
             )
             if self.trouble != before:
                 logger.error("%s", self.trouble)
+            if self._damaged_offset is None:
+                self._damaged_since_s = self.environment.clock.monotonic()
             self._damaged_offset = offset
             self._salvages = self._salvages or is_damage
             return CorruptBatchError(self.trouble) if is_damage else StorageError(self.trouble)

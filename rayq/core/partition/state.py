@@ -53,6 +53,8 @@ class PartitionState:
     """Start offset of the leader's own log."""
     partition_epoch: int = -1
     isr: Isr = ()
+    has_other_replicas: bool = False
+    """True if the partition has more replicas than this one, be they alive or not."""
     undecided: list[Isr] = field(default_factory=list)
     _in_flight: bool = False
     _maybe_under_way: set[Isr] = field(default_factory=set)
@@ -71,6 +73,7 @@ class PartitionState:
         all its replicas."""
         self.min_insync = min_insync
         registered = dict(processes)
+        self.has_other_replicas = any(broker != self.broker for broker in registered)
         for broker in [broker for broker in self._followers if broker not in registered]:
             del self._followers[broker]  # It moved away: it is no longer a replica.
         for broker, incarnation in registered.items():
@@ -143,6 +146,11 @@ class PartitionState:
         """True if the high watermark is known: it has reached this epoch's start (docs/protocol.md,
         rule 10)."""
         return self.high_watermark >= self.epoch_start_offset
+
+    @property
+    def is_alone(self) -> bool:
+        """True if no other replica is in sync."""
+        return len(self.isr) == 1
 
     @property
     def is_under_min_isr(self) -> bool:
