@@ -302,6 +302,31 @@ def test_swept_partitions_whose_leaders_have_to_read_first_are_asked_with_time_f
     assert sorted(taken) == [(partition, offset) for partition in range(20) for offset in (0, 1)]
 
 
+def test_what_is_taken_ahead_comes_in_few_takes_though_records_are_asked_for_one_by_one(
+    fake: FakeCluster, open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.queues.create("q", partitions=6)
+    for partition in range(6):
+        fake.write("q", [b"v"] * 500, partition)
+    sizes: list[int] = []
+    take = fake.queues.take
+
+    async def slow_take(broker: int, request: m.Take) -> Any:
+        sizes.append(request.records_max)
+        await asyncio.sleep(0.02)  # Other takes are asked for meanwhile.
+        return await take(broker, request)
+
+    monkeypatch.setattr(fake.queues, "take", slow_take)
+    queue = open_queue("q", prefetch=300)
+    for _ in range(600):
+        queue.take(1, PATIENCE_S)[0].ack()
+    sizes.clear()
+    for _ in range(1500):
+        queue.take(1, PATIENCE_S)[0].ack()
+    # Half of 300 at a time makes ten takes. With a small take in each turn there were thirty.
+    assert len(sizes) <= 20, sizes
+
+
 def test_what_takes_long_is_not_locked_ahead() -> None:
     throughput = ThroughputEstimator()
     assert throughput.ahead(32) == 0, "nothing is known"

@@ -363,7 +363,8 @@ class QueueCore:
         wanted = self._wanted_of_each(ahead, known_s, now_s)
         for queue, want in zip(self.queues, wanted, strict=True):
             here = queue.available
-            is_enough = here >= self._demand and 2 * (want - here) < want - self._demand
+            soon = here + queue.expected(now_s)
+            is_enough = soon >= self._demand and 2 * (want - soon) < want - self._demand
             if want > here and not is_enough and queue.failure is None:
                 found[queue] = want - here
         return found
