@@ -1,0 +1,111 @@
+"""The ACLs of a cluster, and what they decide, by Kafka's rules (KIP-11, KIP-290).
+
+A deny wins over each allow. Without an allow the answer is no: there is no "open until the first
+ACL", so that removing somebody's ACL never opens a resource. Read, write, delete and alter imply
+describe, and alter_configs implies describe_configs; a deny denies only its own operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rayq.messages.access import ANY, Acl, Operation, ResourceType
+
+IMPLIED_BY: dict[Operation, tuple[Operation, ...]] = {
+    "describe": ("read", "write", "delete", "alter"),
+    "describe_configs": ("alter_configs",),
+}
+"""The operations that imply an operation when they are allowed."""
+
+
+class Verdict(NamedTuple):
+    """Whether an operation is allowed, and the rule that decides it."""
+
+    is_allowed: bool
+    acl: Acl | None
+    """None: no rule allows it."""
+
+
+class AclTable:
+    """The ACLs of a cluster, found by principal, resource and name.
+
+    The cost of a decision is that of the rules which match the name: literal names are looked up,
+    and of prefixes each length that occurs.
+    """
+
+    def __init__(self, acls: Iterable[Acl] = ()) -> None:
+        self._acls: dict[Acl, None] = {}
+        self._literal: dict[tuple[str, ResourceType, str], dict[Acl, None]] = {}
+        self._prefixed: dict[tuple[str, ResourceType], dict[int, dict[str, dict[Acl, None]]]] = {}
+        """Rules by the length of their prefix, then by the prefix."""
+        for acl in acls:
+            self.add(acl)
+
+    def __len__(self) -> int:
+        return len(self._acls)
+
+    def __iter__(self) -> Iterator[Acl]:
+        return iter(self._acls)
+
+    def __contains__(self, acl: object) -> bool:
+        return acl in self._acls
+
+    def add(self, acl: Acl) -> None:
+        """Adds a rule. The same rule again changes nothing."""
+        if acl not in self._acls:
+            self._acls[acl] = None
+            self._place_of(acl)[acl] = None
+
+    def remove(self, acl: Acl) -> None:
+        """Removes a rule, if it is there."""
+        if acl not in self._acls:
+            return
+        del self._acls[acl]
+        place = self._place_of(acl)
+        del place[acl]
+        if place:
+            return
+        if acl.pattern == "literal":
+            del self._literal[acl.principal, acl.resource_type, acl.name]
+            return
+        lengths = self._prefixed[acl.principal, acl.resource_type]
+        del lengths[len(acl.name)][acl.name]
+        if not lengths[len(acl.name)]:
+            del lengths[len(acl.name)]
+
+    def _place_of(self, acl: Acl) -> dict[Acl, None]:
+        if acl.pattern == "literal":
+            return self._literal.setdefault((acl.principal, acl.resource_type, acl.name), {})
+        lengths = self._prefixed.setdefault((acl.principal, acl.resource_type), {})
+        return lengths.setdefault(len(acl.name), {}).setdefault(acl.name, {})
+
+    def decide(
+        self,
+        principal: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        host: str,
+    ) -> Verdict:
+        """Returns whether the named principal may do the operation, and the rule that says so: the
+        first deny, or else the first allow."""
+        allowing = (operation, "all", *IMPLIED_BY.get(operation, ()))
+        allow: Acl | None = None
+        for acl in self._matching(principal, resource_type, name):
+            if acl.host not in (ANY, host):
+                continue
+            if acl.permission == "deny":
+                if acl.operation in (operation, "all"):
+                    return Verdict(False, acl)
+            elif allow is None and acl.operation in allowing:
+                allow = acl
+        return Verdict(allow is not None, allow)
+
+    def _matching(self, principal: str, resource_type: ResourceType, name: str) -> Iterator[Acl]:
+        for who in (principal, ANY):
+            for literal in (name, ANY):
+                yield from self._literal.get((who, resource_type, literal), ())
+            for length, prefixes in self._prefixed.get((who, resource_type), {}).items():
+                if length <= len(name):
+                    yield from prefixes.get(name[:length], ())
