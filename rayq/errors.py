@@ -114,6 +114,23 @@ class TopicExistsError(RayqError):
     """A topic of that name exists already."""
 
 
+class PrincipalExistsError(RayqError):
+    """A principal of that name exists already."""
+
+
+class UnknownPrincipalError(RayqError, KeyError):
+    """No such principal."""
+
+
+class UnknownTokenError(RayqError, KeyError):
+    """The principal has no such token: it was revoked, or has another id."""
+
+
+class PrincipalLimitError(RayqError):
+    """The cluster has as many principals or ACLs as it may have, or the principal as many tokens.
+    """
+
+
 class UnknownTopicError(RayqError, KeyError):
     """No such topic or partition, or the topic was deleted (and perhaps created again)."""
 

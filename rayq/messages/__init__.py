@@ -11,6 +11,7 @@ Topics are named by id (a UUID in hex), so that a topic that is deleted and crea
 topic. A *client* holds the cluster's secret or a token; a *server* is a rayq process.
 """
 
+from rayq.messages.access import *
 from rayq.messages.any_broker import *
 from rayq.messages.base import *
 from rayq.messages.controller import *

@@ -1,15 +1,18 @@
-"""Access control: the words of an ACL, in Kafka's terms.
+"""Principals, their tokens and ACLs: the words of access control in Kafka's terms, and the requests
+that change and list it.
 
-A principal may do what an ACL allows it and no other ACL denies. See `rayq.core.access.acls`.
+A principal may do what an ACL allows it and no other ACL denies. See `rayq.core.access.acls`. A
+token never crosses the wire: whoever creates one draws it, and sends what proofs are checked with.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from rayq.messages.base import Name
+from rayq.messages.any_broker import Change
+from rayq.messages.base import CheckedInt, CheckedName, Id, Name
 
 Operation = Literal[
     "all",
@@ -29,8 +32,8 @@ PatternType = Literal["literal", "prefixed"]
 PermissionType = Literal["allow", "deny"]
 
 ANY = "*"
-"""As the principal of an ACL: each named principal. As its literal resource: each of that type. As
-its host: each host."""
+"""Wildcard of an ACL: each named principal, each resource of a type (as a literal name), or each
+host."""
 CLUSTER = "cluster"
 """Name of the only resource of the type `cluster`."""
 SUPERUSER = "superuser"
@@ -44,8 +47,8 @@ PrincipalName = Annotated[
 
 
 class Acl(msgspec.Struct, array_like=True, frozen=True):
-    """One rule (Kafka's AclBinding): whether a principal may do an operation on the resources that
-    the pattern matches, from a host."""
+    """A rule (Kafka's AclBinding): a principal may do an operation on the resources that the
+    pattern matches, from a host, or may not."""
 
     principal: Name
     permission: PermissionType
@@ -65,3 +68,78 @@ class Acl(msgspec.Struct, array_like=True, frozen=True):
             resource = f"each {self.resource_type}"
         host = "" if self.host == ANY else f" from {self.host}"
         return f"{self.permission} {self.principal!r} {self.operation} on {resource}{host}"
+
+
+ACLS_AT_ONCE_MAX = 1_000
+"""Maximum number of ACLs that one request adds or removes."""
+
+Salt = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+TokenId = Id
+Sha256 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Sha512 = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+
+class TokenVerifiers(msgspec.Struct, array_like=True, frozen=True):
+    """Keys with which servers check the proof of a token (`rayq.wire.scram.Verifier`), for
+    SCRAM-SHA-256 and SCRAM-SHA-512."""
+
+    stored_key_sha256: Sha256
+    server_key_sha256: Sha256
+    stored_key_sha512: Sha512
+    server_key_sha512: Sha512
+
+
+class CreatePrincipal(Change, frozen=True):
+    """Creates a principal, which may do nothing yet. Raises PrincipalExistsError,
+    PrincipalLimitError, InvalidRequestError."""
+
+    api: ClassVar[int] = 140
+    name: CheckedName
+    salt: Salt
+    """Salt of all tokens of this principal."""
+
+
+class DeletePrincipal(Change, frozen=True):
+    """Deletes a principal with its tokens and its ACLs, so that a later principal of that name
+    inherits nothing. Raises UnknownPrincipalError."""
+
+    api: ClassVar[int] = 141
+    name: CheckedName
+
+
+class CreateToken(Change, frozen=True):
+    """Adds a token to a principal; its other tokens stay valid. Raises UnknownPrincipalError,
+    PrincipalLimitError, and InvalidRequestError for an expiry in the past."""
+
+    api: ClassVar[int] = 142
+    principal: CheckedName
+    token_id: TokenId
+    verifiers: TokenVerifiers
+    expires_ms: CheckedInt | None = None
+    """Time by the wall clock from which on the token is refused. None: it does not expire."""
+
+
+class RevokeToken(Change, frozen=True):
+    """Removes a token. Raises UnknownPrincipalError, UnknownTokenError."""
+
+    api: ClassVar[int] = 143
+    principal: CheckedName
+    token_id: TokenId
+
+
+AclList = Annotated[list[Acl], msgspec.Meta(min_length=1, max_length=ACLS_AT_ONCE_MAX)]
+
+
+class CreateAcls(Change, frozen=True):
+    """Adds ACLs: all of them, or none. Those that exist stay. Raises UnknownPrincipalError,
+    PrincipalLimitError, InvalidRequestError."""
+
+    api: ClassVar[int] = 144
+    acls: AclList
+
+
+class DeleteAcls(Change, frozen=True):
+    """Removes exactly these ACLs. Those that do not exist are passed over."""
+
+    api: ClassVar[int] = 145
+    acls: AclList

@@ -9,6 +9,8 @@ import pytest
 
 from rayq.config import QueueConfig, TopicConfig
 from rayq.core.cluster.records import (
+    AclCreated,
+    AclDeleted,
     BrokerCordoned,
     BrokerFenced,
     BrokerRemoved,
@@ -18,6 +20,8 @@ from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     PartitionValue,
+    PrincipalCreated,
+    PrincipalDeleted,
     ProducerIdsAllocated,
     QueueChanged,
     QueueDeleted,
@@ -30,6 +34,8 @@ from rayq.core.cluster.records import (
     RequestDone,
     SnapshotPinned,
     SnapshotUnpinned,
+    TokenCreated,
+    TokenRevoked,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -45,6 +51,7 @@ from rayq.core.cluster.records import (
 from rayq.core.cluster.state import (
     ClusterState,
     Partition,
+    Principal,
     Queue,
     RegisteredBroker,
     Topic,
@@ -52,6 +59,7 @@ from rayq.core.cluster.state import (
     find_topic,
 )
 from rayq.errors import UnknownQueueError, UnknownTopicError
+from rayq.messages.access import Acl, TokenVerifiers
 from rayq.messages.remote_pointer import RemotePointer
 from tests.pure.test_cluster_state import apply, registration
 
@@ -71,6 +79,9 @@ VALUE = PartitionValue(
 MOVING = PartitionValue(
     (2, 0, 1), target=(2, 0), origin=(0, 1), throttle_bytes_per_s=9, partition_epoch=1
 )
+VERIFIERS = TokenVerifiers(b"a" * 32, b"b" * 32, b"c" * 64, b"d" * 64)
+ANNA_READS = Acl("anna", "allow", "read", "topic", "t")
+BEN_READS = Acl("ben", "allow", "read", "topic", "t")
 RECORDS: list[MetadataRecord] = [
     EpochStarted(1, "old", 1, "c", "first"),
     EpochStarted(2, "h", 9, "c", "second"),
@@ -96,6 +107,12 @@ RECORDS: list[MetadataRecord] = [
     SnapshotPinned("one", "T", {0: 4, 1: 8}, 100),
     SnapshotPinned("two", "T", {0: 3}, 50),
     SnapshotPinned("three", "U", {1: 1}, 50),
+    PrincipalCreated("anna", b"s" * 16, 7),
+    PrincipalCreated("ben", b"t" * 16, 8),
+    TokenCreated("anna", "01", VERIFIERS, 9, None),
+    TokenCreated("anna", "02", VERIFIERS, 10, 99),
+    AclCreated(ANNA_READS),
+    AclCreated(BEN_READS),
     ProducerIdsAllocated(3000),
     RequestDone("r1"),
     RequestDone("r2"),
@@ -104,7 +121,7 @@ RECORDS: list[MetadataRecord] = [
 
 def whole(state: ClusterState) -> dict[str, Any]:
     """All that a state holds; of what was done it keeps the order, too."""
-    return {**vars(state), "requests_done": list(state.requests_done)}
+    return {**vars(state), "requests_done": list(state.requests_done), "acls": list(state.acls)}
 
 
 def built(records: list[MetadataRecord]) -> ClusterState:
@@ -168,6 +185,17 @@ def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None
         },
         "garbage": {"X": RemoteGarbage("X", "x", 5, ("c/X/",))},
         "marks": {1: "first", 2: "second"},
+        "principals": {
+            "anna": Principal(
+                PrincipalCreated("anna", b"s" * 16, 7),
+                {
+                    "01": TokenCreated("anna", "01", VERIFIERS, 9, None),
+                    "02": TokenCreated("anna", "02", VERIFIERS, 10, 99),
+                },
+            ),
+            "ben": Principal(PrincipalCreated("ben", b"t" * 16, 8)),
+        },
+        "acls": [ANNA_READS, BEN_READS],
     }
 
 
@@ -392,6 +420,19 @@ def test_a_request_and_a_block_of_ids_change_nothing_else(state: ClusterState) -
     assert changed(state, ProducerIdsAllocated(4000)) == {"next_producer_id": 4000}
     assert changed(state, RequestDone("r3")) == {"requests_done": ["r1", "r2", "r3"]}
     assert changed(state, RequestDone("r1")) == {}
+
+
+def test_a_principal_that_is_deleted_takes_its_tokens_and_acls_along(state: ClusterState) -> None:
+    without = changed(state, PrincipalDeleted("anna"))
+    assert list(without["principals"]) == ["ben"] and without["acls"] == [BEN_READS]
+    again = changed(state, PrincipalCreated("anna", b"u" * 16, 9))
+    assert again["principals"]["anna"].tokens == {} and "acls" not in again
+
+
+def test_a_token_that_is_revoked_and_an_acl_that_is_deleted_are_gone(state: ClusterState) -> None:
+    revoked = changed(state, TokenRevoked("anna", "01"))
+    assert list(revoked["principals"]["anna"].tokens) == ["02"]
+    assert changed(state, AclDeleted(ANNA_READS)) == {"acls": [BEN_READS]}
 
 
 # --- what must hold -------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ def example_of(kind: type[Any]) -> Any:
             case inspect.StrType():
                 return f"text {next(numbers)}"
             case inspect.BytesType():
-                return b"bytes %d" % next(numbers)
+                return (b"bytes %d" % next(numbers)).ljust(of.min_length or 0, b".")
+            case inspect.LiteralType():
+                return of.values[0]
             case inspect.AnyType():
                 return next(numbers)
             case inspect.NoneType():

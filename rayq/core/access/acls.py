@@ -20,7 +20,7 @@ IMPLIED_BY: dict[Operation, tuple[Operation, ...]] = {
 
 
 class Verdict(NamedTuple):
-    """Whether an operation is allowed, and the rule that decides it."""
+    """A decision: is the operation allowed, and by which rule."""
 
     is_allowed: bool
     acl: Acl | None

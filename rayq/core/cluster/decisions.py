@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rayq import messages
 from rayq.core.cluster import (
+    access_changes,
     broker_changes,
     queue_changes,
     reassignment,
@@ -62,3 +63,10 @@ decides(messages.AllocateProducerIds)(broker_changes.allocate_producer_ids)
 decides(messages.AlterReassignments)(reassignment.alter_reassignments)
 decides(messages.SetReplicationFactor)(reassignment.set_replication_factor)
 decides(messages.CordonBroker)(reassignment.cordon_broker)
+
+decides(messages.CreatePrincipal)(access_changes.create_principal)
+decides(messages.DeletePrincipal)(access_changes.delete_principal)
+decides(messages.CreateToken)(access_changes.create_token)
+decides(messages.RevokeToken)(access_changes.revoke_token)
+decides(messages.CreateAcls)(access_changes.create_acls)
+decides(messages.DeleteAcls)(access_changes.delete_acls)

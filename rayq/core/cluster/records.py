@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rayq.messages.access import Acl, TokenVerifiers
 from rayq.messages.remote_pointer import RemotePointer
 
 
@@ -273,6 +274,44 @@ class ProducerIdsAllocated(MetadataRecord, frozen=True):
     """Producer ids below `next_producer_id` are handed out."""
 
     next_producer_id: int
+
+
+class PrincipalCreated(MetadataRecord, frozen=True):
+    """A principal exists from now on."""
+
+    name: str
+    salt: bytes
+    created_ms: int
+
+
+class PrincipalDeleted(MetadataRecord, frozen=True):
+    """A principal is gone, with all its tokens and ACLs."""
+
+    name: str
+
+
+class TokenCreated(MetadataRecord, frozen=True):
+    """A token of a principal, as servers know it."""
+
+    principal: str
+    token_id: str
+    verifiers: TokenVerifiers
+    created_ms: int
+    expires_ms: int | None
+    """None: it does not expire."""
+
+
+class TokenRevoked(MetadataRecord, frozen=True):
+    principal: str
+    token_id: str
+
+
+class AclCreated(MetadataRecord, frozen=True):
+    acl: Acl
+
+
+class AclDeleted(MetadataRecord, frozen=True):
+    acl: Acl
 
 
 class RequestDone(MetadataRecord, frozen=True):

@@ -13,7 +13,10 @@ from typing import Any
 
 from rayq import messages
 from rayq.config import QueueConfig, TopicConfig, as_dict, parse_stored
+from rayq.core.access.acls import AclTable
 from rayq.core.cluster.records import (
+    AclCreated,
+    AclDeleted,
     BrokerCordoned,
     BrokerFenced,
     BrokerRegistered,
@@ -23,6 +26,8 @@ from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     PartitionValue,
+    PrincipalCreated,
+    PrincipalDeleted,
     ProducerIdsAllocated,
     QueueChanged,
     QueueDeleted,
@@ -35,6 +40,8 @@ from rayq.core.cluster.records import (
     RequestDone,
     SnapshotPinned,
     SnapshotUnpinned,
+    TokenCreated,
+    TokenRevoked,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -42,6 +49,7 @@ from rayq.core.cluster.records import (
     VotersChanged,
 )
 from rayq.errors import FencedEpochError, UnknownQueueError, UnknownTopicError
+from rayq.messages.access import ANY
 from rayq.messages.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
@@ -117,6 +125,15 @@ class Queue:
         return {**self.options, **as_dict(self.config)}
 
 
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A principal and its tokens."""
+
+    created: PrincipalCreated
+    tokens: dict[str, TokenCreated] = field(default_factory=dict)
+    """Tokens by id, the oldest first."""
+
+
 class ClusterState:
     """See the module. Lookups return None for a missing object."""
 
@@ -147,6 +164,9 @@ class ClusterState:
         """Marks that this cluster has left in the object store, by controller epoch, oldest first.
         A later mark that is missing here is of another cluster with the same id: a copy of this
         one's disks."""
+        self.principals: dict[str, Principal] = {}
+        """Principals by name."""
+        self.acls = AclTable()
 
     # --- look-ups ---------------------------------------------------------------------------
 
@@ -360,6 +380,26 @@ class ClusterState:
 
     # --- snapshot ---------------------------------------------------------------------------
 
+    def _principal_created(self, record: PrincipalCreated) -> None:
+        self.principals[record.name] = Principal(record)
+
+    def _principal_deleted(self, record: PrincipalDeleted) -> None:
+        del self.principals[record.name]
+        for acl in [acl for acl in self.acls if acl.principal == record.name]:
+            self.acls.remove(acl)
+
+    def _token_created(self, record: TokenCreated) -> None:
+        self.principals[record.principal].tokens[record.token_id] = record
+
+    def _token_revoked(self, record: TokenRevoked) -> None:
+        del self.principals[record.principal].tokens[record.token_id]
+
+    def _acl_created(self, record: AclCreated) -> None:
+        self.acls.add(record.acl)
+
+    def _acl_deleted(self, record: AclDeleted) -> None:
+        self.acls.remove(record.acl)
+
     def snapshot(self) -> list[MetadataRecord]:
         """Records that build this very state from an empty one."""
         records: list[MetadataRecord] = []
@@ -402,6 +442,10 @@ class ClusterState:
             for queue in self.queues.values()
         )
         records.extend(self.pins.values())
+        for principal in self.principals.values():
+            records.append(principal.created)
+            records.extend(principal.tokens.values())
+        records.extend(AclCreated(acl) for acl in self.acls)
         records.append(ProducerIdsAllocated(self.next_producer_id))
         records.extend(RequestDone(request_id) for request_id in self.requests_done)
         return records
@@ -450,6 +494,8 @@ class ClusterState:
             assert self.queue_ids[queue.name] == queue.queue_id, queue
             assert queue in self.queues_of(queue.topic_id), queue
         assert sum(map(len, self._queues_of.values())) == len(self.queues)
+        for acl in self.acls:
+            assert acl.principal == ANY or acl.principal in self.principals, acl
         assert list(self.marks) == sorted(self.marks), self.marks
 
 
@@ -515,4 +561,10 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     SnapshotUnpinned: ClusterState._snapshot_unpinned,
     QueueChanged: ClusterState._queue_changed,
     QueueDeleted: ClusterState._queue_deleted,
+    PrincipalCreated: ClusterState._principal_created,
+    PrincipalDeleted: ClusterState._principal_deleted,
+    TokenCreated: ClusterState._token_created,
+    TokenRevoked: ClusterState._token_revoked,
+    AclCreated: ClusterState._acl_created,
+    AclDeleted: ClusterState._acl_deleted,
 }

@@ -1,0 +1,197 @@
+"""The controller's decisions about principals, tokens and ACLs.
+
+Each decision reads the state and changes nothing. Errors are those of `rayq.errors`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rayq import messages
+from rayq.core.cluster.facts import ClusterDecision, Facts, changed
+from rayq.core.cluster.records import (
+    AclCreated,
+    AclDeleted,
+    MetadataRecord,
+    PrincipalCreated,
+    PrincipalDeleted,
+    TokenCreated,
+    TokenRevoked,
+)
+from rayq.core.cluster.state import ClusterState, Principal
+from rayq.errors import (
+    InvalidRequestError,
+    PrincipalExistsError,
+    PrincipalLimitError,
+    UnknownPrincipalError,
+    UnknownTokenError,
+)
+from rayq.messages.access import (
+    ANY,
+    CLUSTER,
+    PRINCIPAL_NAME,
+    SUPERUSER,
+    Acl,
+    Operation,
+    ResourceType,
+)
+
+PRINCIPALS_MAX = 10_000
+"""Maximum number of principals of a cluster."""
+TOKENS_MAX = 8
+"""Maximum number of valid tokens of a principal: a proof is tried with each."""
+ACLS_MAX = 100_000
+"""Maximum number of ACLs of a cluster."""
+NAME_LENGTH_MAX = 249
+
+OPERATIONS: dict[ResourceType, tuple[Operation, ...]] = {
+    "cluster": ("create", "alter", "describe", "alter_configs", "describe_configs"),
+    "topic": (
+        "read", "write", "create", "delete", "alter", "describe", "alter_configs",
+        "describe_configs",
+    ),
+    "group": ("read", "delete", "alter", "describe"),
+    "queue": ("read", "create", "delete", "alter", "describe"),
+    "transactional_id": ("write", "alter", "describe"),
+    "subject": ("read", "write", "delete", "alter", "describe"),
+    "principal": ("create", "delete", "alter", "describe"),
+    "link": ("create", "delete", "alter", "describe"),
+}
+"""The operations that each type of resource has, beside `all`."""
+
+
+def create_principal(
+    state: ClusterState, request: messages.CreatePrincipal, facts: Facts
+) -> ClusterDecision:
+    """Creates a principal. Raises InvalidRequestError for an illegal or reserved name,
+    PrincipalExistsError, PrincipalLimitError."""
+    name = request.name
+    if not re.fullmatch(PRINCIPAL_NAME, name) or len(name) > NAME_LENGTH_MAX:
+        raise InvalidRequestError(
+            f"{name[:NAME_LENGTH_MAX]!r} is not a legal name of a principal: use 1 to "
+            f"{NAME_LENGTH_MAX} letters, digits and characters of '._@:/+-'."
+        )
+    if name == SUPERUSER:
+        raise InvalidRequestError(
+            f"{SUPERUSER!r} is the principal of the cluster's own token: choose another name."
+        )
+    if name in state.principals:
+        raise PrincipalExistsError(f"Principal {name!r} exists already.")
+    if len(state.principals) >= PRINCIPALS_MAX:
+        raise PrincipalLimitError(
+            f"The cluster has {PRINCIPALS_MAX} principals, its limit: delete some."
+        )
+    return changed([PrincipalCreated(name, request.salt, facts.now_ms())])
+
+
+def delete_principal(
+    state: ClusterState, request: messages.DeletePrincipal, facts: Facts
+) -> ClusterDecision:
+    """Deletes a principal with its tokens and ACLs. Raises UnknownPrincipalError, and
+    InvalidRequestError for the superuser."""
+    if request.name == SUPERUSER:
+        raise InvalidRequestError(
+            f"{SUPERUSER!r} cannot be deleted: nobody could create principals any more."
+        )
+    _find(state, request.name)
+    return changed([PrincipalDeleted(request.name)])
+
+
+def create_token(
+    state: ClusterState, request: messages.CreateToken, facts: Facts
+) -> ClusterDecision:
+    """Adds a token, and forgets those of this principal that have expired. Raises
+    UnknownPrincipalError, PrincipalLimitError, InvalidRequestError."""
+    name, now_ms = request.principal, facts.now_ms()
+    principal = _find(state, name)
+    if request.token_id in principal.tokens:
+        raise InvalidRequestError(
+            f"Principal {name!r} has a token {request.token_id} already: draw another id."
+        )
+    if request.expires_ms is not None and request.expires_ms <= now_ms:
+        raise InvalidRequestError(
+            f"The token of {name!r} would expire {(now_ms - request.expires_ms) / 1000:.0f} s ago: "
+            "choose a time to come, and look at this machine's clock."
+        )
+    expired = [
+        token_id
+        for token_id, token in principal.tokens.items()
+        if token.expires_ms is not None and token.expires_ms <= now_ms
+    ]
+    if len(principal.tokens) - len(expired) >= TOKENS_MAX:
+        raise PrincipalLimitError(
+            f"Principal {name!r} has {TOKENS_MAX} valid tokens, its limit: revoke one of "
+            f"{', '.join(principal.tokens)}."
+        )
+    records: list[MetadataRecord] = [TokenRevoked(name, token_id) for token_id in expired]
+    records.append(
+        TokenCreated(name, request.token_id, request.verifiers, now_ms, request.expires_ms)
+    )
+    return changed(records)
+
+
+def revoke_token(
+    state: ClusterState, request: messages.RevokeToken, facts: Facts
+) -> ClusterDecision:
+    """Removes a token. Raises UnknownPrincipalError, UnknownTokenError."""
+    principal = _find(state, request.principal)
+    if request.token_id not in principal.tokens:
+        raise UnknownTokenError(
+            f"Principal {request.principal!r} has no token {request.token_id}: it has "
+            f"{', '.join(principal.tokens) or 'none'}."
+        )
+    return changed([TokenRevoked(request.principal, request.token_id)])
+
+
+def create_acls(
+    state: ClusterState, request: messages.CreateAcls, facts: Facts
+) -> ClusterDecision:
+    """Adds ACLs: all of them, or none. Raises UnknownPrincipalError, PrincipalLimitError,
+    InvalidRequestError."""
+    for acl in request.acls:
+        _check_acl(acl)
+        if acl.principal != ANY:
+            _find(state, acl.principal)
+    new = [acl for acl in dict.fromkeys(request.acls) if acl not in state.acls]
+    if len(state.acls) + len(new) > ACLS_MAX:
+        raise PrincipalLimitError(
+            f"The cluster has {len(state.acls)} ACLs and may have {ACLS_MAX}: delete some, or use "
+            "prefixes."
+        )
+    return changed([AclCreated(acl) for acl in new])
+
+
+def delete_acls(
+    state: ClusterState, request: messages.DeleteAcls, facts: Facts
+) -> ClusterDecision:
+    """Removes ACLs. Those that do not exist are passed over."""
+    found = [acl for acl in dict.fromkeys(request.acls) if acl in state.acls]
+    return changed([AclDeleted(acl) for acl in found])
+
+
+def _check_acl(acl: Acl) -> None:
+    """Raises InvalidRequestError for a rule that could never decide anything."""
+    operations = OPERATIONS[acl.resource_type]
+    if acl.operation not in ("all", *operations):
+        raise InvalidRequestError(
+            f"{acl.operation!r} is no operation on a {acl.resource_type}: it is one of all, "
+            f"{', '.join(operations)}."
+        )
+    if acl.resource_type == "cluster" and (acl.pattern, acl.name) != ("literal", CLUSTER):
+        raise InvalidRequestError(
+            f"An ACL of the cluster names {CLUSTER!r}, literally, and not {acl.name!r}."
+        )
+    if acl.principal == SUPERUSER:
+        raise InvalidRequestError(
+            f"{SUPERUSER!r} may do everything: no ACL changes that. Give people principals of "
+            "their own."
+        )
+
+
+def _find(state: ClusterState, name: str) -> Principal:
+    principal = state.principals.get(name)
+    if principal is None:
+        raise UnknownPrincipalError(
+            f"There is no principal {name!r}: `rayq principal list` shows those that there are."
+        )
+    return principal
