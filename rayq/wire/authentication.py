@@ -8,6 +8,11 @@ that they may be clients. The handshake has four frames (api 0, at most 1 KiB ea
     client -> server   Proof      HMAC-SHA256 over Hello and Challenge
     server -> client   Accepted   cluster id, broker id, HMAC-SHA256 over all of the above
 
+A client with the token of a principal names it in Hello, gets the principal's salt in Challenge,
+and proves the token by SCRAM-SHA-256 over the same bytes (`scram`). Then the principal's key signs
+Accepted. A principal that does not exist gets a salt as well, so that it looks like a wrong token.
+A server that acts for a principal names it in Hello, and proves the secret.
+
 Each proof covers the bytes of all frames before it, so both nonces, the role, the ids and the
 versions, under a label for its direction. So recorded, reflected or altered frames do not verify.
 The server shows nothing but a nonce before the client has proven itself.
@@ -22,8 +27,9 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,7 +40,10 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.messages import BrokerId
+from rayq.messages.access import PrincipalName, Salt
 from rayq.wire.codec import ENCODER, decode
+from rayq.wire.scram import ITERATIONS, Verifier, client_keys, decoy_salt, prove, proven
+from rayq.wire.tokens import PrincipalToken
 
 HANDSHAKE_VERSION = 1
 """The version byte of handshake frames. Their layout (append-only arrays) never changes."""
@@ -44,6 +53,8 @@ VERSION_MAX = 1
 """This rayq speaks the protocol versions from the first to the second."""
 
 HANDSHAKE_FRAME_BYTES_MAX = 1024
+ITERATIONS_MAX = 100_000
+"""A client computes no more rounds than this for a server that it cannot trust yet."""
 NONCE_BYTES = 32
 KEY_BYTES = 32
 
@@ -116,6 +127,10 @@ class Identity:
     """None for a client that does not know it yet, and accepts any server's cluster."""
     broker: int | None
     """The broker id of a broker and of its replica processes."""
+    token: PrincipalToken | None = field(default=None, repr=False)
+    """The token of a client that is no superuser; its `key` is then not used."""
+    acts_for: str | None = None
+    """The principal for which a server opens the connection, and whose rights it then has."""
 
     def handshake_key(self, role: Role) -> bytes:
         """The key of both proofs in a handshake whose client has this `role`."""
@@ -135,9 +150,24 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     expect_broker: BrokerId | None
 
 
+class NamedHello(Hello, frozen=True):
+    """Hello of a client that is a principal, or of a server that acts for one. (Others send
+    `Hello`, as older clients do. An older server passes over the further fields.)"""
+
+    principal: PrincipalName | None = None
+    acts_for: PrincipalName | None = None
+
+
 class Challenge(msgspec.Struct, array_like=True, frozen=True):
     version: Version
     nonce: Nonce
+
+
+class NamedChallenge(Challenge, frozen=True):
+    """Challenge to a client that names a principal."""
+
+    salt: Salt | None = None
+    iterations: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = ITERATIONS
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True):
@@ -150,8 +180,27 @@ class Accepted(msgspec.Struct, array_like=True, frozen=True):
     digest: Digest
 
 
-_HELLO = msgspec.msgpack.Decoder(Hello)
-_CHALLENGE = msgspec.msgpack.Decoder(Challenge)
+class ValidToken(NamedTuple):
+    """A token that is neither revoked nor expired, as a server checks it."""
+
+    token_id: str
+    verifier: Verifier
+
+
+class Credentials(NamedTuple):
+    """The salt and valid tokens of a principal."""
+
+    salt: bytes
+    tokens: Sequence[ValidToken]
+
+
+CredentialsOf = Callable[[str], Credentials | None]
+"""Looks up a principal by name. None: there is none."""
+
+_HELLO = msgspec.msgpack.Decoder(NamedHello)
+_CHALLENGE = msgspec.msgpack.Decoder(NamedChallenge)
+_NOBODY = Verifier(bytes(32), bytes(32))
+"""Verifier that no proof fits: an unknown principal takes as long to refuse as a wrong token."""
 _PROOF = msgspec.msgpack.Decoder(Proof)
 _ACCEPTED = msgspec.msgpack.Decoder(Accepted)
 
@@ -163,12 +212,12 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], header: bytes) -> Message
 
 
 def _digest(key: bytes, *parts: bytes) -> bytes:
-    """HMAC over the parts, each behind its length, so that no part can run into the next."""
-    mac = hmac.new(key, digestmod=hashlib.sha256)
-    for part in parts:
-        mac.update(len(part).to_bytes(4, "little"))
-        mac.update(part)
-    return mac.digest()
+    return hmac.digest(key, _joined(*parts), hashlib.sha256)
+
+
+def _joined(*parts: bytes) -> bytes:
+    """The parts, each behind its length, so that no part can run into the next."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 def _server_digest(
@@ -183,18 +232,24 @@ class ClientHandshake:
     def __init__(self, identity: Identity, nonce: bytes, expect_broker: int | None) -> None:
         self._identity = identity
         self._expect_broker = expect_broker
-        self._key = identity.handshake_key(identity.role)
-        self._hello = ENCODER.encode(
-            Hello(
-                version_min=VERSION_MIN,
-                version_max=VERSION_MAX,
-                role=identity.role,
-                nonce=nonce,
-                cluster_id=identity.cluster_id,
-                broker=identity.broker,
-                expect_broker=expect_broker,
-            )
+        self._token = token = identity.token
+        self._key = b"" if token is not None else identity.handshake_key(identity.role)
+        """Key of both proofs; for a token, once `answer` knows the salt, that of the server's."""
+        hello = Hello(
+            version_min=VERSION_MIN,
+            version_max=VERSION_MAX,
+            role=identity.role,
+            nonce=nonce,
+            cluster_id=identity.cluster_id,
+            broker=identity.broker,
+            expect_broker=expect_broker,
         )
+        if token is not None or identity.acts_for is not None:
+            principal = None if token is None else token.principal
+            hello = NamedHello(
+                **msgspec.structs.asdict(hello), principal=principal, acts_for=identity.acts_for
+            )
+        self._hello = ENCODER.encode(hello)
         self._transcript: tuple[bytes, ...] = (self._hello,)
         self.version: int | None = None
 
@@ -210,9 +265,29 @@ class ClientHandshake:
                 f"{VERSION_MIN} to {VERSION_MAX}."
             )
         self.version = challenge.version
-        digest = _digest(self._key, _CLIENT_LABEL, self._hello, header)
+        if self._token is None:
+            digest = _digest(self._key, _CLIENT_LABEL, self._hello, header)
+        else:
+            digest = self._prove_token(self._token, challenge, header)
         self._transcript = (self._hello, header, digest)
         return ENCODER.encode(Proof(digest))
+
+    def _prove_token(
+        self, token: PrincipalToken, challenge: NamedChallenge, header: bytes
+    ) -> bytes:
+        if challenge.salt is None:
+            raise UnsupportedVersionError(
+                f"The server does not know principals, and the token is that of "
+                f"{token.principal!r}: it is an older rayq. Update the servers first."
+            )
+        if not ITERATIONS <= challenge.iterations <= ITERATIONS_MAX:
+            raise AuthenticationError(
+                f"The server asks for {challenge.iterations} rounds of the token's hash, and "
+                f"rayq's servers ask for {ITERATIONS}: is this the right address?"
+            )
+        keys = client_keys(token.text, challenge.salt, iterations=challenge.iterations)
+        self._key = keys.verifier.server_key
+        return prove(keys, _joined(_CLIENT_LABEL, self._hello, header))
 
     def finish(self, header: bytes) -> Accepted:
         """Takes Accepted. Raises AuthenticationError, WrongClusterError or ProtocolError."""
@@ -232,12 +307,32 @@ class ClientHandshake:
 class ServerHandshake:
     """The server's side: `challenge(Hello)`, then `accept(Proof)`."""
 
-    def __init__(self, identity: Identity, nonce: bytes) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        nonce: bytes,
+        credentials_of: CredentialsOf = lambda principal: None,
+    ) -> None:
         self._identity = identity
         self._nonce = nonce
+        self._credentials_of = credentials_of
         self._transcript: tuple[bytes, ...] = ()
-        self.hello: Hello | None = None
+        self.hello: NamedHello | None = None
         self.version: int | None = None
+        self.token_id: str | None = None
+        """Id of the token that the client has proven, if it named a principal."""
+
+    @property
+    def principal(self) -> str | None:
+        """The principal whose rights the connection has. None: a superuser, or a server itself."""
+        assert self.hello is not None
+        return self.hello.principal if self.hello.role == "client" else self.hello.acts_for
+
+    @property
+    def role(self) -> Role:
+        """The role of the connection: a server that acts for a principal is a client."""
+        assert self.hello is not None
+        return "client" if self.principal is not None else self.hello.role
 
     def challenge(self, header: bytes) -> bytes:
         """Takes Hello, returns the Challenge. Raises ProtocolError, UnsupportedVersionError."""
@@ -249,7 +344,12 @@ class ServerHandshake:
                 f"this server {VERSION_MIN} to {VERSION_MAX}: use the same rayq on both sides."
             )
         self.hello, self.version = hello, version
-        challenge = ENCODER.encode(Challenge(version, self._nonce))
+        answer = Challenge(version, self._nonce)
+        if hello.role == "client" and hello.principal is not None:
+            known = self._credentials_of(hello.principal)
+            salt = known.salt if known else decoy_salt(self._identity.key, hello.principal)
+            answer = NamedChallenge(version, self._nonce, salt, ITERATIONS)
+        challenge = ENCODER.encode(answer)
         self._transcript = (header, challenge)
         return challenge
 
@@ -258,19 +358,40 @@ class ServerHandshake:
         ProtocolError."""
         assert self.hello is not None, "challenge comes first"
         proof = _decode(_PROOF, header)
-        key = self._identity.handshake_key(self.hello.role)
-        if not hmac.compare_digest(_digest(key, _CLIENT_LABEL, *self._transcript), proof.digest):
-            raise AuthenticationError(
-                f"The {self.hello.role} did not prove that it holds the cluster's "
-                f"{'secret' if self.hello.role == 'server' else 'client key'}: check the token "
-                "(argument token=, RAYQ_TOKEN, ~/.rayq/token) or the secret in the data directory."
-            )
+        if self.hello.role == "client" and self.hello.principal is not None:
+            key = self._check_token(self.hello.principal, proof.digest)
+        else:
+            key = self._identity.handshake_key(self.hello.role)
+            expected = _digest(key, _CLIENT_LABEL, *self._transcript)
+            if not hmac.compare_digest(expected, proof.digest):
+                raise AuthenticationError(
+                    f"The {self.hello.role} did not prove that it holds the cluster's "
+                    f"{'secret' if self.hello.role == 'server' else 'client key'}: check the token "
+                    "(argument token=, RAYQ_TOKEN, ~/.rayq/token) or the secret in the data "
+                    "directory."
+                )
         mine = self._identity
         _check_ids(self.hello.cluster_id, mine.cluster_id, self.hello.expect_broker, mine.broker)
         digest = _server_digest(
             key, (*self._transcript, proof.digest), mine.cluster_id, mine.broker
         )
         return ENCODER.encode(Accepted(mine.cluster_id, mine.broker, digest))
+
+    def _check_token(self, principal: str, proof: bytes) -> bytes:
+        """The key that signs Accepted. Raises AuthenticationError. Whether the principal is
+        unknown, or its token wrong, revoked or expired, cannot be told from outside."""
+        known = self._credentials_of(principal)
+        tokens = {token.verifier: token.token_id for token in known.tokens} if known else {}
+        text = _joined(_CLIENT_LABEL, *self._transcript)
+        verifier = proven(proof, text, tokens or [_NOBODY])
+        if verifier is None:
+            raise AuthenticationError(
+                f"The client did not prove a valid token of principal {principal!r}: it may be "
+                "another's, revoked or expired. Ask whoever administers the cluster for a new one "
+                "(rayq token create)."
+            )
+        self.token_id = tokens[verifier]
+        return verifier.server_key
 
 
 def _check_ids(

@@ -163,7 +163,7 @@ def test_the_highest_common_version_is_agreed() -> None:
 
 
 def test_fields_that_a_newer_version_appends_are_passed_over() -> None:
-    hello = ENCODER.encode([1, 2, "client", b"1" * 32, None, None, None, "new", 5])
+    hello = ENCODER.encode([1, 2, "client", b"1" * 32, None, None, None, None, None, "new", 5])
     theirs = ServerHandshake(SERVER, b"2" * 32)
     theirs.challenge(hello)
     assert theirs.version == 1
