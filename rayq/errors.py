@@ -629,6 +629,11 @@ class AuthenticationError(RayqError):
     """The peer does not hold the cluster's secret (or presented a wrong certificate)."""
 
 
+class AuthorizationError(RayqError):
+    """The principal may not do this. The message names principal, operation and resource, and how a
+    superuser allows it."""
+
+
 class ProtocolError(RayqError):
     """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown type.
     If they were to be an answer, the outcome of the request is unknown."""

@@ -1,74 +1,18 @@
-"""Principals, their tokens and ACLs: the words of access control in Kafka's terms, and the requests
-that change and list it.
+"""Requests that change principals, their tokens and ACLs.
 
-A principal may do what an ACL allows it and no other ACL denies. See `rayq.core.access.acls`. A
-token never crosses the wire: whoever creates one draws it, and sends what proofs are checked with.
+A token never crosses the wire: whoever creates one draws it, and sends what proofs are checked
+with.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Acl
 from rayq.messages.any_broker import Change
-from rayq.messages.base import CheckedInt, CheckedName, Id, Name
-
-Operation = Literal[
-    "all",
-    "read",
-    "write",
-    "create",
-    "delete",
-    "alter",
-    "describe",
-    "alter_configs",
-    "describe_configs",
-]
-ResourceType = Literal[
-    "cluster", "topic", "group", "queue", "transactional_id", "subject", "principal", "link"
-]
-PatternType = Literal["literal", "prefixed"]
-PermissionType = Literal["allow", "deny"]
-
-ANY = "*"
-"""Wildcard of an ACL: each named principal, each resource of a type (as a literal name), or each
-host."""
-CLUSTER = "cluster"
-"""Name of the only resource of the type `cluster`."""
-SUPERUSER = "superuser"
-"""Principal that may do everything: whoever holds the cluster's own client key."""
-
-PRINCIPAL_NAME = r"[A-Za-z0-9._@:/+-]+"
-"""Pattern of a principal's name: also an email address, or the URI of a workload's certificate."""
-PrincipalName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=249, pattern=f"^{PRINCIPAL_NAME}$")
-]
-
-
-class Acl(msgspec.Struct, array_like=True, frozen=True):
-    """A rule (Kafka's AclBinding): a principal may do an operation on the resources that the
-    pattern matches, from a host, or may not."""
-
-    principal: Name
-    permission: PermissionType
-    operation: Operation
-    resource_type: ResourceType
-    name: Name
-    """Name of the resource, or with `prefixed` the beginning of names."""
-    pattern: PatternType = "literal"
-    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = ANY
-    """Address of the client, as the server sees it."""
-
-    def __str__(self) -> str:
-        resource = f"{self.resource_type} {self.name!r}"
-        if self.pattern == "prefixed":
-            resource = f"each {self.resource_type} that begins with {self.name!r}"
-        elif self.name == ANY:
-            resource = f"each {self.resource_type}"
-        host = "" if self.host == ANY else f" from {self.host}"
-        return f"{self.permission} {self.principal!r} {self.operation} on {resource}{host}"
-
+from rayq.messages.base import CheckedInt, CheckedName, Id
 
 ACLS_AT_ONCE_MAX = 1_000
 """Maximum number of ACLs that one request adds or removes."""

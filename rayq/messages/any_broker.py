@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.base import (
     Answerer,
     CheckedInt,
@@ -103,7 +104,7 @@ class Metadata(ToBroker[MetadataResponse], frozen=True):
     `metadata_pages` asks for all of them."""
 
     api: ClassVar[int] = 1
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     ends_with_connection: ClassVar[bool] = True
     topics: Annotated[list[CheckedName], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
     """None: all topics. A name that does not exist is missing in the answer."""
@@ -126,7 +127,7 @@ class AllocateProducerId(ToBroker[AllocateProducerIdResponse], frozen=True):
     """A producer id that no producer had before, epoch 0."""
 
     api: ClassVar[int] = 2
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
 
 
 class ChangeResponse(Response, frozen=True):
@@ -145,7 +146,7 @@ class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
 
 class CreateTopic(Change, frozen=True):
     api: ClassVar[int] = 3
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("create", "topic", "name"),)
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
@@ -154,7 +155,7 @@ class CreateTopic(Change, frozen=True):
 
 class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("delete", "topic", "name"),)
     name: CheckedName
 
 
@@ -168,14 +169,14 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
 
     # `force` came later: it has to stand behind the fields of `Change`, where kw_only puts it.
     api: ClassVar[int] = 5
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "topic", "name"),)
     force: bool = False
     """True: also if a queue handles records in the order of their keys, which may then be lost."""
 
 
 class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter_configs", "topic", "name"),)
     name: CheckedName
     changes: ConfigOptions
     """A key set to None where None is not a legal value goes back to its default."""
@@ -186,7 +187,7 @@ class ElectLeaders(Change, frozen=True):
     replica, for partitions that have no leader."""
 
     api: ClassVar[int] = 7
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     name: CheckedName
     partitions: Annotated[list[CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)] | None
     unclean: bool
@@ -196,7 +197,7 @@ class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__consumer_offsets` unless it exists, at the first use of a group."""
 
     api: ClassVar[int] = 8
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
 
 
 class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
@@ -204,7 +205,7 @@ class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
     before this was asked, whichever controller or broker is out of date."""
 
     api: ClassVar[int] = 14
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
 
 
 BrokerList = Annotated[list[CheckedInt], msgspec.Meta(max_length=REPLICAS_MAX)]
@@ -215,7 +216,7 @@ class AlterReassignments(Change, frozen=True):
     replicas of the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     moves: Annotated[
         list[tuple[CheckedName, CheckedInt, BrokerList | None]],
         msgspec.Meta(max_length=MOVES_MAX),
@@ -230,7 +231,7 @@ class SetReplicationFactor(Change, frozen=True):
     moves, or none. The same factor again changes the throttle."""
 
     api: ClassVar[int] = 12
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     name: CheckedName
     replication_factor: CheckedInt
     throttle_bytes_per_s: CheckedInt | None = None
@@ -241,7 +242,7 @@ class CordonBroker(Change, frozen=True):
     False it takes replicas again."""
 
     api: ClassVar[int] = 10
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     broker: CheckedInt
     cordoned: bool
 
@@ -250,7 +251,7 @@ class RemoveBroker(Change, frozen=True):
     """Forgets a broker that is stopped and holds no replicas."""
 
     api: ClassVar[int] = 11
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     broker: CheckedInt
 
 
@@ -263,4 +264,4 @@ class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
 
     api: ClassVar[int] = 19
     answered_by: ClassVar[tuple[Answerer, ...]] = ("broker", "replica host", "object server")
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "cluster"),)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from rayq.messages.acls import Rights
 from rayq.messages.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL_IDS_START
 
 # Every number, str and bytes of a request has a range or a length. What is out of range is refused
@@ -89,8 +90,12 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     response: ClassVar[type[Response]]
     answered_by: ClassVar[tuple[Answerer, ...]]
     """Each of them has a handler for it (`rayq.actors.handlers`)."""
+    rights: ClassVar[Rights] = None
+    """The rights that a client needs who is no superuser, beside those that
+    `rayq.core.access.rights` finds in the request's content. () says that each client may send it.
+    None: only servers send it."""
     sent_by_clients: ClassVar[bool] = False
-    """True if clients may send it. Only servers may send the others."""
+    """True if `rights` are declared."""
     reads_internal_topics: ClassVar[bool] = False
     """True if a client may send it for a partition of rayq's internal topics. Such an answer leaves
     out everything that would let one client act as another; the records themselves do not."""
@@ -103,6 +108,7 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
             for argument in get_args(base):
                 if isinstance(argument, type) and issubclass(argument, Response):
                     cls.response = argument
+        cls.sent_by_clients = cls.rights is not None
         if "api" in vars(cls):
             assert cls.api not in REQUESTS, f"{cls.__name__} and {REQUESTS[cls.api].__name__}"
             REQUESTS[cls.api] = cls

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.base import (
     CheckedName,
     CommitMetadata,
@@ -71,7 +72,7 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     compile)."""
 
     api: ClassVar[int] = 30
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     group: GroupName
     member: Id
     """A random id that the member chooses at its start (KIP-848). Who has it acts as the member."""
@@ -123,7 +124,7 @@ class CommitOffsets(ToGroupCoordinator[CommitOffsetsResponse], frozen=True):
     members. Raises UnknownMember, FencedMember, GroupNotEmpty."""
 
     api: ClassVar[int] = 31
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     group: GroupName
     member: CheckedName
     member_epoch: MemberEpoch
@@ -152,7 +153,7 @@ class FetchCommittedResponse(Response, frozen=True):
 
 class FetchCommitted(ToGroupCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
     group: GroupName
     partitions: (
         Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=POSITIONS_MAX)] | None
@@ -175,7 +176,7 @@ class ListGroups(ToGroupCoordinator[ListGroupsResponse], frozen=True):
     """The groups of one partition of `__consumer_offsets`."""
 
     api: ClassVar[int] = 33
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
 
 
 class GroupMemberDescription(Response, frozen=True):
@@ -205,7 +206,7 @@ class DescribeGroup(ToGroupCoordinator[DescribeGroupResponse], frozen=True):
     """Describes a group. Raises UnknownGroup."""
 
     api: ClassVar[int] = 34
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
     group: GroupName
 
 
@@ -213,7 +214,7 @@ class DeleteGroup(ToGroupCoordinator[Done], frozen=True):
     """Forgets a group and its offsets. Raises UnknownGroup, GroupNotEmpty."""
 
     api: ClassVar[int] = 35
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("delete", "group", "group"),)
     group: GroupName
 
 
@@ -221,7 +222,7 @@ class SetGroupOffsets(ToGroupCoordinator[Done], frozen=True):
     """Sets the committed offsets of a group without members. Raises GroupNotEmpty."""
 
     api: ClassVar[int] = 36
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "group", "group"),)
     group: GroupName
     offsets: Annotated[
         list[tuple[Id, Partition, Offset]], msgspec.Meta(max_length=POSITIONS_MAX)

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.any_broker import Change, ChangeResponse
 from rayq.messages.base import (
     BrokerId,
@@ -218,7 +219,7 @@ class PinSnapshot(Change, frozen=True, kw_only=True):
     there are 1,000."""
 
     api: ClassVar[int] = 85
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     pin_id: Id
     topic_id: Id
     starts: Annotated[dict[CheckedInt, CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
@@ -229,7 +230,7 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
     """Ends a pin; one that is not there has ended."""
 
     api: ClassVar[int] = 86
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     pin_id: Id
 
 
@@ -239,7 +240,10 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     fit, or another topic has these objects."""
 
     api: ClassVar[int] = 88
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("alter", "cluster"),
+        Right("create", "topic", "name"),
+    )
     name: CheckedName
     partitions: CheckedInt
     replication_factor: CheckedInt | None
@@ -254,7 +258,7 @@ class EndRemoteStorage(Change, frozen=True, kw_only=True):
     later; what is on no replica's disk any more is lost at once."""
 
     api: ClassVar[int] = 89
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter_configs", "topic", "name"),)
     name: CheckedName
 
 
@@ -314,7 +318,7 @@ class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
     """This broker's knowledge of the object store."""
 
     api: ClassVar[int] = 37
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "cluster"),)
 
 
 # --- leaders -------------------------------------------------------------------------------------
@@ -346,7 +350,7 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
     errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
 
     api: ClassVar[int] = 100
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     start: Offset
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
@@ -371,7 +375,7 @@ class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True
     """Describes the progress of this partition in the object store."""
 
     api: ClassVar[int] = 101
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
 
 
 class VerifyRemoteResponse(Response, frozen=True):
@@ -391,7 +395,7 @@ class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
     """
 
     api: ClassVar[int] = 102
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "topic", "topic_id"),)
     start: Offset
     deep: bool
     repair: bool

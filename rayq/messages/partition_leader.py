@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.base import (
     TIMESTAMP_MS_MAX,
     Answerer,
@@ -58,7 +59,7 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     """
 
     api: ClassVar[int] = 20
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "topic", "topic_id"),)
     acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     timeout_ms: Milliseconds
 
@@ -91,7 +92,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     """
 
     api: ClassVar[int] = 21
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     ends_with_connection: ClassVar[bool] = True
     offset: Offset
     last_epoch: HeldEpoch | None
@@ -113,7 +114,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
     """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
 
     api: ClassVar[int] = 22
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2, le=TIMESTAMP_MS_MAX)]
     isolation: Isolation = READ_UNCOMMITTED
 
@@ -129,7 +130,7 @@ class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
     `min_insync_replicas` are in sync."""
 
     api: ClassVar[int] = 23
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("delete", "topic", "topic_id"),)
     before_offset: Offset | None
     timeout_ms: Milliseconds
 
@@ -154,7 +155,7 @@ class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
     """The state of one replica. Any replica answers, leader or not."""
 
     api: ClassVar[int] = 24
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
     reads_internal_topics: ClassVar[bool] = True
 
 
@@ -164,7 +165,7 @@ class CheckRange(ToPartition[Done], frozen=True):
     only in the object store are loaded again by the leader with the next read."""
 
     api: ClassVar[int] = 25
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     offset: Offset
 
 
@@ -184,7 +185,7 @@ class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
     RemoteStorage, RemoteMissing errors."""
 
     api: ClassVar[int] = 26
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     offset: Offset
 
 
@@ -196,7 +197,7 @@ class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
     """The producers in a range of ids of which the leader remembers a batch (after KIP-664)."""
 
     api: ClassVar[int] = 27
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     first_producer_id: ProducerId
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
@@ -227,7 +228,7 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
 
     api: ClassVar[int] = 28
     answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
     reads_internal_topics: ClassVar[bool] = True
     since_offset: Offset | None
 
@@ -242,7 +243,7 @@ class AbortUnknownTransaction(ToLeader[Done], frozen=True):
 
     api: ClassVar[int] = 29
     answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     reads_internal_topics: ClassVar[bool] = True
     family: Family
     epoch: TransactionEpoch

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.any_broker import Change
 from rayq.messages.base import (
     Bytes,
@@ -54,7 +55,10 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("create", "queue", "name"),
+        Right("read", "topic", "topic"),
+    )
     name: CheckedName
     topic: CheckedName
     config: ConfigOptions
@@ -68,7 +72,7 @@ class AlterQueue(Change, frozen=True, kw_only=True):
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
 
     api: ClassVar[int] = 129
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "queue", "name"),)
     name: CheckedName
     config: ConfigOptions
 
@@ -78,7 +82,7 @@ class DeleteQueue(Change, frozen=True, kw_only=True):
     UnknownQueueError, ConfigError where it has the dead letters of another queue."""
 
     api: ClassVar[int] = 130
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("delete", "queue", "name"),)
     name: CheckedName
 
 
@@ -114,7 +118,7 @@ class DescribeQueues(ToBroker[DescribeQueuesResponse], frozen=True):
     `version_min`, then answers by what it has."""
 
     api: ClassVar[int] = 137
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     ends_with_connection: ClassVar[bool] = True
     names: Annotated[list[CheckedName], msgspec.Meta(max_length=10_000)] | None = None
     """None: all queues. A name that does not exist is missing in the answer."""
@@ -160,7 +164,10 @@ class Take(ToQueueLeader[TakeResponse], frozen=True):
     `wait_ms` for the first. The locks are durable before the answer leaves."""
 
     api: ClassVar[int] = 131
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("read", "queue", "queue_id"),
+        Right("read", "topic", "topic_id"),
+    )
     ends_with_connection: ClassVar[bool] = True
     holder: Holder
     """A name that the consumer draws; a new one after an answer to a take was lost."""
@@ -186,7 +193,10 @@ class Settle(ToQueueLeader[SettleResponse], frozen=True):
     is done, or below the start, is success."""
 
     api: ClassVar[int] = 132
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("read", "queue", "queue_id"),
+        Right("read", "topic", "topic_id"),
+    )
     holder: Holder
     state_epoch: Counter
     acks: Annotated[
@@ -256,7 +266,7 @@ class DescribeQueueResponse(Response, frozen=True):
 
 class DescribeQueue(ToQueueLeader[DescribeQueueResponse], frozen=True):
     api: ClassVar[int] = 133
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("describe", "queue", "queue_id"),)
 
 
 class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
@@ -282,7 +292,10 @@ class ListQueueRecords(ToQueueLeader[ListQueueRecordsResponse], frozen=True):
     """The unsettled records from `offset` on, one page."""
 
     api: ClassVar[int] = 134
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("read", "queue", "queue_id"),
+        Right("read", "topic", "topic_id"),
+    )
     offset: Offset
     states: Annotated[list[CheckedName], msgspec.Meta(max_length=QUEUE_STATES_MAX)]
     """[]: all."""
@@ -300,7 +313,10 @@ class MoveQueueRecords(ToQueueLeader[MoveQueueRecordsResponse], frozen=True):
     """Moves unsettled records, each exactly once, to another topic, or discards them."""
 
     api: ClassVar[int] = 135
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("alter", "queue", "queue_id"),
+        Right("write", "topic", "to_topic"),
+    )
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
     to_topic: CheckedName | None
     """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
@@ -314,7 +330,7 @@ class PurgeQueue(ToQueueLeader[PurgeQueueResponse], frozen=True):
     """Settles all records below the present end that are not locked."""
 
     api: ClassVar[int] = 136
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "queue", "queue_id"),)
 
 
 # --- queue state: leaders of data partitions to the leader of a partition of `__queue_state` ------

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.messages.acls import Right, Rights
 from rayq.messages.any_broker import ChangeResponse
 from rayq.messages.base import (
     Answerer,
@@ -37,7 +38,7 @@ class EnsureTransactionsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__transaction_state` unless it exists, at the first use of a transaction."""
 
     api: ClassVar[int] = 13
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
 
 
 # --- from producers -----------------------------------------------------------------------------
@@ -58,7 +59,7 @@ class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
     ProducerFenced (a former owner asks), TransactionLimit."""
 
     api: ClassVar[int] = 70
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
     """A random id that the producer draws at its start."""
@@ -83,7 +84,7 @@ class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=Tr
     AlreadyCommitted (a transaction with this name is committed)."""
 
     api: ClassVar[int] = 71
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -98,7 +99,7 @@ class TouchTransaction(ToTransactionCoordinator[Done], frozen=True):
     from the first partition on. Raises ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 75
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -116,7 +117,7 @@ class SealTransaction(ToTransactionCoordinator[SealTransactionResponse], frozen=
     ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 76
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
     family: Family
@@ -135,7 +136,7 @@ class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     once that is committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("write", "topic", "topic_id"),)
     family: Family
     epoch: TransactionEpoch
 
@@ -172,7 +173,7 @@ class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], froze
     `__transaction_state`."""
 
     api: ClassVar[int] = 72
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
@@ -198,7 +199,9 @@ class DescribeTransaction(ToTransactionCoordinator[DescribeTransactionResponse],
     know."""
 
     api: ClassVar[int] = 73
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (
+        Right("describe", "transactional_id", "transactional_id"),
+    )
     transactional_id: TransactionalId
 
 
@@ -209,7 +212,7 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
     partitions wait for the end."""
 
     api: ClassVar[int] = 74
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     family: Family
     epoch: TransactionEpoch
 

@@ -40,7 +40,8 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.messages import BrokerId
-from rayq.messages.access import PrincipalName, Salt
+from rayq.messages.access import Salt
+from rayq.messages.acls import PrincipalName
 from rayq.wire.codec import ENCODER, decode
 from rayq.wire.scram import ITERATIONS, Verifier, client_keys, decoy_salt, prove, proven
 from rayq.wire.tokens import PrincipalToken

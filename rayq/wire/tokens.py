@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rayq.errors import ConfigError
-from rayq.messages.access import PRINCIPAL_NAME, Salt, TokenVerifiers
+from rayq.messages.access import Salt, TokenVerifiers
+from rayq.messages.acls import PRINCIPAL_NAME
 from rayq.wire import scram
 
 PREFIX = "rayq2-"

@@ -10,6 +10,7 @@ from rayq.core.cluster.facts import ClusterDecision, Facts
 from rayq.core.cluster.state import ClusterState
 from rayq.core.decision import Decision
 from rayq.messages import REQUESTS, Response, ToController
+from rayq.messages.acls import Rights
 from rayq.testing import LocalCluster
 
 
@@ -19,7 +20,7 @@ class Echo(Response, frozen=True):
 
 class Shout(ToController[Echo], frozen=True):
     api: ClassVar[int] = 39
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     what: str
 
 

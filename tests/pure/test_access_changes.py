@@ -21,7 +21,8 @@ from rayq.errors import (
     UnknownPrincipalError,
     UnknownTokenError,
 )
-from rayq.messages.access import SUPERUSER, Acl, Operation, ResourceType, TokenVerifiers
+from rayq.messages.access import TokenVerifiers
+from rayq.messages.acls import SUPERUSER, Acl, Operation, ResourceType
 from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import apply
 

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.core.access.acls import AclTable, Verdict
-from rayq.messages.access import (
-    Acl,
-    Operation,
-    PatternType,
-    PermissionType,
-    ResourceType,
-)
+from rayq.messages.acls import Acl, Operation, PatternType, PermissionType, ResourceType
 
 NAMES = ["orders", "orders.eu", "orders.eu.dead", "o", "billing", "*"]
 HOSTS = ["*", "10.0.0.1", "10.0.0.2"]

@@ -59,7 +59,8 @@ from rayq.core.cluster.state import (
     find_topic,
 )
 from rayq.errors import UnknownQueueError, UnknownTopicError
-from rayq.messages.access import Acl, TokenVerifiers
+from rayq.messages.access import TokenVerifiers
+from rayq.messages.acls import Acl
 from rayq.messages.remote_pointer import RemotePointer
 from tests.pure.test_cluster_state import apply, registration
 

@@ -11,6 +11,7 @@ from rayq.core.groups.decisions import decides
 from rayq.core.groups.records import GroupRecord, GroupValue, Record
 from rayq.core.groups.state import GroupState
 from rayq.messages import Response, ToGroupCoordinator
+from rayq.messages.acls import Rights
 from rayq.messages.base import GroupName
 from tests.simulated.group_stage import WHERE, Groups, coordinating
 
@@ -21,7 +22,7 @@ class Opened(Response, frozen=True):
 
 class OpenGroup(ToGroupCoordinator[Opened], frozen=True):
     api: ClassVar[int] = 38
-    sent_by_clients: ClassVar[bool] = True
+    rights: ClassVar[Rights] = ()
     group: GroupName
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rayq.messages.access import ANY, Acl, Operation, ResourceType
+from rayq.messages.acls import ANY, Acl, Operation, ResourceType
 
 IMPLIED_BY: dict[Operation, tuple[Operation, ...]] = {
     "describe": ("read", "write", "delete", "alter"),

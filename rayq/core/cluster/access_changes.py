@@ -26,7 +26,7 @@ from rayq.errors import (
     UnknownPrincipalError,
     UnknownTokenError,
 )
-from rayq.messages.access import (
+from rayq.messages.acls import (
     ANY,
     CLUSTER,
     PRINCIPAL_NAME,

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from rayq.messages.access import Acl, TokenVerifiers
+from rayq.messages.access import TokenVerifiers
+from rayq.messages.acls import Acl
 from rayq.messages.remote_pointer import RemotePointer
 
 

@@ -49,7 +49,7 @@ from rayq.core.cluster.records import (
     VotersChanged,
 )
 from rayq.errors import FencedEpochError, UnknownQueueError, UnknownTopicError
-from rayq.messages.access import ANY
+from rayq.messages.acls import ANY
 from rayq.messages.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
