@@ -13,17 +13,21 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.options import Json
-from rayq.cli.values import WrongUseError, duration_ms, rate_bytes_per_s, size_bytes
-from rayq.core.capacity import DAY_S, Costs, Load, Machine, Plan, Use
+from rayq.cli.values import WrongUseError, duration_ms, once, rate_bytes_per_s, size_bytes
+from rayq.core.capacity import DAY_S, RANGES, Costs, Load, Machine, Plan, Use
 from rayq.core.capacity import plan as plan_capacity
-from rayq.errors import ConfigError
+from rayq.errors import ConfigError, InvalidRequestError
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)(/s)?", re.ASCII)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)/s", re.ASCII)
+_NO_TIME = re.compile(r"\d+(?:\.\d+)?[kKMG]?", re.ASCII)
+_BYTES = re.compile(r"\d+(?:\.\d+)?[kKMGT]?i?B(/s)?", re.ASCII)
 _BITS = re.compile(r"(\d+(?:\.\d+)?)([KMG])bit(/s)?", re.ASCII)
+_BARE_LETTER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])(/s)?", re.ASCII)
 _THOUSANDS = {"": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3}
 PRICES = ("broker", "disk_gb", "store_gb", "put_1000")
 """The keys of a file of prices: a broker, a GB on its disks, a GB in the object store, each for a
 month, and 1,000 PUTs."""
+PRICE_MAX = 1e12
 MONTH_S = 30 * DAY_S
 Values = TypeVar("Values", Load, Machine, Costs)
 
@@ -110,7 +114,9 @@ def plan(
     measured = {} if profile is None else _numbers_in(profile, _names(Costs))
     load, machine = _made(Load, given_load), _made(Machine, given_machine)
     costs = _made(Costs, dict(measured))
-    planned = plan_capacity(load, machine, costs)
+    if outage is not None and local is None:
+        raise WrongUseError("--outage is about the object store: give --local, too.")
+    planned = _planned(load, machine, costs)
     month = None if prices is None else price_of(planned, _numbers_in(prices, PRICES))
     sources = [
         *_sources(load, given_load, "given"),
@@ -137,8 +143,16 @@ def plan(
 
 
 def records_per_s(text: str) -> float:
-    """Reads `500`, `20k/s`, `1M/s`. Raises WrongUseError."""
-    found = _RATE.fullmatch(text.strip())
+    """Reads `500/s`, `20k/s`, `1M/s`. Raises WrongUseError."""
+    given = text.strip()
+    if _NO_TIME.fullmatch(given):
+        raise WrongUseError(f"{text!r} could be records per second, hour or day: say {given}/s.")
+    if _BYTES.fullmatch(given):
+        raise WrongUseError(
+            f"{text!r} counts bytes: --rate counts records, such as 1M/s, and --size says how "
+            "large one is."
+        )
+    found = _RATE.fullmatch(given)
     if found is None:
         raise WrongUseError(f"{text!r} is no rate of records: such as 500/s, 20k/s or 1M/s.")
     return float(Decimal(found[1]) * _THOUSANDS[found[2]])
@@ -149,6 +163,12 @@ def network_bytes_per_s(text: str) -> float:
     found = _BITS.fullmatch(text.strip())
     if found is not None:
         return float(Decimal(found[1]) * _THOUSANDS[found[2]] / 8)
+    bare = _BARE_LETTER.fullmatch(text.strip())
+    if bare is not None:
+        number, letter = bare[1], bare[2].upper()
+        raise WrongUseError(
+            f"{text!r} could be bits or bytes: say {number}{letter}bit or {number}{letter}B/s."
+        )
     return rate_bytes_per_s(text)
 
 
@@ -167,6 +187,13 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+def _planned(load: Load, machine: Machine, costs: Costs) -> Plan:
+    try:
+        return plan_capacity(load, machine, costs)
+    except InvalidRequestError as error:
+        raise WrongUseError(str(error)) from error
+
+
 def _made(kind: type[Values], given: dict[str, Any]) -> Values:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
@@ -174,16 +201,22 @@ def _made(kind: type[Values], given: dict[str, Any]) -> Values:
 def _numbers_in(path: Path, names: tuple[str, ...]) -> dict[str, float]:
     """Reads a JSON object of numbers. Raises ConfigError."""
     try:
-        found = json_module.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        found = json_module.loads(path.read_bytes(), object_pairs_hook=once)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no JSON object of numbers.")
     for name, value in found.items():
         if name not in names:
             raise ConfigError(f"{path}: unknown key {name!r}. Known: {', '.join(names)}.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ConfigError(f"{path}: {name} must be a number of at least 0, not {value!r}.")
+        low, high = RANGES.get(name, (0, PRICE_MAX))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{path}: {name} must be a number, not {value!r:.40}.")
+        if not low <= value <= high:  # NaN is in no range.
+            raise ConfigError(
+                f"{path}: {name} must be from {low:g} to {high:g}, not {value!r:.20}. Check its "
+                "unit."
+            )
     return found
 
 

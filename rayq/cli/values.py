@@ -294,7 +294,7 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
                 raise ValueError("it is no number, such as 0.5.")
             return float(text)
         if dict in kinds:
-            return json.loads(text, object_pairs_hook=_once)
+            return json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be {text!r}: {error}") from None
     if int in kinds and re.fullmatch(r"-1", text) and type(None) in kinds:
@@ -303,7 +303,7 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
     return next((choice for choice in choices if str(choice) == text), text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Parses a JSON object. Raises ValueError where a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):

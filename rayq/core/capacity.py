@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ BROKERS_MAX = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load to plan for. Each number must be positive; shares are between 0 and 1."""
+    """The load to plan for. `RANGES` has the values that make sense."""
 
     records_per_s: float
     """Records that all producers write per second, on average."""
@@ -109,6 +110,49 @@ class Costs:
     """The share of a disk that may be used. The rest is for a broker that must copy another's."""
     network_busy: float = 0.6
     cores_busy: float = 0.6
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "records_per_s": (1e-6, 1e15),
+    "record_bytes": (1, 1e10),
+    "retention_s": (0.001, 1e10),
+    "replication_factor": (1, 1000),
+    "peak": (1, 1e6),
+    "fan_out": (0, 1e6),
+    "compression": (1, 1e4),
+    "skew": (1, 1e6),
+    "growth": (0.001, 1e6),
+    "consumers": (0, 1e9),
+    "hottest_key_share": (0, 1),
+    "local_s": (0.001, 1e10),
+    "upload_lag_s": (0, 1e10),
+    "outage_s": (0, 1e10),
+    "disk_bytes": (1e6, 1e17),
+    "network_bytes_per_s": (1e3, 1e13),
+    "cores": (0.01, 1e5),
+    "memory_bytes": (1e6, 1e15),
+    "partition_write_bytes_per_s": (1e3, 1e11),
+    "consumer_read_bytes_per_s": (1e3, 1e11),
+    "write_cpu_s_per_byte": (1e-12, 1e-5),
+    "read_cpu_s_per_byte": (1e-12, 1e-5),
+    "replica_cores": (1e-9, 1),
+    "replica_memory_bytes": (1e3, 1e9),
+    "broker_memory_bytes": (1e6, 1e12),
+    "page_cache_s": (0.001, 1e5),
+    "segment_bytes": (1, 1e12),
+    "index_factor": (1, 2),
+    "object_bytes": (1e3, 1e12),
+    "puts_per_object": (0.01, 100),
+    "replicas_max": (1, 1e6),
+    "start_s_per_partition": (1e-6, 60),
+    "disk_full": (0.01, 1),
+    "network_busy": (0.01, 1),
+    "cores_busy": (0.01, 1),
+}
+"""The least and the greatest value of each number, both included. They are wide: what lies outside
+is a mistake in a unit, such as bits for bytes or milliseconds for each MB for seconds for each
+byte."""
+WHOLE = ("replication_factor", "consumers")
 
 
 class Use(NamedTuple):
@@ -306,29 +350,11 @@ def _uses(brokers: int, load: Load, machine: Machine, costs: Costs) -> list[Use]
 
 
 def _check(load: Load, machine: Machine, costs: Costs) -> None:
-    may_be_zero = {"fan_out", "consumers", "hottest_key_share", "upload_lag_s", "outage_s"}
     for values in (load, machine, costs):
         for field in dataclasses.fields(values):
             number = getattr(values, field.name)
-            if number is None:
-                continue
-            low = number >= 0 if field.name in may_be_zero else number > 0
-            if not low or not math.isfinite(number):
-                raise InvalidRequestError(
-                    f"{field.name} must be "
-                    f"{'at least 0' if field.name in may_be_zero else 'above 0'} and finite, "
-                    f"not {number}."
-                )
-    for name in ("peak", "skew", "compression", "replication_factor"):
-        if getattr(load, name) < 1:
-            raise InvalidRequestError(f"{name} must be at least 1, not {getattr(load, name)}.")
-    for name in ("disk_full", "network_busy", "cores_busy"):
-        if getattr(costs, name) > 1:
-            raise InvalidRequestError(f"{name} must be at most 1, not {getattr(costs, name)}.")
-    if load.hottest_key_share > 1:
-        raise InvalidRequestError(
-            f"hottest_key_share must be at most 1, not {load.hottest_key_share}."
-        )
+            if number is not None or field.name != "local_s":
+                _check_number(field.name, number)
     one_key = _peak(load) * load.hottest_key_share
     if one_key > costs.partition_write_bytes_per_s:
         raise InvalidRequestError(
@@ -336,3 +362,15 @@ def _check(load: Load, machine: Machine, costs: Costs) -> None:
             f"which takes {costs.partition_write_bytes_per_s / 1e6:,.0f} MB/s. No number of "
             "brokers helps: split the key."
         )
+
+
+def _check_number(name: str, number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise InvalidRequestError(f"{name} must be a number, not {number!r}.")
+    low, high = RANGES[name]
+    if not low <= number <= high:  # NaN is in no range.
+        raise InvalidRequestError(
+            f"{name} must be from {low:g} to {high:g}, not {number!r:.20}. Check its unit."
+        )
+    if name in WHOLE and number != int(number):
+        raise InvalidRequestError(f"{name} must be a whole number, not {number!r}.")

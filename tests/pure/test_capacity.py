@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.capacity import BROKERS_MIN, Costs, Load, Machine, Plan, plan
+from rayq.core.capacity import BROKERS_MIN, RANGES, Costs, Load, Machine, Plan, plan
 from rayq.errors import InvalidRequestError
 
 WEEK_S = 7 * 86_400
@@ -72,13 +73,17 @@ def test_one_broker_fewer_would_not_do() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"records_per_s": 0}, "records_per_s must be above 0"),
-        ({"record_bytes": float("nan")}, "record_bytes must be above 0"),
-        ({"retention_s": float("inf")}, "finite"),
-        ({"compression": 0.5}, "compression must be at least 1"),
-        ({"peak": 0.1}, "peak must be at least 1"),
-        ({"fan_out": -1}, "fan_out must be at least 0"),
-        ({"hottest_key_share": 1.5}, "at most 1"),
+        ({"records_per_s": 0}, "records_per_s must be from"),
+        ({"record_bytes": float("nan")}, "record_bytes must be from 1 to .* not nan"),
+        ({"retention_s": float("inf")}, "not inf"),
+        ({"consumers": 10**400}, "consumers must be from"),
+        ({"consumers": 1.5}, "consumers must be a whole number"),
+        ({"replication_factor": True}, "must be a number, not True"),
+        ({"records_per_s": "1M/s"}, "must be a number, not '1M/s'"),
+        ({"compression": 0.5}, "compression must be from 1 "),
+        ({"peak": 0.1}, "peak must be from 1 "),
+        ({"fan_out": -1}, "fan_out must be from 0 "),
+        ({"hottest_key_share": 1.5}, "from 0 to 1, not 1.5"),
         ({"hottest_key_share": 0.1}, "split the key"),
         ({"records_per_s": 1e15}, "Check the units"),
     ],
@@ -86,6 +91,37 @@ def test_one_broker_fewer_would_not_do() -> None:
 def test_a_load_that_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         plan(with_(MILLION, **changes))
+
+
+ABSURD = (0, -1, 1e400, -1e400, float("nan"), 5e-324, 1e300, 10**400, True, "1", None)
+
+
+@pytest.mark.parametrize("kind", [Load, Machine, Costs])
+@pytest.mark.parametrize("number", ABSURD, ids=lambda number: repr(number)[:8])
+def test_an_absurd_number_is_refused_or_planned_and_nothing_else(kind: Any, number: Any) -> None:
+    for field in dataclasses.fields(kind):
+        given = {Load: MILLION, Machine: Machine(), Costs: Costs()}
+        given[kind] = dataclasses.replace(given[kind], **{field.name: number})
+        try:
+            planned = plan(given[Load], given[Machine], given[Costs])
+        except InvalidRequestError as error:
+            assert str(error).endswith(".")
+        else:
+            is_in_range = number is not None and RANGES[field.name][0] <= number < 1
+            assert is_in_range or (field.name == "local_s" and number is None), field.name
+            assert all(map(math.isfinite, (planned.disk_bytes, planned.recovery_s)))
+
+
+def test_costs_in_another_unit_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="write_cpu_s_per_byte must be .* Check its unit"):
+        plan(MILLION, costs=Costs(write_cpu_s_per_byte=1.5))  # milliseconds for each MB
+    with pytest.raises(InvalidRequestError, match="disk_bytes must be"):
+        plan(MILLION, Machine(disk_bytes=30))  # terabytes
+
+
+def test_every_number_has_its_range() -> None:
+    fields = [field for kind in (Load, Machine, Costs) for field in dataclasses.fields(kind)]
+    assert [field.name for field in fields] == list(RANGES)
 
 
 def test_a_machine_that_is_too_small_for_one_broker_is_named() -> None:
@@ -107,30 +143,64 @@ LOADS = st.builds(
     consumers=st.integers(0, 2000),
     local_s=st.none() | st.floats(60, 86_400),
 )
-GROWS = ("records_per_s", "record_bytes", "retention_s", "replication_factor", "peak", "fan_out", "skew", "growth", "consumers")
+GROWS = (
+    *("records_per_s", "record_bytes", "retention_s", "replication_factor", "peak", "fan_out"),
+    *("skew", "growth", "consumers", "local_s", "upload_lag_s", "outage_s"),
+)
+SHARES = ("disk_full", "network_busy", "cores_busy")
+HELPS = ("partition_write_bytes_per_s", "consumer_read_bytes_per_s", "replicas_max", *SHARES)
+"""The costs of which more is better."""
+OTHERS = ("object_bytes", "puts_per_object", "start_s_per_partition", "index_factor")
+"""The costs that decide nothing, and one that has another test."""
+COSTS = [field.name for field in dataclasses.fields(Costs) if field.name not in OTHERS]
 
 
-def tried(load: Load, machine: Machine) -> Plan | None:
+def tried(load: Load, machine: Machine, costs: Costs | None = None) -> Plan | None:
     try:
-        return plan(load, machine)
+        return plan(load, machine, costs)
     except InvalidRequestError:
         return None
 
 
+def is_no_easier(before: Plan | None, after: Plan | None) -> bool:
+    """Whether what did not fit does not fit, and what fits has no fewer brokers."""
+    return after is None or (before is not None and before.brokers <= after.brokers)
+
+
 @given(load=LOADS, name=st.sampled_from(GROWS), factor=st.integers(2, 4))
 def test_more_load_never_needs_fewer_brokers(load: Load, name: str, factor: int) -> None:
-    more = with_(load, **{name: getattr(load, name) * factor})
-    before, after = tried(load, Machine()), tried(more, Machine())
-    if after is not None:
-        assert before is not None and before.brokers <= after.brokers
+    value = getattr(load, name)
+    more = load if value is None else with_(load, **{name: value * factor})
+    assert is_no_easier(tried(load, Machine()), tried(more, Machine()))
+
+
+@given(load=LOADS, factor=st.floats(1, 10))
+def test_less_compression_never_needs_fewer_brokers(load: Load, factor: float) -> None:
+    packed = with_(load, compression=load.compression * factor)
+    assert is_no_easier(tried(packed, Machine()), tried(load, Machine()))
+
+
+@given(load=LOADS, shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_a_hotter_key_is_never_carried_more_easily(
+    load: Load, shares: tuple[float, float]
+) -> None:
+    cool, hot = (with_(load, hottest_key_share=share) for share in sorted(shares))
+    assert is_no_easier(tried(cool, Machine()), tried(hot, Machine()))
 
 
 @given(load=LOADS, name=st.sampled_from([field.name for field in dataclasses.fields(Machine)]))
 def test_a_smaller_machine_never_does_with_fewer(load: Load, name: str) -> None:
     smaller = dataclasses.replace(Machine(), **{name: getattr(Machine(), name) / 2})
-    before, after = tried(load, Machine()), tried(load, smaller)
-    if after is not None:
-        assert before is not None and before.brokers <= after.brokers
+    assert is_no_easier(tried(load, Machine()), tried(load, smaller))
+
+
+@given(load=LOADS, name=st.sampled_from(COSTS), factor=st.floats(1.01, 4))
+def test_a_higher_cost_never_does_with_fewer(load: Load, name: str, factor: float) -> None:
+    value = getattr(Costs(), name)
+    costs = dataclasses.replace(
+        Costs(), **{name: value / factor if name in HELPS else value * factor}
+    )
+    assert is_no_easier(tried(load, Machine()), tried(load, Machine(), costs))
 
 
 @given(load=LOADS)

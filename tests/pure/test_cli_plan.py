@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rayq.cli.app import app
 from rayq.cli.plan import network_bytes_per_s, records_per_s
 from rayq.cli.values import WrongUseError
-from rayq.errors import ConfigError, InvalidRequestError
+from rayq.errors import ConfigError
 
 LOAD = ("plan", "--rate", "1M/s", "--size", "1KB", "--retention", "7d")
 
@@ -30,15 +30,24 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("500", 500), ("500/s", 500), ("20k/s", 20_000), ("1.5M/s", 1_500_000)]
+    ("text", "expected"), [("500/s", 500), ("20k/s", 20_000), ("1.5M/s", 1_500_000)]
 )
 def test_a_rate_of_records_has_thousands(text: str, expected: float) -> None:
     assert records_per_s(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-1", "1m/s", "1M/h", "1e6"])
+@pytest.mark.parametrize("text", ["", "fast", "-1/s", "1m/s", "1M/h", "1e6", "nan/s"])
 def test_what_is_no_rate_of_records_is_refused(text: str) -> None:
     with pytest.raises(WrongUseError, match="no rate of records"):
+        records_per_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("1M", "per second, hour or day: say 1M/s"), ("500", "500/s"), ("1GB/s", "counts bytes"), ("20MiB", "counts bytes")],
+)
+def test_a_rate_without_its_time_or_in_bytes_is_refused(text: str, said: str) -> None:
+    with pytest.raises(WrongUseError, match=said):
         records_per_s(text)
 
 
@@ -49,9 +58,41 @@ def test_a_network_has_bits_or_bytes(text: str, expected: float) -> None:
     assert network_bytes_per_s(text) == expected
 
 
-def test_bits_that_could_be_bytes_are_refused() -> None:
+@pytest.mark.parametrize("text", ["25Gb", "25G", "25g/s"])
+def test_bits_that_could_be_bytes_are_refused(text: str) -> None:
     with pytest.raises(WrongUseError, match="bits or bytes"):
-        network_bytes_per_s("25Gb")
+        network_bytes_per_s(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rate", f"{10**400}/s"),
+        ("--rate", "0/s"),
+        ("--size", "0"),
+        ("--retention", "0"),
+        ("--peak", "nan"),
+        ("--peak", "1e400"),
+        ("--fan-out", "-1"),
+        ("--growth", "0"),
+        ("--consumers", "-1"),
+        ("-r", "0"),
+        ("--cores", "inf"),
+        ("--disk", "30"),
+        ("--net", "25"),
+        ("--memory", "64"),
+        ("--local", "0"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_can_never_be_right_is_wrong_use(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(WrongUseError, match="must be from"):
+        ran(*arguments)
+
+
+def test_an_outage_without_an_object_store_is_refused() -> None:
+    with pytest.raises(WrongUseError, match="give --local"):
+        ran("--outage", "6h")
 
 
 def test_the_units_are_those_that_are_written() -> None:
@@ -86,7 +127,12 @@ def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ('{"disk": 1}', "unknown key 'disk'"),
         ('{"disk_gb": "dear"}', "must be a number"),
-        ('{"disk_gb": -1}', "at least 0"),
+        ('{"disk_gb": true}', "must be a number"),
+        ('{"disk_gb": -1}', "must be from 0"),
+        ('{"disk_gb": NaN}', "must be from 0 .* not nan"),
+        ('{"disk_gb": 1e400}', "not inf"),
+        ('{"disk_gb": 1, "disk_gb": 2}', "is there twice"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_file_of_prices_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -96,6 +142,23 @@ def test_a_file_of_prices_that_is_none_is_refused(tmp_path: Path, text: str, sai
         ran("--prices", str(prices))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"write_cpu_ms_per_mb": 1.5}', "unknown key 'write_cpu_ms_per_mb'. Known: partition_write"),
+        ('{"write_cpu_s_per_byte": 1.5}', "write_cpu_s_per_byte must be from .* Check its unit"),
+        ('{"partition_write_bytes_per_s": 0}', "must be from 1000 "),
+        ('{"partition_write_bytes_per_s": NaN}', "not nan"),
+        ('{"replicas_max": -3}', "not -3"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        ran("--profile", str(profile))
+
+
 def test_what_no_cluster_carries_is_refused_with_the_reason() -> None:
-    with pytest.raises(InvalidRequestError, match="split the key"):
+    with pytest.raises(WrongUseError, match="split the key"):
         ran("--hottest-key", "0.2")
