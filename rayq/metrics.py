@@ -58,6 +58,20 @@ _METRICS = (
         "Requests that were answered by an error, by its class; clients repeat most of them.",
     ),
     Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
+    # Of processes on Ray. Where all servers share one process with their clients, nobody can say
+    # what is whose.
+    Metric(
+        "rayq_process_cpu_seconds_total",
+        "counter",
+        _PROCESS,
+        "Processor time of the broker's processes since each of them started.",
+    ),
+    Metric(
+        "rayq_process_resident_memory_bytes",
+        "gauge",
+        _PROCESS,
+        "Resident memory of the broker's processes; what they share counts in each.",
+    ),
     # Of replicas. Bytes count the batches as they are stored, compressed.
     Metric("rayq_bytes_in_total", "counter", _REPLICA, "Bytes appended for producers."),
     Metric("rayq_records_in_total", "counter", _REPLICA, "Records appended for producers."),

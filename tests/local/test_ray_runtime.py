@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ import pytest
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError
+from rayq.metrics import Metrics
 from rayq.runtime.processes import process_start_time
 from rayq.runtime.ray import actors as ray_actors
 from rayq.runtime.ray.actors import RayRuntime
+from rayq.runtime.ray.process import measure_process
 
 NODE = "0" * 56
 
@@ -88,3 +91,16 @@ def test_a_start_that_waits_for_rays_head_blocks_nothing_and_leaves_no_process_b
         assert len(ray.made) == 3 and len(ray.killed) == 2
 
     asyncio.run(script())
+
+
+def test_a_process_tells_its_processor_time_and_its_memory() -> None:
+    metrics = Metrics()
+    measure_process(metrics)
+    before = {sample.name: sample.value for sample in metrics.collect()}
+    work_until_s = time.process_time() + 0.05
+    while time.process_time() < work_until_s:
+        pass
+    after = {sample.name: sample.value for sample in metrics.collect()}
+    cpu, memory = "rayq_process_cpu_seconds_total", "rayq_process_resident_memory_bytes"
+    assert 0.05 <= after[cpu] - before[cpu] < 10
+    assert 1e7 < after[memory] < 1e11

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import time
+from pathlib import Path
 
 import ray
 
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.environment import Environment
+from rayq.metrics import Metrics, Sample
 from rayq.runtime.loop_watch import LoopWatch
 from rayq.runtime.ray.logs import log_to_session
 from rayq.runtime.ray.metrics import export_forever
@@ -23,7 +27,23 @@ def server_environment(config: ClusterConfig) -> Environment:
     50 to 90 ms, in which nothing was answered: nearly all that it saw were the modules of Ray.)"""
     raise_limit()
     gc.freeze()
-    return system_environment(config)
+    environment = system_environment(config)
+    measure_process(environment.metrics)
+    return environment
+
+
+def measure_process(metrics: Metrics) -> None:
+    """Adds what this process takes of its machine to its metrics."""
+
+    def figures() -> list[Sample]:
+        found = [metrics.sample("rayq_process_cpu_seconds_total", time.process_time())]
+        with contextlib.suppress(OSError):  # Only Linux has it.
+            pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+            resident_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+            found.append(metrics.sample("rayq_process_resident_memory_bytes", resident_bytes))
+        return found
+
+    metrics.add_source(figures)
 
 
 def start_reports(
