@@ -9,6 +9,7 @@ import typer
 
 from rayq.cli import (
     bench,
+    bench_profile,
     cluster,
     consume,
     dead_letters,
@@ -128,8 +129,13 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "bench": (
-        "Measure produce, consume and latency.",
-        {"produce": bench.produce, "consume": bench.consume, "latency": bench.latency},
+        "Measure produce, consume, latency and what a byte costs.",
+        {
+            "produce": bench.produce,
+            "consume": bench.consume,
+            "latency": bench.latency,
+            "profile": bench_profile.profile,
+        },
     ),
     "log": ("Data directories, offline.", {"verify": log.verify, "dump": log.dump}),
 }

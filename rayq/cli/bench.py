@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 
@@ -18,7 +18,8 @@ from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.values import WrongUseError, config_values, size_bytes
 from rayq.client.cluster import Cluster
 from rayq.config import MIB, ProducerConfig
-from rayq.errors import InvalidRequestError, TimeoutError, TopicExistsError
+from rayq.config.keywords import TopicKeywords
+from rayq.errors import InvalidRequestError, TimeoutError, TopicExistsError, UnknownTopicError
 
 BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
@@ -70,18 +71,35 @@ def _on_topic(
             output.hush()
             yield cluster, name
             return
-        try:
-            cluster.create_topic(BENCH_TOPIC, partitions, replicas)
-        except TopicExistsError as error:
-            raise TopicExistsError(
-                f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. "
-                f"Then: rayq topic delete {BENCH_TOPIC}"
-            ) from error
-        output.hush()
-        try:
+        with bench_topic(cluster, partitions, replicas):
+            output.hush()
             yield cluster, BENCH_TOPIC
-        finally:
+
+
+@contextlib.contextmanager
+def bench_topic(
+    cluster: Cluster, partitions: int, replicas: int | None, **config: Unpack[TopicKeywords]
+) -> Iterator[None]:
+    """Creates BENCH_TOPIC, and deletes it at the end, also where its creation is interrupted.
+    Raises TopicExistsError, and leaves what it finds."""
+    exists = (
+        f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. "
+        f"Then: rayq topic delete {BENCH_TOPIC}"
+    )
+    if BENCH_TOPIC in cluster.admin.list_topics():
+        raise TopicExistsError(exists)
+    try:
+        cluster.create_topic(BENCH_TOPIC, partitions, replicas, **config)
+    except TopicExistsError as error:
+        raise TopicExistsError(exists) from error
+    except (KeyboardInterrupt, TimeoutError):
+        with contextlib.suppress(UnknownTopicError):
             cluster.admin.delete_topic(BENCH_TOPIC)
+        raise
+    try:
+        yield
+    finally:
+        cluster.admin.delete_topic(BENCH_TOPIC)
 
 
 def _values(record_bytes: int) -> list[bytes]:

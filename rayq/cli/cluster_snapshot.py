@@ -8,10 +8,9 @@ from typing import NamedTuple, TypeVar
 
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
-from rayq.client.admin.topics import INTERNAL_PREFIX
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from rayq.errors import (
     DisconnectedError,
     RayqError,

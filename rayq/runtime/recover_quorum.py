@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayq.client.admin.topics import INTERNAL_PREFIX
 from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
@@ -25,6 +24,7 @@ from rayq.core.cluster.records import (
 )
 from rayq.core.cluster.remote_changes import doubt_everything
 from rayq.core.cluster.state import ClusterState
+from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster

@@ -65,6 +65,7 @@ cluster remove-broker 0
 bench produce -t TOPIC -n 100
 bench consume -t TOPIC -n 2
 bench latency -t TOPIC -n 5
+bench profile --seconds 1
 log dump DATA -p TOPIC/0 -n 2
 log verify DATA/broker-0
 """

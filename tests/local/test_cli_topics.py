@@ -6,10 +6,12 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayq.cli import current
+from rayq import Cluster, Consumer
+from rayq.cli import bench_profile, current
 from rayq.client import client
 from rayq.runtime import current_cluster
 from rayq.testing import LocalCluster
@@ -497,3 +499,67 @@ def test_the_measurements_measure_and_leave_nothing_behind(
     assert "end to end" in rayq.well("bench", "latency", "-t", topic, "-n", "9").out
     assert 0 < figures["acknowledged_ms"]["p50"] <= figures["end_to_end_ms"]["max"]
     assert "rayq-bench" not in rayq.well("topic", "list").out
+
+
+def test_a_profile_of_costs_is_what_a_plan_reads(
+    rayq_command: Command, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_profile, "FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(bench_profile, "KEPT_BYTES", 2_000_000)
+    rayq, file = rayq_command, tmp_path / "profile.json"
+    rayq.well("topic", "produce", topic, stdin=b"a\nb\n")
+    found = rayq.well("bench", "profile", "--seconds", "1.5", "-o", str(file), "--json").json
+    assert found["acknowledged_bytes_per_s"] > 0 and found["fdatasync_p99_s"] > 0
+    assert found["write_cpu_s_per_byte"] is None  # Servers share a process with the command.
+    assert any("processor time" in note for note in found["notes"])
+    costs = json.loads(file.read_text())
+    assert list(costs) == ["partition_write_bytes_per_s", "consumer_read_bytes_per_s"]
+    assert costs == found["costs"]
+    load = ("--rate", "1k/s", "--size", "1KB", "--retention", "7d")
+    assumed = rayq.well("plan", *load, "--profile", str(file), "--json").json["assumptions"]
+    assert assumed["partition_write_bytes_per_s"]["source"] == "profile"
+    described = {row["topic"]: row for row in rayq.well("topic", "list", "--json").json}
+    assert "rayq-bench" not in described and described[topic]["records"] == 2
+
+
+@pytest.mark.parametrize("at", ["the creation of its topic", "rest", "writing", "reading"])
+def test_a_profile_that_is_interrupted_leaves_no_topic_and_no_file(
+    rayq_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(bench_profile, "FREE_BYTES_MIN", 0)
+    create = Cluster.create_topic
+
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        if at.startswith("the creation"):
+            create(*arguments, **options)
+        raise KeyboardInterrupt
+
+    target, name = {
+        "the creation of its topic": (Cluster, "create_topic"),
+        "rest": (bench_profile.time, "sleep"),
+        "writing": (bench_profile, "_end"),
+        "reading": (Consumer, "seek_to_beginning"),
+    }[at]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, interrupt)
+        file = tmp_path / "profile.json"
+        assert rayq_command("bench", "profile", "--seconds", "2", "-o", str(file)).code == 130
+    assert "rayq-bench" not in rayq_command.well("topic", "list").out
+    assert not file.exists()
+
+
+def test_a_profile_leaves_a_topic_of_its_name_and_full_disks_alone(
+    rayq_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rayq = rayq_command
+    assert rayq("bench", "profile", "-o", str(tmp_path)).code == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_profile, "FREE_BYTES_MIN", 2**60)
+        ran = rayq("bench", "profile")
+        assert (ran.code, "Free some space first" in ran.err) == (1, True)
+    monkeypatch.setattr(bench_profile, "FREE_BYTES_MIN", 0)
+    rayq.well("topic", "create", "rayq-bench", "-p", "2")
+    ran = rayq("bench", "profile")
+    assert (ran.code, "is there" in ran.err) == (1, True)
+    assert len(rayq.well("topic", "describe", "rayq-bench", "--json").json["partitions"]) == 2
+    rayq.well("topic", "delete", "rayq-bench", "-y")

@@ -13,6 +13,7 @@ from rayq.client.metadata import leader_of
 from rayq.client.timeouts import takes_timeout
 from rayq.config import TopicConfig, given_values
 from rayq.config.keywords import TopicKeywords
+from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
 from rayq.errors import (
     InvalidRequestError,
     RayqError,
@@ -45,8 +46,6 @@ from rayq.records import (
     TopicPartition,
 )
 
-INTERNAL_PREFIX = "__"
-"""Prefix of the names of rayq's own topics."""
 DESCRIBE_TIMEOUT_S = 2.0
 """Timeout for a replica's description; without it the replica is shown without offsets."""
 READY_POLL_MS = 500

@@ -46,6 +46,8 @@ from rayq.messages.remote_pointer import RemotePointer
 TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
 DEFAULT_REPLICATION_FACTOR = 3
+INTERNAL_PREFIX = "__"
+"""Prefix of the names of rayq's own topics."""
 OFFSETS_TOPIC = "__consumer_offsets"
 """Rayq's internal topic of committed offsets and groups. Clients neither read nor write it: its
 contents let a reader act as any member."""
