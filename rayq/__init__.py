@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         QueueConfig,
         TopicConfig,
     )
+    from rayq.core.capacity import CapacityPlan
+    from rayq.core.capacity_check import CapacityCheck
     from rayq.entry import connect, start
     from rayq.errors import (
         AlreadyCommittedError,
@@ -126,6 +128,8 @@ _HOMES = {
         "QueueConfig",
         "TopicConfig",
     ),
+    "rayq.core.capacity": ("CapacityPlan",),
+    "rayq.core.capacity_check": ("CapacityCheck",),
     "rayq.entry": ("connect", "start"),
     "rayq.metrics": ("Sample",),
     "rayq.client.serialization": (
@@ -173,6 +177,8 @@ __all__ = [
     "AuthenticationError",
     "BrokerInfo",
     "BufferFullError",
+    "CapacityCheck",
+    "CapacityPlan",
     "Cluster",
     "ClusterConfig",
     "ClusterInfo",

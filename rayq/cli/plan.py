@@ -1,9 +1,11 @@
-"""`rayq plan`: the brokers, disks and partitions that a load needs. It asks no cluster."""
+"""`rayq plan`: the brokers, disks and partitions that a load needs. With `--check` it compares the
+running cluster with them; else it asks no cluster."""
 
 from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import math
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -12,10 +14,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from rayq.cli import output
-from rayq.cli.options import Json
+from rayq.cli.current import connected
+from rayq.cli.exit_codes import UNHEALTHY
+from rayq.cli.options import ClusterAddress, Json
 from rayq.cli.values import WrongUseError, duration_ms, once, rate_bytes_per_s, size_bytes
-from rayq.core.capacity import DAY_S, RANGES, Costs, Load, Machine, Plan, Use
+from rayq.client.admin.capacity import CHECK_S, SECONDS_MAX, SECONDS_MIN
+from rayq.core.capacity import DAY_S, RANGES, CapacityPlan, Costs, Load, Machine, ResourceUse
 from rayq.core.capacity import plan as plan_capacity
+from rayq.core.capacity_check import CapacityCheck
 from rayq.errors import ConfigError, InvalidRequestError
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)/s", re.ASCII)
@@ -87,7 +93,24 @@ def plan(
         Path | None,
         typer.Option("--profile", help="A JSON file of costs that you measured."),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare the running cluster with the plan; exit 3 if it is beyond it."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            help="For how long --check measures.",
+            min=SECONDS_MIN,
+            max=SECONDS_MAX,
+            show_default=f"{CHECK_S:g}",
+        ),
+    ] = None,
     json: Json = False,
+    cluster: ClusterAddress = None,
 ) -> None:
     """Compute the brokers, disks and partitions for a load. KB are 1,000 bytes, KiB 1,024."""
     given_load = {
@@ -116,6 +139,8 @@ def plan(
     costs = _made(Costs, dict(measured))
     if outage is not None and local is None:
         raise WrongUseError("--outage is about the object store: give --local, too.")
+    if seconds is not None and not check:
+        raise WrongUseError("--seconds says for how long --check measures: give --check, too.")
     planned = _planned(load, machine, costs)
     month = None if prices is None else price_of(planned, _numbers_in(prices, PRICES))
     sources = [
@@ -123,23 +148,29 @@ def plan(
         *_sources(machine, given_machine, "given"),
         *_sources(costs, measured, "profile"),
     ]
+    checked = _checked(planned, CHECK_S if seconds is None else seconds, cluster) if check else None
     if json:
-        answer = dataclasses.asdict(planned)
-        answer["uses"] = [{**use._asdict(), "share": use.share} for use in planned.uses]
-        answer["binds"] = None if planned.binds is None else planned.binds.resource
+        answer = _answer(planned)
         answer["assumptions"] = {
             name: {"value": value, "source": source} for name, value, source in sources
         }
         if month is not None:
             answer["price_a_month"] = month
+        if checked is not None:
+            answer["check"] = _check_answer(checked)
         output.print_json(answer)
-        return
-    _show(planned, load, month)
-    output.say()
-    output.heading("Assumptions")
-    output.table(
-        ("NAME", "VALUE", "SOURCE"), [(name, f"{value:,.12g}", of) for name, value, of in sources]
-    )
+    elif checked is not None:
+        _show_check(checked)
+    else:
+        _show(planned, load, month)
+        output.say()
+        output.heading("Assumptions")
+        output.table(
+            ("NAME", "VALUE", "SOURCE"),
+            [(name, f"{value:,.12g}", source) for name, value, source in sources],
+        )
+    if checked is not None and not checked.is_within:
+        raise typer.Exit(UNHEALTHY)
 
 
 def records_per_s(text: str) -> float:
@@ -172,7 +203,7 @@ def network_bytes_per_s(text: str) -> float:
     return rate_bytes_per_s(text)
 
 
-def price_of(planned: Plan, prices: dict[str, float]) -> float:
+def price_of(planned: CapacityPlan, prices: dict[str, float]) -> float:
     """The price of a month, by the prices that there are."""
     puts = planned.puts_per_s * MONTH_S
     return (
@@ -187,11 +218,42 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _planned(load: Load, machine: Machine, costs: Costs) -> Plan:
+def _planned(load: Load, machine: Machine, costs: Costs) -> CapacityPlan:
     try:
         return plan_capacity(load, machine, costs)
     except InvalidRequestError as error:
         raise WrongUseError(str(error)) from error
+
+
+def _checked(planned: CapacityPlan, seconds: float, address: str | None) -> CapacityCheck:
+    with (
+        connected(address) as cluster,
+        output.waiting(f"measuring the cluster for {seconds:g} s"),
+    ):
+        return cluster.admin.check_plan(planned, seconds=seconds)
+
+
+def _answer(planned: CapacityPlan) -> dict[str, Any]:
+    """The plan for programs; its load, machine and costs are the assumptions."""
+    answer = {
+        field.name: getattr(planned, field.name)
+        for field in dataclasses.fields(planned)
+        if field.name not in ("load", "machine", "costs")
+    }
+    answer["uses"] = [{**use._asdict(), "share": use.share} for use in planned.uses]
+    answer["binds"] = None if planned.binds is None else planned.binds.resource
+    return answer
+
+
+def _check_answer(checked: CapacityCheck) -> dict[str, Any]:
+    return {
+        "is_within": checked.is_within,
+        "over": [figure.what for figure in checked.over],
+        "next": None if checked.next is None else checked.next.what,
+        "figures": [figure._asdict() for figure in checked.figures],
+        "unknown": checked.unknown,
+        "measured": dataclasses.asdict(checked.measured),
+    }
 
 
 def _made(kind: type[Values], given: dict[str, Any]) -> Values:
@@ -228,7 +290,7 @@ def _sources(values: Any, given: dict[str, Any], source: str) -> list[tuple[str,
     ]
 
 
-def _show(planned: Plan, load: Load, month: float | None) -> None:
+def _show(planned: CapacityPlan, load: Load, month: float | None) -> None:
     output.say(
         f"{planned.brokers:,} brokers, {planned.partitions:,} partitions. The rate and the readers "
         f"need {planned.partitions_for_rate:,}; a multiple of the brokers spreads them evenly."
@@ -263,7 +325,50 @@ def _show(planned: Plan, load: Load, month: float | None) -> None:
     )
 
 
-def _used(use: Use) -> tuple[str, str]:
+def _show_check(checked: CapacityCheck) -> None:
+    output.table(
+        ("WHAT", "WHERE", "MEASURED", "PLANNED", "ALLOWED", "SHARE"),
+        [
+            (
+                figure.what,
+                figure.where or None,
+                _amount(figure.what, figure.measured),
+                _amount(figure.what, figure.planned),
+                ("at least " if figure.is_least else "") + _amount(figure.what, figure.allowed),
+                f"{figure.share:.0%}" if math.isfinite(figure.share) else None,
+            )
+            for figure in checked.figures
+        ],
+        styles=["error" if figure.share > 1 else "" for figure in checked.figures],
+        optional=("PLANNED",),
+    )
+    output.say(
+        f"Measured for {checked.measured.seconds:.1f} s. Resources are those of the most used "
+        "broker while another is away."
+    )
+    if checked.unknown:
+        output.say(f"The servers do not tell: {', '.join(checked.unknown)}.")
+    for figure in checked.over:
+        place = f" of {figure.where}" if figure.where else ""
+        measured, allowed = (
+            _amount(figure.what, amount) for amount in (figure.measured, figure.allowed)
+        )
+        limit = f"needs at least {allowed}" if figure.is_least else f"allows {allowed}"
+        output.verdict(f"error: {figure.what}{place}: {measured}; the plan {limit}", "error")
+        output.say(f"  next: {figure.remedy}", hang=6)
+    if checked.is_within:
+        output.verdict("Within the plan.", "ok")
+    if checked.next is not None:
+        output.say(f"What comes next is {checked.next.what}. Then: {checked.next.remedy}.", hang=2)
+
+
+def _amount(what: str, amount: float) -> str:
+    if what in ("cores", "replicas", "brokers", "partitions"):
+        return f"{amount:,.1f}" if what == "cores" else f"{amount:,.0f}"
+    return _size(amount) + ("" if what in ("disk", "disk size", "memory") else "/s")
+
+
+def _used(use: ResourceUse) -> tuple[str, str]:
     if use.resource in ("cores", "replicas"):
         return f"{use.used:,.1f}", f"{use.allowed:,.1f}"
     unit = "/s" if use.resource.startswith("network") else ""

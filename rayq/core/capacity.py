@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rayq.errors import InvalidRequestError
 
@@ -111,6 +111,16 @@ class Costs:
     network_busy: float = 0.6
     cores_busy: float = 0.6
 
+    @classmethod
+    def measured(cls, profile: Mapping[str, float]) -> Self:
+        """The costs that were measured, and the defaults of others. Raises InvalidRequestError."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(map(str, set(profile).difference(names))):
+            raise InvalidRequestError(
+                f"A profile has no {unknown[0]!r}. It may have: {', '.join(names)}."
+            )
+        return cls(**profile)
+
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "records_per_s": (1e-6, 1e15),
@@ -155,7 +165,7 @@ byte."""
 WHOLE = ("replication_factor", "consumers")
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """One resource of a broker, as used by the load when one other broker is away."""
 
     resource: str
@@ -171,9 +181,12 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """The answer of `plan`."""
 
+    load: Load
+    machine: Machine
+    costs: Costs
     brokers: int
     brokers_least: int
     """The number of brokers that replication alone asks for."""
@@ -190,7 +203,7 @@ class Plan:
     store_bytes: float
     """Bytes in the object store; 0 without one."""
     puts_per_s: float
-    uses: tuple[Use, ...]
+    uses: tuple[ResourceUse, ...]
     """The uses of a broker while another is away, the one that binds first."""
     recovery_s: float
     """The time to copy a lost broker's disks over the network that is spare at the peak."""
@@ -198,13 +211,13 @@ class Plan:
     """The time until all partitions lead after all brokers were stopped."""
 
     @property
-    def binds(self) -> Use | None:
+    def binds(self) -> ResourceUse | None:
         """The resource for which one broker fewer would not do; None if the least number of
         brokers carries the load anyway."""
         return self.uses[0] if self.brokers > self.brokers_least else None
 
 
-def plan(load: Load, machine: Machine | None = None, costs: Costs | None = None) -> Plan:
+def plan(load: Load, machine: Machine | None = None, costs: Costs | None = None) -> CapacityPlan:
     """The least number of brokers that carry a load while one of them is away.
 
     Raises InvalidRequestError where a number is out of range, where one key has more than a
@@ -231,7 +244,7 @@ def plan(load: Load, machine: Machine | None = None, costs: Costs | None = None)
     return _planned(high, least, load, machine, costs)
 
 
-def _planned(brokers: int, least: int, load: Load, machine: Machine, costs: Costs) -> Plan:
+def _planned(brokers: int, least: int, load: Load, machine: Machine, costs: Costs) -> CapacityPlan:
     average, peak = _average(load), _peak(load)
     partitions = _partitions(brokers, load, costs)
     retained = average * load.growth * load.retention_s
@@ -243,7 +256,10 @@ def _planned(brokers: int, least: int, load: Load, machine: Machine, costs: Cost
     incoming = peak * load.replication_factor / brokers
     spare = max(machine.network_bytes_per_s - incoming, 0.05 * machine.network_bytes_per_s)
     tiered = load.local_s is not None
-    return Plan(
+    return CapacityPlan(
+        load=load,
+        machine=machine,
+        costs=costs,
         brokers=brokers,
         brokers_least=least,
         partitions=partitions,
@@ -296,7 +312,7 @@ def _fits(brokers: int, load: Load, machine: Machine, costs: Costs) -> bool:
     return all(use.share <= 1 for use in _uses(brokers, load, machine, costs))
 
 
-def _uses(brokers: int, load: Load, machine: Machine, costs: Costs) -> list[Use]:
+def _uses(brokers: int, load: Load, machine: Machine, costs: Costs) -> list[ResourceUse]:
     """The uses of each broker while one is away, the largest share first."""
     rest = brokers - 1
     copies, peak = load.replication_factor, _peak(load)
@@ -319,32 +335,32 @@ def _uses(brokers: int, load: Load, machine: Machine, costs: Costs) -> list[Use]
         else "halve the time on the brokers' disks (--local)"
     )
     uses = [
-        Use(
+        ResourceUse(
             "disk",
             _disk_bytes(partitions, load, costs) / rest,
             machine.disk_bytes * costs.disk_full,
             less_disk,
         ),
-        Use(
+        ResourceUse(
             "network out",
             sent,
             machine.network_bytes_per_s * costs.network_busy,
             "compress, or let fewer groups read everything",
         ),
-        Use(
+        ResourceUse(
             "network in",
             received,
             machine.network_bytes_per_s * costs.network_busy,
             "compress, or flatten the peak",
         ),
-        Use(
+        ResourceUse(
             "cores",
             cores,
             machine.cores * costs.cores_busy,
             "compress, or flatten the peak",
         ),
-        Use("memory", memory, machine.memory_bytes, "take machines with twice the memory"),
-        Use("replicas", replicas, costs.replicas_max, "halve the number of partitions"),
+        ResourceUse("memory", memory, machine.memory_bytes, "take machines with twice the memory"),
+        ResourceUse("replicas", replicas, costs.replicas_max, "halve the number of partitions"),
     ]
     return sorted(uses, key=lambda use: -use.share)
 

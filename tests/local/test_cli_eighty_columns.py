@@ -53,6 +53,7 @@ transactions describe ID
 transactions abort ID -y
 transactions find-hanging
 plan --rate 1M/s --size 1KB --retention 7d --local 6h
+plan --rate 1M/s --size 1KB --retention 7d --local 6h --check --seconds 0.2
 cluster info
 cluster health
 cluster metrics records

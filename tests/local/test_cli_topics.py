@@ -13,6 +13,7 @@ import pytest
 from rayq import Cluster, Consumer
 from rayq.cli import bench_profile, current
 from rayq.client import client
+from rayq.errors import InvalidRequestError
 from rayq.runtime import current_cluster
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
@@ -563,3 +564,33 @@ def test_a_profile_leaves_a_topic_of_its_name_and_full_disks_alone(
     assert (ran.code, "is there" in ran.err) == (1, True)
     assert len(rayq.well("topic", "describe", "rayq-bench", "--json").json["partitions"]) == 2
     rayq.well("topic", "delete", "rayq-bench", "-y")
+
+
+def test_a_plan_is_compared_with_the_cluster(rayq_command: Command, topic: str) -> None:
+    load = ("plan", "--size", "1KB", "--retention", "1m", "-r", "2", "--check", "--seconds", "0.3")
+    ran = rayq_command(*load, "--rate", "10/s", "--json")
+    found = ran.json["check"]
+    assert (ran.code, found["is_within"], found["over"]) == (0, True, []), found
+    assert found["unknown"] == ["memory", "cores"]  # Servers share a process with the command.
+    assert found["next"] not in ("brokers", "partitions", "disk size", None)
+    assert {"what", "where", "measured", "planned", "allowed", "share", "remedy"} == set(
+        found["figures"][0]
+    )
+    ran = rayq_command(*load, "--rate", "30M/s")
+    assert ran.code == 3
+    assert "error: brokers: 3; the plan needs at least" in ran.out
+    assert "What comes next is" in ran.out
+    assert rayq_command(*load, "--rate", "10/s").out.count("Within the plan.") == 1
+
+
+def test_the_admin_plans_and_checks_as_the_command_does(rayq_command: Command) -> None:
+    admin = rayq_command.cluster.admin
+    planned = admin.plan(records_per_s=1e6, record_bytes=1000, retention_s=7 * 86_400)
+    told = rayq_command.well("plan", "--rate", "1M/s", "--size", "1KB", "--retention", "7d", "--json")
+    assert (planned.brokers, planned.disk_bytes) == (told.json["brokers"], told.json["disk_bytes"])
+    found = admin.check_plan(planned, seconds=0.2)
+    assert not found.is_within
+    assert {"brokers", "disk size"} <= {figure.what for figure in found.over}
+    for seconds in (0, float("nan"), 1e9):
+        with pytest.raises(InvalidRequestError, match="seconds must be from"):
+            admin.check_plan(planned, seconds=seconds)

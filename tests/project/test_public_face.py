@@ -24,6 +24,8 @@ NAMES = {
     "AsyncQueue",
     "AsyncTransaction",
     "BrokerInfo",
+    "CapacityCheck",
+    "CapacityPlan",
     "Cluster",
     "ClusterConfig",
     "ClusterInfo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.capacity import BROKERS_MIN, RANGES, Costs, Load, Machine, Plan, plan
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.core.capacity import BROKERS_MIN, RANGES, CapacityPlan, Costs, Load, Machine, plan
 from rayq.errors import InvalidRequestError
 
 WEEK_S = 7 * 86_400
@@ -155,14 +157,14 @@ OTHERS = ("object_bytes", "puts_per_object", "start_s_per_partition", "index_fac
 COSTS = [field.name for field in dataclasses.fields(Costs) if field.name not in OTHERS]
 
 
-def tried(load: Load, machine: Machine, costs: Costs | None = None) -> Plan | None:
+def tried(load: Load, machine: Machine, costs: Costs | None = None) -> CapacityPlan | None:
     try:
         return plan(load, machine, costs)
     except InvalidRequestError:
         return None
 
 
-def is_no_easier(before: Plan | None, after: Plan | None) -> bool:
+def is_no_easier(before: CapacityPlan | None, after: CapacityPlan | None) -> bool:
     """Whether what did not fit does not fit, and what fits has no fewer brokers."""
     return after is None or (before is not None and before.brokers <= after.brokers)
 
@@ -209,3 +211,34 @@ def test_nothing_is_used_beyond_what_is_allowed(load: Load) -> None:
     if planned is not None:
         assert all(use.share <= 1 for use in planned.uses)
         assert planned.brokers >= max(BROKERS_MIN, load.replication_factor + 1)
+
+
+# --- in Python ------------------------------------------------------------------------------------
+
+
+def test_the_admin_takes_every_number_of_a_load_and_a_machine_with_its_default() -> None:
+    parameters = inspect.signature(AsyncAdmin.plan).parameters
+    taken = {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if name not in ("self", "profile")
+    }
+    assert taken == {
+        field.name: inspect.Parameter.empty
+        if field.default is dataclasses.MISSING
+        else field.default
+        for kind in (Load, Machine)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def test_a_plan_tells_by_what_it_was_made() -> None:
+    costs = Costs.measured({"partition_write_bytes_per_s": 100e6})
+    planned = plan(MILLION, Machine(cores=8), costs)
+    assert (planned.load, planned.machine.cores, planned.costs) == (MILLION, 8, costs)
+    assert planned.partitions_for_rate == 20  # One consumer still reads no more.
+
+
+def test_a_profile_with_an_unknown_cost_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="no 'cpu'. It may have: partition_write"):
+        Costs.measured({"cpu": 1})

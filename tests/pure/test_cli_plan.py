@@ -112,6 +112,23 @@ def test_it_says_what_binds_and_each_assumption_with_its_source(tmp_path: Path) 
     assert "--local 6h" in shown
 
 
+def test_the_json_has_these_keys() -> None:
+    planned = answer("--local", "6h")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text()
+    assert list(planned) == [
+        *("brokers", "brokers_least", "partitions", "partitions_for_rate"),
+        *("average_bytes_per_s", "peak_bytes_per_s", "retained_bytes", "disk_bytes"),
+        *("store_bytes", "puts_per_s", "uses", "recovery_s", "start_s", "binds", "assumptions"),
+    ]
+    assert set(planned["uses"][0]) == {"resource", "used", "allowed", "halves", "share"}
+    assert [name for name in planned if f"`{name}`" not in page] == []
+
+
+def test_a_time_to_measure_without_a_check_is_refused() -> None:
+    with pytest.raises(WrongUseError, match="give --check"):
+        ran("--seconds", "3")
+
+
 def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
     prices = tmp_path / "prices.json"
     prices.write_text('{"disk_gb": 0.08}')

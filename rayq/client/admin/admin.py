@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rayq.client.admin.brokers import BrokerAdmin
+from rayq.client.admin.capacity import CapacityAdmin
 from rayq.client.admin.groups import GroupAdmin
 from rayq.client.admin.moves import MoveAdmin
 from rayq.client.admin.queues import QueueAdmin
@@ -50,7 +51,14 @@ class AdminCore:
 
 # The reference shows the methods of the last class first.
 class AsyncAdmin(
-    QueueAdmin, RemoteAdmin, TransactionAdmin, GroupAdmin, BrokerAdmin, MoveAdmin, TopicAdmin
+    CapacityAdmin,
+    QueueAdmin,
+    RemoteAdmin,
+    TransactionAdmin,
+    GroupAdmin,
+    BrokerAdmin,
+    MoveAdmin,
+    TopicAdmin,
 ):
     """The admin of the cluster on the running event loop, made by `cluster.async_admin()`. Its
     methods are those of `Admin`, as coroutines. Use it as an async context manager, or call
@@ -95,9 +103,9 @@ class Admin:
     """The admin of the cluster from any thread, `cluster.admin`. Its methods are those of
     `AsyncAdmin`, and each returns when it is done.
 
-    Every call takes `timeout_s` and raises TimeoutError when that time has passed; a change may
-    still take effect afterwards. Within that time a change whose answer was lost is requested
-    again; it happens once.
+    Every call that asks servers takes `timeout_s` and raises TimeoutError when that time has
+    passed; a change may still take effect afterwards. Within that time a change whose answer was
+    lost is requested again; it happens once.
     """
 
     def __init__(self, shared: Callable[[], tuple[Client, BackgroundLoop]]) -> None:
@@ -144,3 +152,5 @@ class Admin:
     purge_queue = _blocking(AsyncAdmin.purge_queue)
     move_queue_records = _blocking(AsyncAdmin.move_queue_records)
     discard_queue_records = _blocking(AsyncAdmin.discard_queue_records)
+    plan = _blocking(AsyncAdmin.plan)
+    check_plan = _blocking(AsyncAdmin.check_plan)
