@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.replica import Replica
@@ -221,6 +222,7 @@ def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
             pool=cast(Any, PlayedLeader([])),
             broker=0,
             incarnation="ours",
+            listening=ListeningClock(environment.clock, 0.25),
             has_lease=lambda: True,
             propose=cast(Any, None),
             on_failure=lambda: None,

@@ -42,7 +42,8 @@ class Led:
         self.environment = log.environment
         self.has_lease = True
         self.leader = Leader(
-            log, given, propose=self._propose, has_lease=lambda: self.has_lease, peers=self.peers()
+            log, given, propose=self._propose, has_lease=lambda: self.has_lease,
+            now_s=log.environment.clock.monotonic, peers=self.peers(),
         )
         self.leader.committed(given)
         self.leader.flushed(log.log.flushed_offset)

@@ -13,6 +13,7 @@ from proving.simulation.server_view import replica_log_of
 from proving.simulation.world import Host
 from rayq import messages
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.replica import Replica
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -55,12 +56,15 @@ class Hosted:
         self.failures = 0
         self.changes = changes
         self.partition_epoch = 1
+        listening = ListeningClock(environment.clock, 0.25)
+        environment.tasks.spawn(listening.run(), "listening clock")
         context = ReplicaContext(
             environment=environment,
             config=config,
             pool=cast(Any, self.leader),
             broker=0,
             incarnation="ours",
+            listening=listening,
             has_lease=lambda: self.has_lease,
             propose=self._propose,
             on_failure=self._failed,

@@ -41,6 +41,7 @@ class Led:
             given,
             propose=self._propose,
             has_lease=lambda: self.has_lease,
+            now_s=log.environment.clock.monotonic,
             peers=cast(Any, None),  # There are no transactions.
         )
         self.leader.committed(given)

@@ -132,7 +132,7 @@ class QueueStage:
         given = self.assignment
         self.leader = Leader(
             self.log, given, propose=self._propose, has_lease=lambda: self.has_lease,
-            peers=self.keeper,
+            now_s=self.log.environment.clock.monotonic, peers=self.keeper,
         )
         self.leader.committed(given)
         self.served = LeaderQueues(

@@ -59,6 +59,7 @@ class _Broker:
             MetadataLog.open(environment.disk, f"{PATH}/metadata"),
             incarnation="i",
             snapshot_records=1_000,
+            now_s=environment.clock.monotonic,
             on_applied=lambda records: self.answers.forget(records),
         )
         self.answers = MetadataAnswers(self.keeper, CLUSTER_ID, is_registered=lambda: True)

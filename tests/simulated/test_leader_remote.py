@@ -90,6 +90,7 @@ class Led:
             given,
             propose=cast(Any, None),
             has_lease=lambda: True,
+            now_s=self.log.environment.clock.monotonic,
             peers=cast(Any, None),
             remote_log=remote_log,
         )

@@ -78,7 +78,8 @@ class Partition:
             pass
 
         self.leader = Leader(
-            self.log, given, propose=propose, has_lease=lambda: True, peers=self.coordinator
+            self.log, given, propose=propose, has_lease=lambda: True,
+            now_s=self.log.environment.clock.monotonic, peers=self.coordinator,
         )
         self.leader.committed(given)
         await self.copy(self.log.high_watermark)

@@ -113,6 +113,7 @@ def with_quorum(
             ClusterConfig(),
             cluster_id="c",
             endpoint=("controller", 1),
+            now_s=process.environment.clock.monotonic,
             on_end=lambda reason: None,
         )
         try:

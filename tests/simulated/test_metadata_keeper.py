@@ -69,6 +69,7 @@ def voting(work: Callable[[Voter], Coroutine[Any, Any, None]]) -> None:
             log,
             incarnation="i",
             snapshot_records=1000,
+            now_s=environment.clock.monotonic,
             on_applied=lambda records: None,
         )
         world.run(process.run(work(Voter(keeper, log))))

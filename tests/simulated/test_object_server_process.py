@@ -17,6 +17,7 @@ from rayq.actors.broker.object_server_process import (
     ObjectServerProcess,
 )
 from rayq.actors.hosting import HostProcess, ObjectServerSpec, ReplicaHostSpec
+from rayq.actors.listening_clock import ListeningClock
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError, StaleBrokerError
 
@@ -76,8 +77,11 @@ def play(test: Test) -> None:
         runtime = FakeRuntime()
 
         async def run() -> None:
+            listening = ListeningClock(process.environment.clock, 0.25)
+            process.environment.tasks.spawn(listening.run(), "listening clock")
             server = ObjectServerProcess(
-                process.environment, CONFIG, runtime, cluster_name="c", broker=0, data_path="/d"
+                process.environment, CONFIG, runtime,
+                cluster_name="c", broker=0, data_path="/d", listening=listening,
             )
             process.environment.tasks.spawn(server.run(), "object server")
             await asyncio.sleep(0.01)

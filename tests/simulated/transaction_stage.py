@@ -90,6 +90,7 @@ class Led:
             given,
             propose=self._propose,
             has_lease=lambda: self.has_lease,
+            now_s=log.environment.clock.monotonic,
             peers=self.coordinators,
         )
         self.leader.committed(given)

@@ -19,6 +19,7 @@ from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import Runtime
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
 from rayq.core.cluster.records import MetadataRecord
@@ -81,6 +82,9 @@ class Broker:
         self._peers = list(peers)
         self._incarnation = environment.new_id()
         self._session_s = config.session_timeout_ms / 1000
+        self._listening = ListeningClock(
+            environment.clock, config.heartbeat_interval_ms / 1000 / 2
+        )
         self._registered_epoch: int | None = None
         self._producer_ids = range(0)
         self._producer_ids_lock = asyncio.Lock()
@@ -101,6 +105,7 @@ class Broker:
                 MetadataLog.open(environment.disk, f"{directory.path}/metadata"),
                 incarnation=self._incarnation,
                 snapshot_records=config.metadata_snapshot_records,
+                now_s=self._listening.now_s,
                 on_applied=self._on_metadata,
             )
             opened.pop_all()  # It succeeded: nothing is closed.
@@ -120,6 +125,7 @@ class Broker:
                 self.metadata,
                 self._pool,
                 cluster_name=cluster_name,
+                listening=self._listening,
                 ask_controller=self._ask_controller,
                 is_current=lambda: self.is_registered,
             )
@@ -133,6 +139,7 @@ class Broker:
             self._pool,
             cluster_name=cluster_name,
             incarnation=self._incarnation,
+            listening=self._listening,
             ask_controller=self._ask_controller,
             objects=self._objects,
         )
@@ -141,6 +148,7 @@ class Broker:
             self._pool,
             config,
             cluster_id=meta.cluster_id,
+            listening=self._listening,
             silent_s=lambda: self.metadata.silent_s,
             known_brokers=self._known_brokers,
             # In a new cluster only the controller's own process knows where all brokers are.
@@ -163,6 +171,7 @@ class Broker:
         environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)
         environment.metrics.add_source(self._measure)
         spawn = environment.tasks.spawn
+        spawn(self._listening.run(), "listening-clock")
         spawn(self._keep_session(), "broker-session")
         spawn(self._replicas.run(), "replica-supervisor")
         spawn(self.controller_host.run(self.endpoint), "controller-host")

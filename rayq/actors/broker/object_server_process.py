@@ -11,6 +11,7 @@ import logging
 
 from rayq import messages
 from rayq.actors.hosting import HostProcess, ObjectServerSpec, Runtime
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
@@ -42,6 +43,7 @@ class ObjectServerProcess:
         cluster_name: str,
         broker: int,
         data_path: str,
+        listening: ListeningClock,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -49,6 +51,7 @@ class ObjectServerProcess:
         self._cluster_name = cluster_name
         self._broker = broker
         self._data_path = data_path
+        self._listening = listening
         self._incarnation: str | None = None
         """Incarnation of the process that was started last, while it lives."""
         self._process: HostProcess | None = None
@@ -69,15 +72,12 @@ class ObjectServerProcess:
         return self._failure if self.endpoint is None else self._reported
 
     async def run(self) -> None:
-        last_s = self._environment.clock.monotonic()
         while not self._is_stopping:
             if self._process is None:
                 await self._start()
-            now_s = self._environment.clock.monotonic()
-            # Time in which this process itself was paused does not count.
-            self._heard_s += max(0.0, now_s - last_s - 2 * CHECK_INTERVAL_S)
-            last_s = now_s
-            self._end_silent(now_s)
+            if self._is_silent():
+                await self._listening.read_arrived()
+                self._end_silent()
             if self._process is not None:
                 await self._gone.wait(CHECK_INTERVAL_S)
             if self._process is None:
@@ -91,7 +91,8 @@ class ObjectServerProcess:
         spec = ObjectServerSpec(
             self._cluster_name, self._broker, self._incarnation, self._data_path
         )
-        self._started_s = self._heard_s = self._environment.clock.monotonic()
+        self._started_s = self._environment.clock.monotonic()
+        self._heard_s = self._listening.now_s()
         try:
             process = await self._runtime.start_object_server(spec)
         except RayqError as error:
@@ -112,13 +113,20 @@ class ObjectServerProcess:
             logger.warning("broker %d: %s", self._broker, self._failure)
         self._gone.notify()
 
-    def _end_silent(self, now_s: float) -> None:
+    @property
+    def _silent_s(self) -> float:
+        return self._listening.now_s() - self._heard_s
+
+    def _is_silent(self) -> bool:
         session_s = self._config.session_timeout_ms / 1000
         limit_s = START_TIMEOUT_S if self.endpoint is None else SILENT_SESSIONS * session_s
-        if self._process is not None and now_s - self._heard_s > limit_s:
+        return self._process is not None and self._silent_s > limit_s
+
+    def _end_silent(self) -> None:
+        if self._process is not None and self._is_silent():
             logger.warning(
                 "the object server of broker %d was silent for %.1f s: killing it",
-                *(self._broker, now_s - self._heard_s),
+                *(self._broker, self._silent_s),
             )
             self._process.kill()
 
@@ -130,7 +138,7 @@ class ObjectServerProcess:
             if process is not None:
                 process.kill()
             raise StaleBrokerError(f"Broker {self._broker} has another object server.")
-        self._heard_s = self._environment.clock.monotonic()
+        self._heard_s = self._listening.now_s()
         self.endpoint = (request.host, request.port)
         self._reported = request.trouble
         return messages.Done()

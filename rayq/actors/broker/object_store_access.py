@@ -10,6 +10,7 @@ from rayq.actors.broker.object_server_process import ObjectServerProcess
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import StoreOwnership
 from rayq.actors.hosting import Runtime
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.config import ClusterConfig
@@ -33,6 +34,7 @@ class ObjectStoreAccess:
         pool: ConnectionPool,
         *,
         cluster_name: str,
+        listening: ListeningClock,
         ask_controller: messages.Ask,
         is_current: Callable[[], bool],
     ) -> None:
@@ -46,6 +48,7 @@ class ObjectStoreAccess:
             cluster_name=cluster_name,
             broker=meta.broker,
             data_path=directory.path,
+            listening=listening,
         )
         self._ownership = StoreOwnership(
             environment, metadata, self._link, is_current=is_current

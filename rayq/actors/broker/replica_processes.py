@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from rayq import messages
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
@@ -92,6 +93,7 @@ class ReplicaProcesses:
         cluster_name: str,
         broker: int,
         data_path: str,
+        listening: ListeningClock,
         on_gone: Callable[[], None],
     ) -> None:
         self._environment = environment
@@ -101,6 +103,7 @@ class ReplicaProcesses:
         self._cluster_name = cluster_name
         self._broker = broker
         self._data_path = data_path
+        self._listening = listening
         self._on_gone = on_gone
         self._hosts: dict[str, ReplicaProcess] = {}
         self._waiting: list[ReplicaProcess] = []
@@ -137,7 +140,7 @@ class ReplicaProcesses:
             host = self._with_room(key, of_topic)
             if host is None:
                 now_s = self._environment.clock.monotonic()
-                host = ReplicaProcess(self._environment.new_id(), now_s, heard_s=now_s)
+                host = ReplicaProcess(self._environment.new_id(), now_s)
                 self._hosts[host.incarnation] = host
                 self._waiting.append(host)
                 of_topic[host.incarnation] = Counter()
@@ -179,7 +182,8 @@ class ReplicaProcesses:
                 data_path=self._data_path,
                 names=tuple(host.names),
             )
-            host.started_s = host.heard_s = self._environment.clock.monotonic()
+            host.started_s = self._environment.clock.monotonic()
+            host.heard_s = self._listening.now_s()
             self.starting += 1
             self._environment.tasks.spawn(self._start(host, spec), f"start {spec.names[0]}")
 
@@ -245,22 +249,27 @@ class ReplicaProcesses:
         host.changed.notify()
         self._on_gone()
 
-    def check_sessions(self, late_s: float) -> None:
-        """Kills the processes that are silent. Every process gets `late_s` more time, by which the
-        broker's own process was late."""
-        now_s = self._environment.clock.monotonic()
+    async def end_silent(self) -> None:
+        """Kills the processes that were silent for a session, once all that has arrived is read."""
+        if self._silent():
+            await self._listening.read_arrived()
+        for host, process, silent_s in self._silent():
+            logger.warning(
+                "replica process %s of broker %d was silent for %.1f s: killing it",
+                *(host.incarnation[:8], self._broker, silent_s),
+            )
+            process.kill()
+
+    def _silent(self) -> list[tuple[ReplicaProcess, HostProcess, float]]:
+        """The processes that were silent for too long, each with that time in seconds."""
+        now_s = self._listening.now_s()
         session_s = self._config.session_timeout_ms / 1000
-        for host in self:
-            host.heard_s += late_s
+        silent = []
+        for host in self._hosts.values():
             limit_s = START_TIMEOUT_S if host.endpoint is None else session_s
-            if now_s - host.heard_s > limit_s and host.process is not None:
-                logger.warning(
-                    "replica process %s of broker %d was silent for %.1f s: killing it",
-                    host.incarnation[:8],
-                    self._broker,
-                    now_s - host.heard_s,
-                )
-                host.process.kill()
+            if host.process is not None and now_s - host.heard_s > limit_s:
+                silent.append((host, host.process, now_s - host.heard_s))
+        return silent
 
     # --- backing off ------------------------------------------------------------------------
 

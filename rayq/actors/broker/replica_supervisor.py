@@ -16,6 +16,7 @@ from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
 from rayq.actors.handlers import answers
 from rayq.actors.hosting import Runtime
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
@@ -59,6 +60,7 @@ class ReplicaSupervisor:
         *,
         cluster_name: str,
         incarnation: str,
+        listening: ListeningClock,
         ask_controller: messages.Ask,
         objects: ObjectStoreAccess | None,
     ) -> None:
@@ -67,6 +69,7 @@ class ReplicaSupervisor:
         self._directory = directory
         self._metadata = metadata
         self._incarnation = incarnation
+        self._listening = listening
         self._ask_controller = ask_controller
         self._objects = objects
         self._broker = directory.meta.broker
@@ -78,6 +81,7 @@ class ReplicaSupervisor:
             cluster_name=cluster_name,
             broker=self._broker,
             data_path=directory.path,
+            listening=listening,
             on_gone=self._look_again,
         )
         self._placed = PlacedReplicas(metadata, self._broker, incarnation)
@@ -100,13 +104,11 @@ class ReplicaSupervisor:
         """Reconciles forever: processes with metadata, metadata with processes."""
         for path in self._directory.leftovers():
             self._environment.tasks.spawn(self._remove(path), f"remove {path}")
-        last_s = self._environment.clock.monotonic()
         checked_s = -CHECK_INTERVAL_S
         while not self._is_stopping:
             try:
                 now_s = self._environment.clock.monotonic()
-                late_s, last_s = now_s - last_s - REPORT_INTERVAL_S, now_s
-                self._hosts.check_sessions(late_s if late_s > REPORT_INTERVAL_S else 0.0)
+                await self._hosts.end_silent()
                 is_due = self._has_news or now_s - checked_s >= CHECK_INTERVAL_S
                 if is_due and self._metadata.version > 0:
                     checked_s = now_s
@@ -217,7 +219,7 @@ class ReplicaSupervisor:
             if assignments or removed or deleted or remaining_s <= 0:
                 break
             await host.changed.wait(remaining_s)
-        host.heard_s = self._environment.clock.monotonic()
+        host.heard_s = self._listening.now_s()
         if self._metadata.trouble is not None:
             raise StorageError(
                 f"Broker {self._broker} cannot follow the metadata: {self._metadata.trouble}"
@@ -234,7 +236,7 @@ class ReplicaSupervisor:
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:
         """Takes note of a process's report of its replicas. Returns whether something is new."""
-        host.heard_s = self._environment.clock.monotonic()
+        host.heard_s = self._listening.now_s()
         before = host.statuses
         host.statuses = {(status.topic_id, status.partition): status for status in statuses}
         is_new = before.keys() != host.statuses.keys()

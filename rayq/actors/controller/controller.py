@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rayq import messages
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.handlers import HandlerTable, answers
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
@@ -71,7 +72,8 @@ FOUND_PATIENCE_S = 5.0
 
 
 class Controller:
-    """See the module. Start with `take_over`; `ended` is then awaited by the host."""
+    """See the module. Start with `take_over`; `ended` is then awaited by the host. `listening` is
+    the clock of this process by which it judges others, and which somebody else looks at."""
 
     handlers: ClassVar[HandlerTable]
 
@@ -83,9 +85,11 @@ class Controller:
         *,
         cluster_id: str,
         endpoint: Address,
+        listening: ListeningClock,
     ) -> None:
         self._environment = environment
         self._config = config
+        self._listening = listening
         self._cluster_id = cluster_id
         self._session_s = config.session_timeout_ms / 1000
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -95,6 +99,7 @@ class Controller:
             config,
             cluster_id=cluster_id,
             endpoint=endpoint,
+            now_s=listening.now_s,
             on_end=self._on_quorum_end,
         )
         self.state = ClusterState()
@@ -129,7 +134,7 @@ class Controller:
         silent_s_min = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
         for record in await self._quorum.take_over(known, silent_s_min=silent_s_min):
             self.state.replay(record)
-        self._started_s = self._environment.clock.monotonic()
+        self._started_s = self._listening.now_s()
         for number, broker in self.state.brokers.items():
             registered = broker.registration
             self._quorum.add_peer(
@@ -187,7 +192,7 @@ class Controller:
         broker_changes.check_broker(state, request.broker, request.incarnation)
         self._end_cluster_stop_that_died()
         is_news = request.broker not in self._heard_s or not state.is_live(request.broker)
-        self._heard_s[request.broker] = self._environment.clock.monotonic()
+        self._heard_s[request.broker] = self._listening.now_s()
         self._store.troubles[request.broker] = request.remote_trouble
         return Decision(
             broker_changes.hear_broker(state, request.broker, self._heard()) if is_news else (),
@@ -307,7 +312,7 @@ class Controller:
         records = broker_changes.register_broker(
             self.state, registration, request.held, self._heard()
         )
-        self._heard_s[request.broker] = self._environment.clock.monotonic()
+        self._heard_s[request.broker] = self._listening.now_s()
         self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
         return Decision(records, lambda: messages.RegisterBrokerResponse(self.epoch))
 
@@ -330,7 +335,7 @@ class Controller:
             before = self._value_before(record)
             self.state.replay(record)
             if isinstance(record, SnapshotPinned):
-                self._pinned_s[record.pin_id] = self._environment.clock.monotonic()
+                self._pinned_s[record.pin_id] = self._listening.now_s()
             if isinstance(record, PartitionChanged) and self._metrics is not None:
                 self._metrics.changed(
                     record,
@@ -357,12 +362,11 @@ class Controller:
         return self._stop_expected_until_s is not None
 
     def _expect_stops(self) -> None:
-        now_s = self._environment.clock.monotonic()
-        self._stop_expected_until_s = now_s + CLUSTER_STOP_PATIENCE_S
+        self._stop_expected_until_s = self._listening.now_s() + CLUSTER_STOP_PATIENCE_S
 
     def _end_cluster_stop_that_died(self) -> None:
         until_s = self._stop_expected_until_s
-        if until_s is not None and self._environment.clock.monotonic() > until_s:
+        if until_s is not None and self._listening.now_s() > until_s:
             self._end_cluster_stop("the stop of the cluster died half-way")
 
     def _end_cluster_stop(self, reason: str) -> None:
@@ -380,7 +384,7 @@ class Controller:
         """The brokers that seem to run: changes that can wait should wait for the other brokers,
         until they are heard again or their sessions end."""
         silent_s_max = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
-        from_s = self._environment.clock.monotonic() - silent_s_max
+        from_s = self._listening.now_s() - silent_s_max
         return {
             broker
             for broker, heard_s in self._heard_s.items()
@@ -449,42 +453,20 @@ class Controller:
             )
 
     async def _watch_sessions(self) -> None:
-        """Ends sessions of silent brokers. If a pass is late (this process was paused, or the
-        machine is busy), every broker gets that much more time."""
+        """Ends sessions of silent brokers, and does what is due. Time in which this process could
+        not hear counts for nothing here (`ListeningClock`)."""
         interval_s = self._config.heartbeat_interval_ms / 1000 / 2
-        clock = self._environment.clock
-        last_s = clock.monotonic()
-        balance_s = last_s + BALANCE_INTERVAL_S
-        rebuild_s = last_s
+        balance_s = self._started_s + BALANCE_INTERVAL_S
+        rebuild_s = self._started_s
         while True:
             await asyncio.sleep(interval_s)
-            now_s = clock.monotonic()
-            late_s = max(0.0, now_s - last_s - interval_s)
-            last_s = now_s
-            if late_s > interval_s:
-                self._started_s += late_s
-                if self._stop_expected_until_s is not None:
-                    self._stop_expected_until_s += late_s
-                self._gone_since_s = {
-                    broker: at_s + late_s for broker, at_s in self._gone_since_s.items()
-                }
-                self._heard_s = {broker: at_s + late_s for broker, at_s in self._heard_s.items()}
-                self._pinned_s = {pin: at_s + late_s for pin, at_s in self._pinned_s.items()}
-                self._quorum.excuse(late_s)
-            if not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
+            if self._is_cut_off() or self._silent_brokers():
+                await self._listening.read_arrived()
+            if self._is_cut_off():
                 self.end("no majority of the voters answered for a session")
                 return
-            for number, broker in list(self.state.brokers.items()):
-                heard_s = self._heard_s.get(number, self._started_s)
-                if broker.live and now_s - heard_s > self._session_s:
-                    silent_s = now_s - heard_s
-                    log_event(
-                        logger, logging.WARNING, "session_ended", broker=number, silent_s=silent_s
-                    )
-                    self._append(
-                        broker_changes.fence_broker(self.state, number, self._heard()),
-                        f"broker {number} was silent for {silent_s:.1f} s",
-                    )
+            self._end_sessions(self._silent_brokers())
+            now_s = self._listening.now_s()
             self._found_late(now_s)
             self._unpin_expired(now_s)
             self._warn_of_offline(now_s)
@@ -504,6 +486,29 @@ class Controller:
                     broker_changes.balance_leaders(self.state, self._heard_lately()),
                     "the preferred replica is in sync again",
                 )
+
+    def _is_cut_off(self) -> bool:
+        """Returns whether no majority of the voters answered for a session."""
+        is_new = self._listening.now_s() <= self._started_s + self._session_s
+        return not is_new and not self._quorum.has_majority()
+
+    def _silent_brokers(self) -> dict[int, float]:
+        """The live brokers that were silent for a session, each with that time in seconds."""
+        now_s = self._listening.now_s()
+        silent_s = {
+            number: now_s - self._heard_s.get(number, self._started_s)
+            for number, broker in self.state.brokers.items()
+            if broker.live
+        }
+        return {number: at_s for number, at_s in silent_s.items() if at_s > self._session_s}
+
+    def _end_sessions(self, silent_s: Mapping[int, float]) -> None:
+        for number, at_s in silent_s.items():
+            log_event(logger, logging.WARNING, "session_ended", broker=number, silent_s=at_s)
+            self._append(
+                broker_changes.fence_broker(self.state, number, self._heard()),
+                f"broker {number} was silent for {at_s:.1f} s",
+            )
 
     def _on_quorum_end(self, reason: str) -> None:
         log_event(

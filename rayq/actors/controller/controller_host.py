@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rayq.actors.controller.controller import SILENT_HEARTBEATS, Controller
+from rayq.actors.listening_clock import ListeningClock
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import RayqError
@@ -19,9 +20,10 @@ logger = logging.getLogger(__name__)
 class ControllerHost:
     """Hosts a controller in this process whenever the cluster needs one (docs/protocol.md, rule 5).
 
-    `silent_s()` is the time since a controller was heard. The preferred host does not wait at its
-    start (the voters do: see `Quorum.take_over`); a stand-in waits `controller_patience_ms` plus up
-    to half of it at random, so that stand-ins seldom race each other.
+    `silent_s()` is the time since a controller was heard, by the clock `listening`. The preferred
+    host does not wait at its start (the voters do: see `Quorum.take_over`); a stand-in waits
+    `controller_patience_ms` plus up to half of it at random, so that stand-ins seldom race each
+    other.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class ControllerHost:
         config: ClusterConfig,
         *,
         cluster_id: str,
+        listening: ListeningClock,
         silent_s: Callable[[], float],
         known_brokers: Callable[[], Sequence[Address]],
         may_host: Callable[[], bool],
@@ -40,6 +43,7 @@ class ControllerHost:
         self._pool = pool
         self._config = config
         self._cluster_id = cluster_id
+        self._listening = listening
         self._silent_s = silent_s
         self._known_brokers = known_brokers
         self._may_host = may_host
@@ -52,8 +56,11 @@ class ControllerHost:
         self._environment.metrics.add_source(self._measure)
         patience_s = 0.0 if self._is_preferred else self._patience_s()
         while True:
-            if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
+            if not self._is_wanted(patience_s):
                 await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
+                continue
+            await self._listening.read_arrived()
+            if not self._is_wanted(patience_s):
                 continue
             controller = Controller(
                 self._environment,
@@ -61,6 +68,7 @@ class ControllerHost:
                 self._config,
                 cluster_id=self._cluster_id,
                 endpoint=endpoint,
+                listening=self._listening,
             )
             try:
                 await controller.take_over(self._known_brokers())
@@ -79,6 +87,10 @@ class ControllerHost:
             await controller.ended
             self.controller = None
             patience_s = self._patience_s()
+
+    def _is_wanted(self, patience_s: float) -> bool:
+        """Returns whether this process should host a controller, as none was heard for so long."""
+        return patience_s == 0 or (self._may_host() and self._silent_s() >= patience_s)
 
     def _measure(self) -> list[Sample]:
         is_here = self.controller is not None

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 
 from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
+from rayq.actors.listening_clock import ListeningClock
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
@@ -44,7 +45,10 @@ class ControllerServer:
         identity = Identity(role="server", key=secret, cluster_id=cluster_id, broker=None)
         self._pool = ConnectionPool(environment, identity, config)
         self._server = Server(environment, identity, self._handle, config)
-        self._heard_s = environment.clock.monotonic()
+        self._listening = ListeningClock(
+            environment.clock, config.heartbeat_interval_ms / 1000 / 2
+        )
+        self._heard_s = self._listening.now_s()
         self.endpoint: Address = (host, 0)
         """Address at which others reach it, once it has started."""
         self.controller_host = ControllerHost(
@@ -52,7 +56,8 @@ class ControllerServer:
             self._pool,
             config,
             cluster_id=cluster_id,
-            silent_s=lambda: environment.clock.monotonic() - self._heard_s,
+            listening=self._listening,
+            silent_s=lambda: self._listening.now_s() - self._heard_s,
             known_brokers=lambda: self._brokers,
             may_host=lambda: True,
             is_preferred=True,
@@ -61,6 +66,7 @@ class ControllerServer:
     async def start(self) -> Address:
         await self._server.start(self._host, 0)
         self.endpoint = self._config.advertised_host or self._server.host, self._server.port
+        self._environment.tasks.spawn(self._listening.run(), "listening-clock")
         self._environment.tasks.spawn(self.controller_host.run(self.endpoint), "controller-host")
         self._environment.tasks.spawn(self._listen_for_another(), "listen-for-another")
         return self.endpoint
@@ -121,12 +127,11 @@ class ControllerServer:
         """Keeps the brokers' addresses up to date, and asks the brokers whether they hear a
         controller."""
         interval_s = self._config.heartbeat_interval_ms / 1000
-        clock = self._environment.clock
         while True:
             await asyncio.sleep(interval_s)
             controller = self.controller_host.controller
             if controller is not None:
-                self._heard_s = clock.monotonic()
+                self._heard_s = self._listening.now_s()
                 known = [
                     (broker.registration.host, broker.registration.port)
                     for broker in controller.state.brokers.values()
@@ -141,5 +146,5 @@ class ControllerServer:
                 except RayqError:
                     continue
                 if answer.heard_ms_ago is not None:
-                    heard_s = clock.monotonic() - answer.heard_ms_ago / 1000
+                    heard_s = self._listening.now_s() - answer.heard_ms_ago / 1000
                     self._heard_s = max(self._heard_s, heard_s)

@@ -14,6 +14,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -361,22 +362,26 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         """Ends sessions and expires old offsets, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
-        last_s = clock.monotonic()
+        listening = ListeningClock(clock, TICK_S)
         offsets_interval_s = min(
             OFFSETS_CHECK_INTERVAL_S, self._config.offsets_retention_ms / 1000 / 4
         )
-        offsets_s = last_s + offsets_interval_s
+        offsets_s = clock.monotonic() + offsets_interval_s
         while generation == self._log.generation:
             await self._reset_wanted.wait(TICK_S)
             if generation != self._log.generation:
                 return
-            now_s, now_ms = clock.monotonic(), clock.wall_ms()
-            late_s, last_s = now_s - last_s - TICK_S, now_s
-            if not self._may_be_heard():
-                group_changes.prolong_sessions(self.state, late_s + TICK_S)
+            can_hear = self._may_be_heard()
+            unheard_s = listening.look(can_hear=can_hear)
+            if unheard_s > 0:
+                group_changes.prolong_sessions(self.state, unheard_s)
+            if not can_hear:
                 continue
-            if late_s > TICK_S:
-                group_changes.prolong_sessions(self.state, late_s)
+            if unheard_s > 0:
+                await listening.read_arrived()
+                if generation != self._log.generation:
+                    return
+            now_s, now_ms = clock.monotonic(), clock.wall_ms()
             if not await self._end_sessions(now_s, now_ms):
                 return
             for transaction in group_transactions.abandoned(self.state):

@@ -51,9 +51,13 @@ class MetadataKeeper:
         *,
         incarnation: str,
         snapshot_records: int,
+        now_s: Callable[[], float],
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
     ) -> None:
+        """`now_s()` is the time by which the silence of controllers is measured
+        (`ListeningClock`)."""
         self._environment = environment
+        self._now_s = now_s
         self._directory = directory
         self._log = log
         self._incarnation = incarnation
@@ -70,7 +74,7 @@ class MetadataKeeper:
         self.changed = Signal()
         self.controller: Address | None = None
         self.controller_epoch = 0
-        self._started_s = environment.clock.monotonic()
+        self._started_s = now_s()
         self._heard_s: float | None = None
         self._voters: tuple[Voter, ...] = ()
         self._hints: dict[int, Address] = {}
@@ -97,20 +101,20 @@ class MetadataKeeper:
 
     def note_heard(self) -> None:
         """Notes that the controller answered."""
-        self._heard_s = self._environment.clock.monotonic()
+        self._heard_s = self._now_s()
 
     @property
     def heard_ms_ago(self) -> int | None:
         """Time since a controller was heard; None: not since this broker started."""
         if self._heard_s is None:
             return None
-        return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
+        return int((self._now_s() - self._heard_s) * 1000)
 
     @property
     def silent_s(self) -> float:
         """Time since a controller was heard, at most since the start."""
         since_s = self._started_s if self._heard_s is None else self._heard_s
-        return self._environment.clock.monotonic() - since_s
+        return self._now_s() - since_s
 
     @property
     def has_been_led(self) -> bool:

@@ -89,9 +89,12 @@ class Quorum:
         *,
         cluster_id: str,
         endpoint: Address,
+        now_s: Callable[[], float],
         on_end: Callable[[str], None],
     ) -> None:
+        """`now_s()` is the time by which the silence of voters is measured (`ListeningClock`)."""
         self._environment = environment
+        self._now_s = now_s
         self._pool = pool
         self._config = config
         self._cluster_id = cluster_id
@@ -326,7 +329,7 @@ class Quorum:
             host=host,
             port=port,
             next_index=min(answer.last_index, self.last_index) + 1,
-            acknowledged_s=self._environment.clock.monotonic(),
+            acknowledged_s=self._now_s(),
             has_vote=has_vote,
         )
 
@@ -345,7 +348,7 @@ class Quorum:
             host=host,
             port=port,
             next_index=self.last_index + 1,
-            acknowledged_s=self._environment.clock.monotonic(),
+            acknowledged_s=self._now_s(),
         )
         self._start_pusher(peer)
 
@@ -375,16 +378,11 @@ class Quorum:
 
     def has_majority(self) -> bool:
         """Returns whether a majority of the voters answered within a session."""
-        since_s = self._environment.clock.monotonic() - self._timeout_s
+        since_s = self._now_s() - self._timeout_s
         heard = sum(
             peer is not None and peer.acknowledged_s >= since_s for peer in self._voting_peers()
         )
         return heard > len(self.voters) // 2
-
-    def excuse(self, late_s: float) -> None:
-        """Ignores the last `late_s`, in which this process was paused and could hear no voter."""
-        for peer in self._peers.values():
-            peer.acknowledged_s += late_s
 
     def end(self, reason: str) -> None:
         """Stops sending; each request that waits for a commit gets NotControllerError."""
@@ -474,7 +472,7 @@ class Quorum:
                 f"Broker {peer.broker} was sent the metadata log up to record {sent_index}, and "
                 f"says that it holds {answer.last_index} of {self.last_index}."
             )
-        peer.acknowledged_s = self._environment.clock.monotonic()
+        peer.acknowledged_s = self._now_s()
         if answer.directory_id != peer.directory_id:
             peer.directory_id, peer.has_vote = answer.directory_id, True
         peer.match_index = answer.last_index

@@ -15,13 +15,14 @@ from typing import Any, ClassVar
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import HandlerTable, answers_peer
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.queues.metrics import QueueMetrics
 from rayq.actors.queues.partition import QueuePartition, Settled
 from rayq.actors.queues.persister import QueueStatePersister
 from rayq.actors.queues.reads import DataPartition, QueueReads
 from rayq.actors.queues.scanner import LogScanner
-from rayq.actors.queues.waiting import Answer, LockClock, LockOwners, WaitingTakes
+from rayq.actors.queues.waiting import Answer, LockOwners, WaitingTakes
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -205,7 +206,10 @@ class QueueLeader:
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
         self.owners = LockOwners(on_gone=self._holders_gone, on_closed=self.takes.closed)
-        self._lock_clock = LockClock(self._environment.clock, self._can_hear)
+        self._listening = ListeningClock(
+            self._environment.clock, data.replica_log.config.heartbeat_interval_ms / 1000 / 2
+        )
+        """The clock by which locks expire."""
         self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
 
     def reconfigure(self, queue: messages.QueueMetadata) -> None:
@@ -281,7 +285,7 @@ class QueueLeader:
         try:
             await opened.begin()
             opened.reconfigure(self.queue, self.config)  # It may have changed meanwhile.
-            self._lock_clock.look()
+            self._listening.look()
             self._failure, self._was_full = None, False
             self.open, self.metrics = opened, metrics
             opened.free_holders(self.owners.gone)
@@ -362,10 +366,11 @@ class QueueLeader:
 
     def tick(self) -> None:
         """Does the periodic work; call it a few times per second."""
-        prolong_s = self._lock_clock.look()
+        can_hear = self._can_hear()
+        prolong_s = self._listening.look(can_hear=can_hear)
         if self.open is not None:
             with suppress(Exception), self.open.guard():
-                self.open.tick(prolong_s, can_hear=self._can_hear())
+                self.open.tick(prolong_s, can_hear=can_hear)
 
 
 QueueLeader.handlers = HandlerTable(

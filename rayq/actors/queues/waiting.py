@@ -1,5 +1,4 @@
-"""Consumers of a queue's leader: the takes that wait, the owners of locks, and the clock by which
-locks expire."""
+"""Consumers of a queue's leader: the takes that wait, and the owners of locks."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from rayq import messages
-from rayq.environment import Buffer, Clock
+from rayq.environment import Buffer
 from rayq.errors import RayqError
 from rayq.wire.server import Peer
 
@@ -19,8 +18,6 @@ HOLDERS_MAX = 10_000
 """Maximum number of known holders of a connection. The holder that was named first is forgotten:
 its locks expire by time."""
 
-GAP_S = 1.0
-"""Maximum time between two looks that counts: a longer time is a pause of the process."""
 TAKE_BYTES_MAX = 4 * 1024**2
 """Maximum size of a take's answer, except for a single larger batch."""
 
@@ -122,24 +119,6 @@ class LockOwners:
         for connection in self._connections:
             connection.remove_done_callback(self._closed)
         self._connections.clear()
-
-
-class LockClock:
-    """The clock by which locks expire: it stands still while a leader cannot hear its clients.
-    `can_hear()` says whether requests are currently answered."""
-
-    def __init__(self, clock: Clock, can_hear: Callable[[], bool]) -> None:
-        self._clock = clock
-        self._can_hear = can_hear
-        self._looked_s = clock.monotonic()
-
-    def look(self) -> float:
-        """Returns the time by which each lock is prolonged; call it a few times per second."""
-        now_s = self._clock.monotonic()
-        passed_s, self._looked_s = now_s - self._looked_s, now_s
-        if not self._can_hear():
-            return passed_s
-        return max(passed_s - GAP_S, 0.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rayq import messages
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.config import ClusterConfig
@@ -23,6 +24,7 @@ class ReplicaContext:
     pool: ConnectionPool
     broker: int
     incarnation: str
+    listening: ListeningClock
     has_lease: Callable[[], bool]
     propose: Callable[[messages.AlterPartition], Awaitable[None]]
     """Sends a new in-sync set to the controller."""

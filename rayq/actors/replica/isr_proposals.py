@@ -28,7 +28,7 @@ stopped has all records, and must not be in sync as long as that broker is away.
 class IsrProposals:
     """See the module. `propose` sends a proposal to the controller; `may_propose()` says whether
     this process still leads; `on_decided()` is called when the outcome of a proposal is known, or
-    certain to stay unknown."""
+    certain to stay unknown; `now_s()` is the time by which followers are judged."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class IsrProposals:
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         may_propose: Callable[[], bool],
         on_decided: Callable[[], None],
+        now_s: Callable[[], float],
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
@@ -48,6 +49,7 @@ class IsrProposals:
         self._propose = propose
         self._may_propose = may_propose
         self._on_decided = on_decided
+        self._now_s = now_s
         self._where = replica_log.where
         self._propose_from_s = 0.0
         self._refusals = Backoff(self._environment, PROPOSAL_PAUSE_S, PROPOSAL_PAUSE_MAX_S)
@@ -59,11 +61,11 @@ class IsrProposals:
 
     def propose(self) -> None:
         """Proposes the in-sync set that is due, if it is another than the committed one."""
-        state, now_s = self._state, self._environment.clock.monotonic()
-        if now_s < self._propose_from_s or not self._may_propose():
+        state = self._state
+        if self._environment.clock.monotonic() < self._propose_from_s or not self._may_propose():
             return
         state.log_start_offset = self._replica_log.log.start_offset
-        isr = state.proposal(now_s)
+        isr = state.proposal(self._now_s())
         if isr is None:
             return
         request = messages.AlterPartition(

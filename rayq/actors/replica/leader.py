@@ -66,10 +66,12 @@ class Leader:
         *,
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         has_lease: Callable[[], bool],
+        now_s: Callable[[], float],
         peers: Peers,
         remote_log: RemoteLog | None = None,
     ) -> None:
-        """`remote_log`: only for a topic that has or gets records in the object store."""
+        """`now_s()` is the time by which followers are judged (`ListeningClock`).
+        `remote_log`: only for a topic that has or gets records in the object store."""
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._metrics = LeaderMetrics(
@@ -77,6 +79,7 @@ class Leader:
         )
         self._assignment = assignment
         self._has_lease = has_lease
+        self._now_s = now_s
         self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
         self._ended: str | None = None
         self.where = replica_log.where
@@ -91,7 +94,7 @@ class Leader:
             end_offset=log.end_offset,
             flushed_offset=log.flushed_offset,
             high_watermark=min(replica_log.high_watermark, log.end_offset),
-            started_s=self._environment.clock.monotonic(),
+            started_s=now_s(),
         )
         replica_log.lead(self.state)
         self._answered_offset = self.state.high_watermark
@@ -102,6 +105,7 @@ class Leader:
             assignment,
             propose=propose,
             may_propose=lambda: self._ended is None and has_lease(),
+            now_s=now_s,
             on_decided=self._after_progress,
         )
         self.followers = LeaderFollowers(
@@ -112,6 +116,7 @@ class Leader:
             check=self.check,
             remote_end=lambda: None if self.remote is None else self.remote.log.end_offset,
             on_progress=self._after_progress,
+            now_s=now_s,
         )
         self.reads = LeaderReads(
             replica_log,
@@ -310,7 +315,7 @@ class Leader:
             if log.failure is not None:
                 self._replica_log.fail(error)
             raise
-        self.state.appended(log.end_offset, now_s=self._environment.clock.monotonic())
+        self.state.appended(log.end_offset, now_s=self._now_s())
         if self.state.flushed_offset != log.flushed_offset:
             self.flushed(log.flushed_offset)  # flush="os": no flusher reports it later.
         self._replica_log.flusher.wake()

@@ -24,7 +24,8 @@ REPLICA_FETCH_BYTES_MAX = 8 * MIB
 class LeaderFollowers:
     """See the module. `check()` raises when the process may no longer answer as leader;
     `remote_end()` is the committed end of the records in the object store, None without any;
-    `on_progress()` is called when a follower has flushed more."""
+    `on_progress()` is called when a follower has flushed more; `now_s()` is the time by which
+    followers are judged."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class LeaderFollowers:
         check: Callable[[], None],
         remote_end: Callable[[], int | None],
         on_progress: Callable[[], None],
+        now_s: Callable[[], float],
     ) -> None:
         self._replica_log = replica_log
         self._state = state
@@ -44,6 +46,7 @@ class LeaderFollowers:
         self._check = check
         self._remote_end = remote_end
         self._on_progress = on_progress
+        self._now_s = now_s
         self._clock = replica_log.environment.clock
         self._where = replica_log.where
         self.moved = Signal()
@@ -123,7 +126,7 @@ class LeaderFollowers:
             request.incarnation,
             flushed=min(request.flushed, request.offset),
             log_start_offset=request.log_start_offset,
-            now_s=self._clock.monotonic(),
+            now_s=self._now_s(),
         )
         self.moved.notify()
         self._on_progress()
@@ -183,7 +186,7 @@ class LeaderFollowers:
             request.broker,
             request.incarnation,
             flushed=min(request.flushed, self._replica_log.log.end_offset),
-            now_s=self._clock.monotonic(),
+            now_s=self._now_s(),
         )
         self._on_progress()
 

@@ -242,6 +242,7 @@ class Replica:
             assignment,
             propose=self._context.propose,
             has_lease=self._context.has_lease,
+            now_s=self._context.listening.now_s,
             peers=self._context.peers,
             remote_log=remote_log,
         )

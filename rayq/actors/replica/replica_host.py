@@ -17,6 +17,7 @@ import msgspec
 from rayq import messages
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.context import ReplicaContext
@@ -86,12 +87,15 @@ class ReplicaHost:
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._urgent = Signal()
+        self._tick_interval_s = config.heartbeat_interval_ms / 1000 / 2
+        self._listening = ListeningClock(environment.clock, self._tick_interval_s)
         self._context = ReplicaContext(
             environment=environment,
             config=config,
             pool=self._pool,
             broker=spec.broker,
             incarnation=spec.incarnation,
+            listening=self._listening,
             has_lease=self.has_lease,
             propose=self._propose,
             on_failure=self._urgent.notify,
@@ -246,7 +250,9 @@ class ReplicaHost:
         busy."""
         clock = self._environment.clock
         while True:
-            await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
+            await asyncio.sleep(self._tick_interval_s)
+            if self._listening.look() > 0:
+                await self._listening.read_arrived()
             now_s = clock.monotonic()
             for replica in self.replicas:
                 replica.tick(now_s)

@@ -15,6 +15,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -345,19 +346,23 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         """Aborts timed-out transactions and forgets unused ids, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
-        last_s = clock.monotonic()
-        unused_s = last_s + UNUSED_CHECK_INTERVAL_S
+        listening = ListeningClock(clock, TICK_S)
+        unused_s = clock.monotonic() + UNUSED_CHECK_INTERVAL_S
         while True:
             await self._reset_wanted.wait(TICK_S)
             if generation != self._log.generation:
                 return
-            now_s = clock.monotonic()
-            late_s, last_s = now_s - last_s - TICK_S, now_s
-            if not self._may_be_heard():
-                changes.prolong(self.state, late_s + TICK_S)
+            can_hear = self._may_be_heard()
+            unheard_s = listening.look(can_hear=can_hear)
+            if unheard_s > 0:
+                changes.prolong(self.state, unheard_s)
+            if not can_hear:
                 continue
-            if late_s > TICK_S:
-                changes.prolong(self.state, late_s)
+            if unheard_s > 0:
+                await listening.read_arrived()
+                if generation != self._log.generation:
+                    return
+            now_s = clock.monotonic()
             self._log.write_rest()
             for key in changes.expired(
                 self.state, now_s=now_s, now_ms=self._clock_watch.now_ms()
