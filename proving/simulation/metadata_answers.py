@@ -7,7 +7,8 @@ An answer is a promise, and each one is compared with the logs at the moment in 
 - an index that a controller calls committed: a majority of its voters has confirmed it in this
   controller epoch, and no controller ever has another record there;
 - a controller's answer, also a refusal or the answer to a repeated change: all that it is based on
-  is committed; a change is done once, however often it is repeated;
+  is committed, except for a heartbeat, whose answer says only that the controller lives; a change
+  is done once, however often it is repeated;
 - a controller that takes over has all that was ever called committed;
 - a snapshot, taken or sent, is the state that the records up to its index make;
 - the voters that a voter names to a candidate are the last ones that its log names;
@@ -256,6 +257,8 @@ class MetadataJudge:
             except RayqError:
                 self._judge_answer(quorum, needed, f"the refusal of {name}")
                 raise
+            if isinstance(answer, messages.BrokerHeartbeatResponse):
+                return answer  # It says that the controller lives, and nothing of the metadata.
             if isinstance(answer, messages.ChangeResponse):
                 needed = max(needed, answer.version)
             if isinstance(request, messages.Change) and request.request_id is not None:

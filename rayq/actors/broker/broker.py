@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, cast
 
 from rayq import messages
@@ -86,6 +86,8 @@ class Broker:
             environment.clock, config.heartbeat_interval_ms / 1000 / 2
         )
         self._registered_epoch: int | None = None
+        self._search: asyncio.Task[None] | None = None
+        """The search for a controller, while one is under way."""
         self._producer_ids = range(0)
         self._producer_ids_lock = asyncio.Lock()
         self._is_stopping = False
@@ -270,9 +272,8 @@ class Broker:
     # --- the session with the controller ----------------------------------------------------
 
     async def _keep_session(self) -> None:
-        """Renews the session forever. It waits at most half a session for any answer: a controller
-        that is gone must not hold this broker up for longer, since the next controller ends the
-        sessions of all brokers that it has not heard for a session."""
+        """Renews the session forever. A heartbeat leaves in each interval, whatever became of the
+        ones before: an answer that is late, or a search for the controller, holds none up."""
         interval_s = self._config.heartbeat_interval_ms / 1000
         broker = self._directory.meta.broker
         is_told = False
@@ -290,24 +291,44 @@ class Broker:
                 await asyncio.sleep(interval_s)
                 continue
             is_told = False
-            epoch = self.metadata.controller_epoch
-            try:
-                if self._registered_epoch is None:
-                    await self._register()
-                await self._ask_controller(self._heartbeat(), self._session_s / 2)
-                self.metadata.note_heard()
-            except StaleBrokerError:
-                self._registered_epoch = None
-            except Exception as error:
-                if isinstance(error, RayqError):
-                    logger.debug("broker %d: %s", broker, error)
-                else:  # A bug or a failing disk: logged as an error, but the session must be kept.
-                    logger.exception("broker %d could not renew its session", broker)
-                await self._find_controller(epoch)
+            if self._registered_epoch is None:
+                if not await self._try(self._register):
+                    await self.metadata.changed.wait(RETRY_S)
+                continue
+            due_s = self._environment.clock.monotonic() + interval_s
+            beat = self._environment.tasks.spawn(self._try(self._beat), "heartbeat")
+            await asyncio.wait((beat,), timeout=interval_s)
+            if beat.done() and not beat.result():
                 # This broker hears of a controller that takes over by its writes.
                 await self.metadata.changed.wait(RETRY_S)
-                continue
-            await asyncio.sleep(interval_s)
+            else:
+                await asyncio.sleep(due_s - self._environment.clock.monotonic())
+
+    async def _try(self, step: Callable[[], Awaitable[None]]) -> bool:
+        """Returns whether a request that keeps the session succeeded. If there was no answer, looks
+        for the controller meanwhile."""
+        epoch = self.metadata.controller_epoch
+        try:
+            await step()
+        except StaleBrokerError:
+            self._registered_epoch = None
+        except Exception as error:
+            broker = self._directory.meta.broker
+            if isinstance(error, RayqError):
+                logger.debug("broker %d: %s", broker, error)
+            else:  # A bug or a failing disk: logged as an error, but the session must be kept.
+                logger.exception("broker %d could not renew its session", broker)
+            if self._search is None or self._search.done():
+                self._search = self._environment.tasks.spawn(
+                    self._find_controller(epoch), "find-controller"
+                )
+            return False
+        return True
+
+    async def _beat(self) -> None:
+        # No longer: a controller that does not answer may be gone, and another may be known.
+        await self._ask_controller(self._heartbeat(), self._session_s / 2)
+        self.metadata.note_heard()
 
     def _heartbeat(self) -> messages.BrokerHeartbeat:
         broker, objects = self._directory.meta.broker, self._objects
@@ -341,13 +362,13 @@ class Broker:
         self._registered_epoch = answer.controller_epoch
 
     async def _find_controller(self, epoch: int) -> None:
-        """Asks the other brokers for the controller, until one of a later epoch than `epoch` is
-        known here."""
-        for at in self._known_brokers():
+        """Asks the other brokers for the controller, in any order, until one of a later epoch than
+        `epoch` is known here."""
+        brokers = [at for at in self._known_brokers() if at != self.endpoint]
+        self._environment.random.shuffle(brokers)
+        for at in brokers:
             if self.metadata.controller_epoch > epoch:
                 return  # It gives this broker one session to be heard.
-            if at == self.endpoint:
-                continue
             try:
                 answer, _ = await self._pool.request(
                     *at, messages.FindController(), timeout_s=self._session_s / 2

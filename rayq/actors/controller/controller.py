@@ -150,6 +150,9 @@ class Controller:
     async def handle(self, request: messages.AnyRequest) -> messages.Response:
         """Answers once everything that was decided, or seen, is committed. Raises the errors of
         `core`, and NotControllerError: the outcome of a change is then unknown."""
+        if isinstance(request, messages.BrokerHeartbeat) and self._is_renewal(request):
+            self._note_heard(request)
+            return messages.BrokerHeartbeatResponse(self.epoch)
         if isinstance(request, messages.Change):
             await self._turn_of_a_change()
         return await once_committed(self._quorum.until_committed, lambda: self._carry_out(request))
@@ -186,14 +189,30 @@ class Controller:
             return decision
         raise ProtocolError(f"{kind.__name__} is not a request to the controller.")
 
+    def _is_renewal(self, request: messages.BrokerHeartbeat) -> bool:
+        """Returns whether a heartbeat only renews a session, so that nothing is decided. It is
+        answered at once: behind the changes that are being committed it would come too late."""
+        known = self.state.brokers.get(request.broker)
+        return (
+            known is not None
+            and known.live
+            and known.registration.incarnation == request.incarnation
+            and request.broker in self._heard_s
+            and not self._cluster_stops
+            and not self.ended.done()
+        )
+
+    def _note_heard(self, request: messages.BrokerHeartbeat) -> None:
+        self._heard_s[request.broker] = self._listening.now_s()
+        self._store.troubles[request.broker] = request.remote_trouble
+
     @answers(messages.BrokerHeartbeat)
     def _hear_broker(self, request: messages.BrokerHeartbeat) -> ClusterDecision:
         state = self.state
         broker_changes.check_broker(state, request.broker, request.incarnation)
         self._end_cluster_stop_that_died()
         is_news = request.broker not in self._heard_s or not state.is_live(request.broker)
-        self._heard_s[request.broker] = self._listening.now_s()
-        self._store.troubles[request.broker] = request.remote_trouble
+        self._note_heard(request)
         return Decision(
             broker_changes.hear_broker(state, request.broker, self._heard()) if is_news else (),
             lambda: messages.BrokerHeartbeatResponse(self.epoch),

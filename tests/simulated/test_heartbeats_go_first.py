@@ -1,0 +1,63 @@
+"""Heartbeats do not wait behind work: neither on their way nor for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+from rayq import messages
+from rayq.actors.controller.controller import Controller
+from rayq.config import ClusterConfig
+from rayq.wire.authentication import Identity
+from rayq.wire.pool import ConnectionPool
+from tests.simulated.staged import Stage, play
+
+INTERVAL_S = ClusterConfig().heartbeat_interval_ms / 1000
+
+
+def test_a_heartbeat_is_answered_at_once_while_changes_wait_for_their_commit() -> None:
+    async def script(stage: Stage) -> None:
+        cluster = stage.cluster
+        controller = cluster.controller
+        assert controller is not None
+        await stage.pause(2)
+        for host in stage.hosts[:2]:
+            host.disk.stall(2.0)
+        creating = stage.process.start(stage.admin.create_topic("t", 1, 3))
+        await stage.pause(0.2)
+        incarnation = cluster.brokers[2].metadata.state.brokers[2].registration.incarnation
+        identity = Identity(
+            role="server", key=cluster.secret, cluster_id=cluster.cluster_id, broker=2
+        )
+        pool = ConnectionPool(stage.process.environment, identity)
+        request = messages.BrokerHeartbeat(2, incarnation)
+        await stage.process.run(pool.request(*controller.endpoint, request, timeout_s=0.2))
+        assert not creating.done()
+        await stage.until(creating.done, "the topic")
+        pool.close()
+
+    play(script)
+
+
+def test_a_heartbeat_leaves_in_each_interval_whatever_became_of_those_before() -> None:
+    heard_s: dict[int, list[float]] = defaultdict(list)
+    handle = Controller.handle
+
+    async def script(stage: Stage) -> None:
+        async def answers_no_heartbeat(self: Controller, request: messages.AnyRequest) -> Any:
+            if isinstance(request, messages.BrokerHeartbeat):
+                heard_s[request.broker].append(stage.world.now_s)
+                await asyncio.get_running_loop().create_future()
+            return await handle(self, request)
+
+        await stage.pause(2)
+        with mock.patch.object(Controller, "handle", answers_no_heartbeat):
+            await stage.pause(20)
+
+    play(script)
+    assert set(heard_s) == {0, 1, 2}
+    for times_s in heard_s.values():
+        assert max(later - sooner for sooner, later in pairwise(times_s)) < INTERVAL_S + 0.1
