@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rayq.config import QueueConfig, TopicConfig
+from rayq.core.cluster.partition_index import PartitionIndex
 from rayq.core.cluster.records import (
     AclCreated,
     AclDeleted,
@@ -177,6 +178,14 @@ def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None
         "queue_ids": {"q": "Q", "p": "P"},
         "_queues_of": {"T": {"Q", "P"}},
         "moving": {("T", 1)},
+        "index": PartitionIndex(
+            {
+                0: dict.fromkeys([("T", 0), ("T", 1)]),
+                1: dict.fromkeys([("T", 0), ("T", 1)]),
+                2: dict.fromkeys([("T", 1), ("U", 0)]),
+            },
+            unfounded=dict.fromkeys([("T", 1), ("U", 0)]),
+        ),
         "next_producer_id": 3000,
         "requests_done": ["r1", "r2"],
         "pins": {
@@ -325,7 +334,7 @@ def test_a_process_counts_until_that_very_process_is_gone(state: ClusterState) -
 
 def test_a_replica_that_moves_away_takes_its_process_along(state: ClusterState) -> None:
     moved = PartitionValue((1, 2), partition_epoch=5)
-    assert changed(state, PartitionChanged("T", 0, moved)).keys() == {"topics"}
+    assert changed(state, PartitionChanged("T", 0, moved)).keys() == {"topics", "index"}
     assert state.topics["T"].partitions[0] == Partition(moved, {1: process(1)}, POINTER)
 
 
@@ -491,6 +500,7 @@ def test_names_and_moves_that_are_not_those_of_their_topics_are_told(state: Clus
     for attribute, value in [
         ("topic_ids", {"t": "U", "u": "T"}),
         ("moving", set()),
+        ("index", PartitionIndex()),
         ("moving", {("T", 0), ("T", 1)}),
         ("queue_ids", {"q": "P", "p": "Q"}),
         ("garbage", {"T": RemoteGarbage("T", "t", 5, ())}),

@@ -414,8 +414,8 @@ class Controller:
         """Starts new partitions that have waited long enough for a replica that does not start."""
         waiting = {
             (topic.topic_id, number)
-            for topic, number, partition in self.state.all_partitions()
-            if partition.value.leader_epoch == 0 and partition.processes
+            for topic, number, partition in self.state.found(self.state.index.unfounded)
+            if partition.processes
         }
         for key in [key for key in self._unfounded_since_s if key not in waiting]:
             del self._unfounded_since_s[key]

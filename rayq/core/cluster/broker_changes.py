@@ -321,7 +321,7 @@ def balance_leaders(state: ClusterState, heard_lately: Collection[int]) -> list[
     from its broker, so every write would wait until that broker has started again.
     """
     records: list[MetadataRecord] = []
-    for topic, number, partition in state.all_partitions():
+    for topic, number, partition in state.found(state.index.led_by_another):
         elected = election.elect_preferred(
             partition.value, state.live_processes(partition)
         )

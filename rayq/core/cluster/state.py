@@ -7,13 +7,14 @@ the same replay over the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayq import messages
 from rayq.config import QueueConfig, TopicConfig, as_dict, parse_stored
 from rayq.core.access.acls import AclTable
+from rayq.core.cluster.partition_index import PartitionIndex
 from rayq.core.cluster.records import (
     AclCreated,
     AclDeleted,
@@ -51,6 +52,7 @@ from rayq.core.cluster.records import (
 from rayq.errors import FencedEpochError, UnknownQueueError, UnknownTopicError
 from rayq.messages.acls import ANY
 from rayq.messages.remote_pointer import RemotePointer
+from rayq.records import TopicIdPartition
 
 REQUESTS_REMEMBERED_MAX = 1000
 """Maximum number of remembered ids of done requests. A client retries a request for as long as its
@@ -151,8 +153,9 @@ class ClusterState:
         """Queue ids by name."""
         self._queues_of: dict[str, set[str]] = {}
         """Queue ids by topic id."""
-        self.moving: set[tuple[str, int]] = set()
-        """The partitions, as (topic id, partition), that are being moved."""
+        self.moving: set[TopicIdPartition] = set()
+        """The partitions that are being moved."""
+        self.index = PartitionIndex()
         self.next_producer_id = 0
         self.requests_done: dict[str, None] = {}
         """The ids of clients' requests that changed something, the newest last."""
@@ -204,9 +207,15 @@ class ClusterState:
                 yield topic, number, partition
 
     def replicas_on(self, broker: int) -> Iterator[tuple[Topic, int, Partition]]:
-        for topic, number, partition in self.all_partitions():
-            if broker in partition.value.replicas:
-                yield topic, number, partition
+        return self.found(self.index.by_broker.get(broker, ()))
+
+    def found(
+        self, keys: Iterable[TopicIdPartition]
+    ) -> Iterator[tuple[Topic, int, Partition]]:
+        """Those partitions, which exist."""
+        for topic_id, number in keys:
+            topic = self.topics[topic_id]
+            yield topic, number, topic.partitions[number]
 
     def pinned_offset(self, topic_id: str, partition: int) -> int | None:
         """The lowest pinned offset of a partition, from which on retention keeps its records."""
@@ -289,6 +298,8 @@ class ClusterState:
         topic = self.topics.pop(record.topic_id)
         del self.topic_ids[topic.name]
         self.moving = {key for key in self.moving if key[0] != record.topic_id}
+        for number, partition in topic.partitions.items():
+            self.index.replace((record.topic_id, number), partition.value, None)
         self.pins = {
             pin_id: pin for pin_id, pin in self.pins.items() if pin.topic_id != record.topic_id
         }
@@ -302,6 +313,8 @@ class ClusterState:
         if record.partition == 0:
             topic.replication_factor = len(record.value.target or record.value.replicas)
         known = partitions.get(record.partition)
+        key = (record.topic_id, record.partition)
+        self.index.replace(key, None if known is None else known.value, record.value)
         if known is None:
             partitions[record.partition] = Partition(record.value)
         else:
@@ -314,9 +327,9 @@ class ClusterState:
                 # nor ELR, so no election depends on it.
                 del known.processes[broker]
         if record.value.target:
-            self.moving.add((record.topic_id, record.partition))
+            self.moving.add(key)
         else:
-            self.moving.discard((record.topic_id, record.partition))
+            self.moving.discard(key)
 
     def _replica_registered(self, record: ReplicaRegistered) -> None:
         partition = self.topics[record.topic_id].partitions[record.partition]
@@ -455,7 +468,9 @@ class ClusterState:
         AssertionError."""
         for name, topic_id in self.topic_ids.items():
             assert self.topics[topic_id].name == name
+        index = PartitionIndex()
         for topic, number, partition in self.all_partitions():
+            index.replace((topic.topic_id, number), None, partition.value)
             value, where = partition.value, f"{topic.name}-{number}: {partition.value}"
             isr = [member.broker for member in value.isr]
             elr = [member.broker for member in value.elr]
@@ -485,6 +500,7 @@ class ClusterState:
                 assert partition.remote.start <= partition.remote.end, f"{where} {partition.remote}"
                 for garbage in self.garbage.values():
                     assert not partition.remote.manifest.startswith(garbage.prefixes), where
+        assert self.index == index, (self.index, index)
         for pin in self.pins.values():
             assert pin.topic_id in self.topics, pin
         for name, queue_id in self.queue_ids.items():
