@@ -11,15 +11,29 @@ import pytest
 
 from proving.simulation import World
 from rayq import messages
+from rayq.actors.metadata import metadata_keeper
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.actors.metadata.quorum import encode_entries
-from rayq.core.cluster.records import EpochStarted, encode_record, encode_records
+from rayq.actors.metadata.quorum import Entry, encode_entries
+from rayq.core.cluster.records import (
+    EpochStarted,
+    MetadataRecord,
+    decode_entry,
+    encode_record,
+    encode_records,
+)
 from rayq.errors import StalePartitionError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
 
 PATH = "/data"
 SNAPSHOT = encode_records([])
+
+
+def _entries(first: int, *epochs: int) -> list[Entry]:
+    return [
+        (first + number, of, encode_record(EpochStarted(of, "h", 1, "c")))
+        for number, of in enumerate(epochs)
+    ]
 
 
 class Voter:
@@ -38,16 +52,16 @@ class Voter:
     ) -> int:
         """The controller of `epoch` sends records of these epochs, which follow on the record
         `previous`, `(index, epoch)`. The index that the voter confirms."""
-        first = previous[0] + 1
-        entries = [
-            (first + number, of, encode_record(EpochStarted(of, "h", 1, "c")))
-            for number, of in enumerate(epochs)
-        ]
+        entries = _entries(previous[0] + 1, *epochs)
         answer = await self.keeper.append(
             messages.AppendMetadata(epoch, "h", 1, *previous, commit),
             memoryview(encode_entries(entries)),
         )
         return answer.last_index
+
+    def write(self, first: int, *epochs: int) -> None:
+        """Writes records to the log alone: of a request whose task ended during its write."""
+        self._log.append(_entries(first, *epochs))
 
     async def install(self, epoch: int, index: int, of_epoch: int) -> int:
         answer = await self.keeper.install(
@@ -120,5 +134,35 @@ def test_records_behind_a_snapshot_stay_only_where_the_log_agrees_with_it(
         assert voter.keeper.version == 3
         assert await voter.append(2, (3, of_epoch), 2, commit=5) == 4
         assert voter.epochs == [2] and voter.keeper.version == 4
+
+    voting(work)
+
+
+def test_an_entry_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> list[MetadataRecord]:
+        decoded.append(data)
+        return decode_entry(data)
+
+    monkeypatch.setattr(metadata_keeper, "decode_entry", decode)
+
+    async def work(voter: Voter) -> None:
+        for index in range(20):
+            # What is not committed yet does not cost again with each further entry.
+            await voter.append(1, (index, min(index, 1)), 1, commit=index // 2)
+        await voter.append(1, (20, 1), commit=20)
+        assert len(decoded) == voter.keeper.version == 20
+
+    voting(work)
+
+
+def test_what_a_write_left_in_the_log_without_an_answer_is_applied_once_it_is_committed() -> None:
+    async def work(voter: Voter) -> None:
+        await voter.append(1, (0, 0), 1)
+        voter.write(2, 1, 1)
+        assert voter.epochs == [1, 1, 1]
+        assert await voter.append(1, (3, 1), 1, commit=4) == 4
+        assert voter.keeper.version == 4
 
     voting(work)

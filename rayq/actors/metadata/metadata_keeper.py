@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from rayq import messages
 from rayq.actors.handlers import answers
@@ -76,6 +77,8 @@ class MetadataKeeper:
         self.controller_epoch = 0
         self._started_s = now_s()
         self._heard_s: float | None = None
+        self._tail: deque[tuple[int, list[MetadataRecord]]] = deque()
+        """The log's entries that are not applied yet, decoded, with their indexes."""
         self._voters: tuple[Voter, ...] = ()
         self._hints: dict[int, Address] = {}
         self._take_up()
@@ -139,15 +142,32 @@ class MetadataKeeper:
         self._look_at_tail()
 
     def _look_at_tail(self) -> None:
-        """Notes the contents of uncommitted records. They are kept aside, because a thread may be
-        using the log when they are needed."""
+        """Decodes the entries of the log that are not applied yet."""
         self._voters = self.state.voters
-        for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
-            for record in decode_entry(data):
+        self._tail.clear()
+        self._note(self._log.read(max(self.version + 1, self._log.first_index), 1 << 30))
+
+    def _follow(self, new: Sequence[Entry]) -> None:
+        """Takes note of what the log holds after a write of these entries: they follow on what is
+        known here, unless the log held some of them already, or others in their place."""
+        known_index = self._tail[-1][0] if self._tail else self.version
+        if new and (new[0][0], new[-1][0]) == (known_index + 1, self._log.last_index):
+            self._note(new)
+        elif new or known_index != self._log.last_index:
+            self._look_at_tail()
+
+    def _note(self, entries: Iterable[Entry]) -> None:
+        """Takes note of further entries of the log. Voters and addresses count before they are
+        committed. They are kept aside, because a thread may be using the log when they are
+        needed."""
+        for index, _, data in entries:
+            records = decode_entry(data)
+            for record in records:
                 if isinstance(record, VotersChanged):
                     self._voters = record.voters
                 elif isinstance(record, BrokerRegistered):
                     self._hints[record.broker] = (record.host, record.port)
+            self._tail.append((index, records))
 
     # --- requests of controllers ------------------------------------------------------------
 
@@ -222,7 +242,7 @@ class MetadataKeeper:
             new = [entry for entry in entries if entry[0] > snapshot_index]
             if new:
                 await self._write(lambda log: log.append(new))
-                self._look_at_tail()
+            self._follow(new)
             agreed_index = max(
                 request.previous_index + len(entries), min(snapshot_index, self.version)
             )
@@ -243,9 +263,9 @@ class MetadataKeeper:
                 )
             if request.last_index > self.version:  # Not if the disk had a newer one.
                 self._restore(request.last_index, data)
-                self._look_at_tail()
                 self._on_applied(None)
                 self.changed.notify()
+            self._look_at_tail()
         return messages.AppendMetadataResponse(
             self._directory.meta.directory_id, request.last_index
         )
@@ -315,14 +335,12 @@ class MetadataKeeper:
             return
         applied: list[MetadataRecord] = []
         while self.version < commit_index:
-            for index, _, data in self._log.read(self.version + 1, 1 << 20):
-                if index > commit_index:
-                    break
-                records = decode_entry(data)
-                for record in records:
-                    self.state.replay(record)
-                applied += records
-                self.version = index
+            index, records = self._tail.popleft()
+            assert index == self.version + 1, (index, self.version)
+            for record in records:
+                self.state.replay(record)
+            applied += records
+            self.version = index
         self._on_applied(applied)
         self.changed.notify()
         if self.version - self._log.first_index >= self._snapshot_records:
