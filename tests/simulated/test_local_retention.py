@@ -21,8 +21,8 @@ CONFIG: dict[str, Any] = {
 INTERVAL_S = 30.0
 
 
-def stored_up_to(end: int) -> RemotePointer:
-    return RemotePointer(1, 3, "manifest", 0, end, 3, 1000)
+def stored_up_to(end: int, start: int = 0) -> RemotePointer:
+    return RemotePointer(1, 3, "manifest", start, end, 3, 1000)
 
 
 async def prepared(followed: Followed, **config: Any) -> tuple[LocalRetention, list[int]]:
@@ -56,6 +56,27 @@ def test_closed_segments_go_that_are_stored_as_a_whole(stored: Any, place: int) 
         log = followed.log.log
         assert (log.local_start_offset, log.start_offset) == (starts[place], 0)
         assert [one.base_offset for one in log.local_segments()] == starts[place:]
+        assert (followed.log.failure, followed.is_over) == (None, False)
+
+    following(work, is_empty=True)
+
+
+@pytest.mark.parametrize("listed_from", [2, 3, 4])
+def test_what_the_committed_list_lacks_is_not_offered_once_it_is_gone_from_the_disk(
+    listed_from: int,
+) -> None:
+    async def work(followed: Followed) -> None:
+        retention, starts = await prepared(followed)
+        pointer = stored_up_to(starts[3], start=min(starts[listed_from], starts[3]))
+        seen: list[tuple[int, int]] = []
+        retention.tick(0.0, pointer)
+        log = followed.log.log
+        while log.local_start_offset < starts[3]:
+            await asyncio.sleep(0.001)
+            seen.append((log.start_offset, log.local_start_offset))
+        assert log.start_offset == pointer.start
+        for start, local_start in seen:
+            assert start == local_start or start >= pointer.start, seen
         assert (followed.log.failure, followed.is_over) == (None, False)
 
     following(work, is_empty=True)

@@ -34,8 +34,13 @@ class LocalRetention:
         if start is None:
             return
 
+        # What the committed list lacks at its start was deleted under another leader, and is only
+        # on this disk: it must not be offered once it is gone from here.
+        floor = min(pointer.start, start)
+
         async def drop() -> None:
             try:
+                await replica.advance_log_start(floor)
                 await replica.drop_local(start)
             except DiskFullError as error:
                 logger.warning("%s", error)
