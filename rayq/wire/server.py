@@ -8,12 +8,13 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment, Listener
 from rayq.errors import (
     AuthenticationError,
+    AuthorizationError,
     DisconnectedError,
     InvalidRequestError,
     OverloadedError,
@@ -29,6 +30,7 @@ from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
     NONCE_BYTES,
+    Credentials,
     Identity,
     Role,
     ServerHandshake,
@@ -90,6 +92,30 @@ class Peer:
     """Done when the connection has ended, whichever side ended it."""
     room: AnswerRoom = field(compare=False, repr=False)
     """A handler takes room here before it makes a large answer for a client."""
+    principal: str | None = None
+    """The principal whose rights the client has. None: a superuser, or a server."""
+    token_id: str | None = None
+    """Id of the token that the principal has proven. None: a server acts for it."""
+
+
+class Gate(Protocol):
+    """Decides which principals may connect, and what each may ask for."""
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        """The salt and valid tokens of a principal. None: there is none."""
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        """Raises AuthorizationError unless the peer's principal may send the request now."""
+
+
+class NobodyKnown:
+    """The gate of a server that knows no principals."""
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        return None
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
 
 
 Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]
@@ -110,12 +136,14 @@ class Server:
         identity: Identity,
         handler: Handler,
         config: ClusterConfig | None = None,
+        gate: Gate | None = None,
     ) -> None:
         assert identity.role == "server", "a server needs the cluster's secret"
         self.environment = environment
         self.identity = identity
         self.handler = handler
         self.config = config or ClusterConfig()
+        self.gate = gate or NobodyKnown()
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
@@ -176,6 +204,22 @@ class Server:
             )
             evicted.end(None)
         return stream
+
+    def end_revoked(self) -> None:
+        """Ends the connections of principals that are gone, or whose token was revoked or has
+        expired. Call it after each change of them, and now and then for the tokens that expire."""
+        for stream in list(self._authenticated):
+            peer = stream.peer
+            if peer is None or peer.principal is None:
+                continue
+            known = self.gate.credentials_of(peer.principal)
+            valid = {token.token_id for token in known.tokens} if known else set[str]()
+            if known is None or (peer.token_id is not None and peer.token_id not in valid):
+                self.refused(
+                    "closed %s: principal %s or its token is no longer valid",
+                    *(peer.address, peer.principal),
+                )
+                stream.end(None)
 
     # --- for its streams ------------------------------------------------------------------------
 
@@ -272,6 +316,11 @@ class _ServerStream(FrameStream):
         )
 
     @property
+    def peer(self) -> Peer | None:
+        """The authenticated peer. None during the handshake."""
+        return self._peer
+
+    @property
     def descriptor(self) -> int:
         """The number of the socket's file descriptor. -1 in a network without descriptors."""
         assert self._transport is not None
@@ -299,7 +348,8 @@ class _ServerStream(FrameStream):
         if self._ended:
             return
         nonce = self._server.environment.token_bytes(NONCE_BYTES)
-        self._handshake = ServerHandshake(self._server.identity, nonce)
+        server = self._server
+        self._handshake = ServerHandshake(server.identity, nonce, server.gate.credentials_of)
 
     def _handshake_late(self) -> None:
         self._server.refused(
@@ -321,7 +371,7 @@ class _ServerStream(FrameStream):
                 self.write_frame(0, HANDSHAKE_API, 0, handshake.challenge(header))
                 return
             accepted = handshake.accept(header)
-            self._server.authenticated(self, handshake.hello.role)
+            self._server.authenticated(self, handshake.role)
         except ProtocolError:
             raise  # Garbage gets no answer.
         except RayqError as error:
@@ -334,13 +384,15 @@ class _ServerStream(FrameStream):
         self.flush()
         self.accept(handshake.version, self._server.config.max_frame_bytes)
         self._peer = Peer(
-            handshake.hello.role,
+            handshake.role,
             handshake.hello.broker,
             self.address,
             self._loop.create_future(),
             self._room,
+            handshake.principal,
+            handshake.token_id,
         )
-        self.is_client = handshake.hello.role == "client"
+        self.is_client = handshake.role == "client"
         if self.is_client:
             self._slice = Slice(self._server.turns, self._clock, self._release)
         self._handshake = None
@@ -397,7 +449,7 @@ class _ServerStream(FrameStream):
         if self._is_full:
             self.hold_reading()
         answer = functools.partial(
-            self._answer_awaited, api, correlation, one_way, request_bytes, arrived_s, result
+            self._answer_awaited, request, correlation, one_way, request_bytes, arrived_s, result
         )
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
@@ -435,13 +487,15 @@ class _ServerStream(FrameStream):
                 f"{CLIENT_HEADER_BYTES_MAX} are allowed: ask for less at once."
             )
         request: AnyRequest = decode(DECODERS[kind], header, kind.__name__)
+        if peer.principal is not None:
+            self._server.gate.check(peer, request)
         return request
 
     # --- answers --------------------------------------------------------------------------------
 
     def _answer_awaited(
         self,
-        api: int,
+        request: AnyRequest,
         correlation: int,
         one_way: bool,
         request_bytes: int,
@@ -450,6 +504,7 @@ class _ServerStream(FrameStream):
         done: asyncio.Future[Any],
     ) -> None:
         since_s = self._clock.monotonic()
+        api = request.api
         self._requests -= 1
         self._request_bytes -= request_bytes
         self._cancellable.pop(done, None)  # type: ignore[call-overload]
@@ -463,6 +518,8 @@ class _ServerStream(FrameStream):
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
+        if request.ends_with_connection and not isinstance(outcome, BaseException):
+            outcome = self._refusal(request) or outcome
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RayqError):
                 name = REQUESTS[api].__name__
@@ -471,6 +528,17 @@ class _ServerStream(FrameStream):
         else:
             self._answer(api, correlation, one_way, outcome)
         self._took(api, arrived_s, since_s)
+
+    def _refusal(self, request: AnyRequest) -> RayqError | None:
+        """The error for a principal that may not have the answer any more: its right may have gone
+        while the request was held."""
+        peer = self._peer
+        if peer is not None and peer.principal is not None:
+            try:
+                self._server.gate.check(peer, request)
+            except RayqError as error:
+                return error
+        return None
 
     def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
         if one_way or self._ended:

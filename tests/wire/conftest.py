@@ -33,7 +33,7 @@ from rayq.wire.frames import (
     encode_head,
 )
 from rayq.wire.network import AsyncioNetwork
-from rayq.wire.server import Handler, Peer, Server
+from rayq.wire.server import Gate, Handler, Peer, Server
 
 SECRET = b"the cluster's own secret, 32 byte"
 TEST_TIMEOUT_S = 120.0
@@ -81,9 +81,14 @@ class Wire:
         return Identity(role="client", key=client_key(secret), cluster_id=cluster_id, broker=None)
 
     async def serve(
-        self, handler: Handler | None = None, config: ClusterConfig | None = None
+        self,
+        handler: Handler | None = None,
+        config: ClusterConfig | None = None,
+        gate: Gate | None = None,
     ) -> Server:
-        server = Server(self.environment(config), self.server_identity(), handler or echo, config)
+        server = Server(
+            self.environment(config), self.server_identity(), handler or echo, config, gate
+        )
         await server.start("127.0.0.1", 0)
         self.opened.append(server)
         return server

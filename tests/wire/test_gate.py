@@ -1,0 +1,162 @@
+"""A server's gate: who may connect as a principal, and what it may ask for, also later."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rayq.errors import AuthenticationError, AuthorizationError, DisconnectedError
+from rayq.messages import AnyRequest, Fetch, FetchResponse, Produce
+from rayq.wire.authentication import Credentials, Identity, ValidToken
+from rayq.wire.scram import client_keys
+from rayq.wire.server import Peer
+from rayq.wire.tokens import PrincipalToken, draw_token
+
+SALT = b"0123456789abcdef"
+ANNA, BEN = draw_token("anna", os.urandom), draw_token("ben", os.urandom)
+
+
+@dataclass
+class Door:
+    """A gate that a test opens and closes."""
+
+    tokens: dict[str, str] = field(default_factory=lambda: {"anna": ANNA.text, "ben": BEN.text})
+    may: set[tuple[str, type[AnyRequest]]] = field(default_factory=set)
+    asked: list[tuple[str | None, type[AnyRequest]]] = field(default_factory=list)
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        token = self.tokens.get(principal)
+        if token is None:
+            return None
+        return Credentials(SALT, [ValidToken(token[-4:], client_keys(token, SALT).verifier)])
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        self.asked.append((peer.principal, type(request)))
+        if (peer.principal, type(request)) not in self.may:
+            raise AuthorizationError(f"{peer.principal} may not.")
+
+
+def holder_of(token: PrincipalToken) -> Identity:
+    return Identity(role="client", key=b"", cluster_id=None, broker=None, token=token)
+
+
+PRODUCE = Produce("topic", 7, 0, -1, 1000)
+FETCH = Fetch("topic", 7, 0, 0, None, 1, 60_000)
+
+
+def test_a_principal_may_what_the_gate_says(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        door = Door(may={("anna", Produce)})
+        server = await wire.serve(gate=door)
+        anna = await wire.connect(server, holder_of(ANNA))
+        ben = await wire.connect(server, holder_of(BEN))
+        assert (await anna.request(PRODUCE, b"v", timeout_s=60))[0].base_offset == 7
+        with pytest.raises(AuthorizationError, match="ben may not"):
+            await ben.request(PRODUCE, b"v", timeout_s=60)
+        # A connection that was refused something goes on.
+        door.may.add(("ben", Produce))
+        assert (await ben.request(PRODUCE, b"v", timeout_s=60))[0].base_offset == 7
+        assert {principal for principal, _ in door.asked} == {"anna", "ben"}
+
+    run(scenario)
+
+
+def test_nobody_asks_about_a_superuser_or_a_server(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        door = Door()
+        server = await wire.serve(gate=door)
+        for identity in (wire.client_identity(), wire.server_identity(broker=2)):
+            client = await wire.connect(server, identity)
+            await client.request(PRODUCE, b"v", timeout_s=60)
+        assert door.asked == []
+
+    run(scenario)
+
+
+def test_who_acts_for_a_principal_has_its_rights_and_is_no_server(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        peers: list[Peer] = []
+
+        def handler(peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
+            peers.append(peer)
+            return wire.echo(peer, request, payload)
+
+        server = await wire.serve(handler, gate=Door(may={("anna", Produce)}))
+        gateway = dataclasses.replace(wire.server_identity(broker=2), acts_for="anna")
+        client = await wire.connect(server, gateway)
+        await client.request(PRODUCE, b"v", timeout_s=60)
+        assert [(peer.role, peer.principal) for peer in peers] == [("client", "anna")]
+        with pytest.raises(AuthorizationError):
+            await client.request(FETCH, timeout_s=60)
+
+    run(scenario)
+
+
+def test_a_server_without_a_gate_lets_no_principal_in(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        server = await wire.serve()
+        with pytest.raises(AuthenticationError, match="'anna'"):
+            await wire.connect(server, holder_of(ANNA))
+        gateway = dataclasses.replace(wire.server_identity(broker=2), acts_for="anna")
+        client = await wire.connect(server, gateway)
+        with pytest.raises(AuthorizationError, match="knows no principal"):
+            await client.request(PRODUCE, b"v", timeout_s=60)
+
+    run(scenario)
+
+
+def test_a_revocation_ends_the_connections_of_that_token_only(
+    run: Any, wire: Any, eventually: Any
+) -> None:
+    async def scenario() -> None:
+        door = Door(may={("anna", Produce), ("ben", Produce)})
+        server = await wire.serve(gate=door)
+        anna = await wire.connect(server, holder_of(ANNA))
+        ben = await wire.connect(server, holder_of(BEN))
+        superuser = await wire.connect(server)
+        server.end_revoked()
+        assert wire.connections(server) == 3
+        door.tokens["anna"] = draw_token("anna", os.urandom).text
+        server.end_revoked()
+        await eventually(lambda: wire.connections(server) == 2)
+        with pytest.raises(DisconnectedError):
+            await anna.request(PRODUCE, b"v", timeout_s=60)
+        with pytest.raises(AuthenticationError):
+            await wire.connect(server, holder_of(ANNA))
+        for client in (ben, superuser):
+            await client.request(PRODUCE, b"v", timeout_s=60)
+        del door.tokens["ben"]
+        server.end_revoked()
+        await eventually(lambda: wire.connections(server) == 1)
+
+    run(scenario)
+
+
+def test_what_was_held_is_not_given_to_who_may_not_have_it_any_more(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        held, arrived = asyncio.Event(), asyncio.Event()
+
+        async def answer() -> tuple[FetchResponse, bytes]:
+            arrived.set()
+            await held.wait()
+            return FetchResponse(1, 0, 0, 0), b"secret"
+
+        def handler(peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
+            return answer()
+
+        door = Door(may={("anna", Fetch)})
+        server = await wire.serve(handler, gate=door)
+        anna = await wire.connect(server, holder_of(ANNA))
+        fetching = asyncio.ensure_future(anna.request(FETCH, timeout_s=60))
+        await arrived.wait()
+        door.may.clear()
+        held.set()
+        with pytest.raises(AuthorizationError, match="anna may not"):
+            await fetching
+
+    run(scenario)
