@@ -16,13 +16,14 @@ import typer
 from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
+from rayq.cli.formats import InputError
 from rayq.cli.options import ClusterAddress, Json
 from rayq.cli.values import WrongUseError, duration_ms, once, rate_bytes_per_s, size_bytes
 from rayq.client.admin.capacity import CHECK_S, SECONDS_MAX, SECONDS_MIN
 from rayq.core.capacity import DAY_S, RANGES, CapacityPlan, Costs, Load, Machine, ResourceUse
 from rayq.core.capacity import plan as plan_capacity
 from rayq.core.capacity_check import CapacityCheck
-from rayq.errors import ConfigError, InvalidRequestError
+from rayq.errors import InvalidRequestError
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)/s", re.ASCII)
 _NO_TIME = re.compile(r"\d+(?:\.\d+)?[kKMG]?", re.ASCII)
@@ -139,6 +140,11 @@ def plan(
     costs = _made(Costs, dict(measured))
     if outage is not None and local is None:
         raise WrongUseError("--outage is about the object store: give --local, too.")
+    if load.local_s is not None and load.local_s > load.retention_s:
+        raise WrongUseError(
+            f"--local {local} is longer than --retention {retention}: no record would be in the "
+            "object store alone. Leave --local out, or keep records for longer."
+        )
     if seconds is not None and not check:
         raise WrongUseError("--seconds says for how long --check measures: give --check, too.")
     planned = _planned(load, machine, costs)
@@ -261,21 +267,22 @@ def _made(kind: type[Values], given: dict[str, Any]) -> Values:
 
 
 def _numbers_in(path: Path, names: tuple[str, ...]) -> dict[str, float]:
-    """Reads a JSON object of numbers. Raises ConfigError."""
+    """Reads a JSON object of numbers. Raises InputError, OSError."""
+    data = path.read_bytes()
     try:
-        found = json_module.loads(path.read_bytes(), object_pairs_hook=once)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        found = json_module.loads(data, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no JSON object of numbers.")
+        raise InputError(f"{path} is no JSON object of numbers.")
     for name, value in found.items():
         if name not in names:
-            raise ConfigError(f"{path}: unknown key {name!r}. Known: {', '.join(names)}.")
+            raise InputError(f"{path}: unknown key {name!r}. Known: {', '.join(names)}.")
         low, high = RANGES.get(name, (0, PRICE_MAX))
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{path}: {name} must be a number, not {value!r:.40}.")
+            raise InputError(f"{path}: {name} must be a number, not {value!r:.40}.")
         if not low <= value <= high:  # NaN is in no range.
-            raise ConfigError(
+            raise InputError(
                 f"{path}: {name} must be from {low:g} to {high:g}, not {value!r:.20}. Check its "
                 "unit."
             )

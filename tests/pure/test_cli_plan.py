@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rayq.cli.app import app
+from rayq.cli.formats import InputError
 from rayq.cli.plan import network_bytes_per_s, records_per_s
 from rayq.cli.values import WrongUseError
-from rayq.errors import ConfigError
 
 LOAD = ("plan", "--rate", "1M/s", "--size", "1KB", "--retention", "7d")
 
@@ -90,6 +90,12 @@ def test_a_number_that_can_never_be_right_is_wrong_use(arguments: tuple[str, ...
         ran(*arguments)
 
 
+def test_more_time_on_disks_than_records_are_kept_is_refused() -> None:
+    with pytest.raises(WrongUseError, match="--local 8d is longer than --retention 7d"):
+        ran("--local", "8d")
+    assert answer("--local", "7d")["store_bytes"] > 0
+
+
 def test_an_outage_without_an_object_store_is_refused() -> None:
     with pytest.raises(WrongUseError, match="give --local"):
         ran("--outage", "6h")
@@ -155,7 +161,7 @@ def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
 def test_a_file_of_prices_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     prices = tmp_path / "prices.json"
     prices.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         ran("--prices", str(prices))
 
 
@@ -172,7 +178,7 @@ def test_a_file_of_prices_that_is_none_is_refused(tmp_path: Path, text: str, sai
 def test_a_profile_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         ran("--profile", str(profile))
 
 
