@@ -10,9 +10,11 @@ from unittest import mock
 
 from rayq import messages
 from rayq.actors.controller.controller import Controller
+from rayq.actors.controller.server import ControllerServer
 from rayq.config import ClusterConfig
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer
 from tests.simulated.staged import Stage, play
 
 INTERVAL_S = ClusterConfig().heartbeat_interval_ms / 1000
@@ -61,3 +63,24 @@ def test_a_heartbeat_leaves_in_each_interval_whatever_became_of_those_before() -
     assert set(heard_s) == {0, 1, 2}
     for times_s in heard_s.values():
         assert max(later - sooner for sooner, later in pairwise(times_s)) < INTERVAL_S + 0.1
+
+
+def test_a_brokers_heartbeats_do_not_share_a_connection_with_its_other_requests() -> None:
+    """Thousands of replicas that are registered at once, or in-sync sets that are proposed, would
+    be read before them."""
+    heartbeats: set[str] = set()
+    others: set[str] = set()
+    handle = ControllerServer._handle
+
+    def noted(self: ControllerServer, peer: Peer, request: messages.AnyRequest, data: Any) -> Any:
+        is_heartbeat = isinstance(request, messages.BrokerHeartbeat)
+        (heartbeats if is_heartbeat else others).add(peer.address)
+        return handle(self, peer, request, data)
+
+    async def script(stage: Stage) -> None:
+        await stage.process.run(stage.admin.create_topic("t", 2, 3))
+        await stage.pause(2)
+
+    with mock.patch.object(ControllerServer, "_handle", noted):
+        play(script)
+    assert heartbeats and others and not heartbeats & others

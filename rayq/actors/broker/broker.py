@@ -112,6 +112,8 @@ class Broker:
             )
             opened.pop_all()  # It succeeded: nothing is closed.
         self._pool = ConnectionPool(environment, identity, config)
+        self._heartbeats = ConnectionPool(environment, identity, config)
+        """The connection for heartbeats: on that of all else they would wait behind it."""
         self._server = Server(environment, identity, self._handle, config)
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
@@ -208,6 +210,7 @@ class Broker:
     def _release(self) -> None:
         self._server.close()
         self._pool.close()
+        self._heartbeats.close()
         self._directory.close()
 
     @property
@@ -327,7 +330,7 @@ class Broker:
 
     async def _beat(self) -> None:
         # No longer: a controller that does not answer may be gone, and another may be known.
-        await self._ask_controller(self._heartbeat(), self._session_s / 2)
+        await self._ask_controller(self._heartbeat(), self._session_s / 2, self._heartbeats)
         self.metadata.note_heard()
 
     def _heartbeat(self) -> messages.BrokerHeartbeat:
@@ -382,9 +385,11 @@ class Broker:
         self,
         request: messages.Request[messages.ResponseT],
         timeout_s: float = FORWARD_TIMEOUT_S,
+        pool: ConnectionPool | None = None,
     ) -> messages.ResponseT:
-        """Asks the controller. Raises ControllerUnavailableError if no controller is known, else
-        the error that the controller answers."""
+        """Asks the controller, over a connection of `pool` (default: that of all else). Raises
+        ControllerUnavailableError if no controller is known, else the error that the controller
+        answers."""
         hosted = self.controller_host.controller
         if hosted is not None:
             return cast(messages.ResponseT, await hosted.handle(request))
@@ -393,7 +398,8 @@ class Broker:
             raise ControllerUnavailableError(
                 "No controller is known at present; the voters elect one within seconds."
             )
-        answer, _ = await self._pool.request(*controller, request, timeout_s=timeout_s)
+        pool = self._pool if pool is None else pool
+        answer, _ = await pool.request(*controller, request, timeout_s=timeout_s)
         return answer
 
     # --- requests ---------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
+        self._heartbeats = ConnectionPool(environment, identity, config)
+        """The connection for heartbeats: on that of all else they would wait behind it."""
         self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._urgent = Signal()
         self._tick_interval_s = config.heartbeat_interval_ms / 1000 / 2
@@ -126,6 +128,7 @@ class ReplicaHost:
         await asyncio.sleep(STOP_GRACE_S)  # The answer to the stop request leaves first.
         self._server.close()
         self._pool.close()
+        self._heartbeats.close()
 
     def abort(self) -> None:
         """Drops everything at once, as the end of the process would."""
@@ -133,6 +136,7 @@ class ReplicaHost:
             replica.abandon()
         self._server.close()
         self._pool.close()
+        self._heartbeats.close()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -150,7 +154,7 @@ class ReplicaHost:
             try:
                 if connection is None or connection.closed:
                     is_attached = False
-                    connection = await self._connect()
+                    connection = await self._connect(self._heartbeats)
                 wait_ms = self._config.heartbeat_interval_ms
                 if not is_attached:
                     await self._attach(connection)
@@ -169,11 +173,11 @@ class ReplicaHost:
                 logger.exception("replica process of broker %d: no heartbeat", self._spec.broker)
                 await asyncio.sleep(FAILURE_RETRY_S)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, pool: ConnectionPool) -> Connection:
         endpoint = DataDirectory.read_endpoint(self._environment.disk, self._spec.data_path)
         if endpoint is None:
             raise StaleBrokerError(f"Broker {self._spec.broker} has not said where it listens.")
-        return await self._pool.get(*endpoint)
+        return await pool.get(*endpoint)
 
     async def _attach(self, connection: Connection) -> None:
         await connection.request(
@@ -319,13 +323,13 @@ class ReplicaHost:
         )
 
     async def _propose(self, request: messages.AlterPartition) -> None:
-        connection = await self._connect()
+        connection = await self._connect(self._pool)
         await connection.request(request, timeout_s=self._session_s)
 
     async def _ask_broker(
         self, request: messages.Request[messages.ResponseT]
     ) -> messages.ResponseT:
-        connection = await self._connect()
+        connection = await self._connect(self._pool)
         response, _ = await connection.request(request, timeout_s=BROKER_TIMEOUT_S)
         return response
 
