@@ -34,6 +34,10 @@ class ListeningClock:
         """The time in seconds by which silence is measured."""
         return self._now_s + min(self._clock.monotonic() - self._looked_s, self._counted_s_max)
 
+    def unheard_s(self) -> float:
+        """The time in seconds that did not count so far."""
+        return self._clock.monotonic() - self.now_s()
+
     def look(self, *, can_hear: bool = True) -> float:
         """Returns the part of the time since the last look that does not count: what the look is
         late, or all of it if nobody could be heard."""

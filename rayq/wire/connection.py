@@ -64,6 +64,8 @@ class _Pending(NamedTuple):
     deadline: float
     timeout_s: float
     patience_s: float
+    unheard_s: float
+    """The time that had not counted when the deadline was set."""
 
 
 class Connection(FrameStream):
@@ -81,12 +83,14 @@ class Connection(FrameStream):
         identity: Identity,
         config: ClusterConfig,
         expect_broker: int | None,
+        unheard_s: Callable[[], float],
     ) -> None:
         super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
         self.host = host
         self.port = port
         self.peer_cluster_id: str | None = None
         self.peer_broker: int | None = None
+        self._unheard_s = unheard_s
         self._frame_bytes_max = config.max_frame_bytes
         nonce = environment.token_bytes(NONCE_BYTES)
         self._handshake = ClientHandshake(identity, nonce, expect_broker)
@@ -114,15 +118,19 @@ class Connection(FrameStream):
         *,
         config: ClusterConfig | None = None,
         expect_broker: int | None = None,
+        unheard_s: Callable[[], float] = lambda: 0.0,
     ) -> Connection:
-        """Connects and authenticates, within 5 s.
+        """Connects and authenticates, within 5 s. `unheard_s()` is the time so far in which this
+        process could hear nobody: it counts for no time-out of a request.
 
         Raises DisconnectedError (there is no connection, or it broke; `__cause__` is a
         ConnectionRefusedError where no server listens), AuthenticationError, WrongClusterError,
         UnsupportedVersionError, OverloadedError, ProtocolError.
         """
         config = config or ClusterConfig()
-        connection = cls(environment, host, port, identity, config, expect_broker)
+        connection = cls(
+            environment, host, port, identity, config, expect_broker, unheard_s
+        )
         is_opened = False
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -199,7 +207,7 @@ class Connection(FrameStream):
         now = self._loop.time()
         deadline = now + timeout_s
         self._pending[correlation] = _Pending(
-            future, type(request), now, deadline, timeout_s, patience_s
+            future, type(request), now, deadline, timeout_s, patience_s, self._unheard_s()
         )
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
@@ -347,13 +355,19 @@ class Connection(FrameStream):
     def _expire(self) -> None:
         """Fails the requests whose deadline has passed, and waits for the next deadline."""
         self._timer = None
-        now = self._loop.time()
+        now, unheard_s = self._loop.time(), self._unheard_s()
         is_silent = False
         due = [
             key for key, pending in self._pending.items() if pending.deadline <= now + TIMER_SLACK_S
         ]
         for correlation in due:
             pending = self._pending[correlation]
+            longer = pending.deadline + unheard_s - pending.unheard_s
+            if longer > now + TIMER_SLACK_S:
+                self._pending[correlation] = pending._replace(
+                    deadline=longer, unheard_s=unheard_s
+                )
+                continue
             waited_s = now - pending.sent_at
             until = self.received_at + pending.timeout_s
             if waited_s < pending.patience_s and until > now + TIMER_SLACK_S:

@@ -25,13 +25,15 @@ class ConnectionPool:
         on_refused: Callable[[Connection, RayqError], None] | None = None,
         *,
         keeps_alive: bool = False,
+        unheard_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`on_refused`: see `Connection`. `keeps_alive`: see `Connection.keep_alive`; only servers
-        may."""
+        may. `unheard_s`: see `Connection.open`."""
         self.identity = identity
         """The identity of the connections that are opened from now on."""
         self._on_refused = on_refused
         self._keeps_alive = keeps_alive
+        self._unheard_s = unheard_s
         self._environment = environment
         self._config = config or ClusterConfig()
         self._connections: dict[Address, Connection] = {}
@@ -115,7 +117,12 @@ class ConnectionPool:
         )
         try:
             outcome = await Connection.open(
-                self._environment, host, port, self.identity, config=self._config
+                self._environment,
+                host,
+                port,
+                self.identity,
+                config=self._config,
+                unheard_s=self._unheard_s,
             )
         except RayqError as error:
             outcome = error

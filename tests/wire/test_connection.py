@@ -244,6 +244,30 @@ def test_closing_sends_what_was_written_and_fails_what_is_pending(
     run(scenario)
 
 
+def test_time_in_which_this_process_could_hear_nobody_counts_for_no_time_out(
+    run: Any, wire: Any, make_produce: Any
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        held: asyncio.Future[Any] = loop.create_future()
+        server = await wire.serve(lambda peer, request, payload: held)
+        unheard_s = 5.0
+        client = wire.keep(
+            await Connection.open(
+                wire.environment(), server.host, server.port, wire.client_identity(),
+                unheard_s=lambda: unheard_s,
+            )
+        )
+        began_s = loop.time()
+        answer = client.request(make_produce(), timeout_s=0.2)
+        unheard_s += 0.3
+        with pytest.raises(TimeoutError):
+            await answer
+        assert 0.49 < loop.time() - began_s < 5
+
+    run(scenario)
+
+
 def test_requests_time_out_each_at_its_own_deadline(
     run: Any, wire: Any, make_produce: Any, eventually: Any
 ) -> None:

@@ -111,8 +111,9 @@ class Broker:
                 on_applied=self._on_metadata,
             )
             opened.pop_all()  # It succeeded: nothing is closed.
-        self._pool = ConnectionPool(environment, identity, config)
-        self._heartbeats = ConnectionPool(environment, identity, config)
+        unheard_s = self._listening.unheard_s
+        self._pool = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
+        self._heartbeats = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         """The connection for heartbeats: on that of all else they would wait behind it."""
         self._server = Server(environment, identity, self._handle, config)
         self._answers = MetadataAnswers(

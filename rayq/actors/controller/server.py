@@ -43,11 +43,13 @@ class ControllerServer:
         self._host = host
         self._brokers = list(brokers)
         identity = Identity(role="server", key=secret, cluster_id=cluster_id, broker=None)
-        self._pool = ConnectionPool(environment, identity, config)
-        self._server = Server(environment, identity, self._handle, config)
         self._listening = ListeningClock(
             environment.clock, config.heartbeat_interval_ms / 1000 / 2
         )
+        self._pool = ConnectionPool(
+            environment, identity, config, unheard_s=self._listening.unheard_s
+        )
+        self._server = Server(environment, identity, self._handle, config)
         self._heard_s = self._listening.now_s()
         self.endpoint: Address = (host, 0)
         """Address at which others reach it, once it has started."""

@@ -55,7 +55,7 @@ class MetadataKeeper:
         now_s: Callable[[], float],
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
     ) -> None:
-        """`now_s()` is the time by which the silence of controllers is measured
+        """`now_s()` is the time by which the silence of controllers, and of the disk, is measured
         (`ListeningClock`)."""
         self._environment = environment
         self._now_s = now_s
@@ -97,7 +97,7 @@ class MetadataKeeper:
         outdated."""
         since_s = self._writing_since_s
         if since_s is not None:
-            writing_s = self._environment.clock.monotonic() - since_s
+            writing_s = self._now_s() - since_s
             if writing_s > WRITE_PATIENCE_S:
                 return f"a write to {self._directory.path} has not ended for {writing_s:.1f} s"
         return self._directory.trouble or self._failure
@@ -281,7 +281,7 @@ class MetadataKeeper:
         now_s = self._environment.clock.monotonic()
         if self._log.failure is not None and now_s < self._reopen_from_s:
             raise StorageError(self._log.failure)
-        self._writing_since_s = now_s
+        self._writing_since_s = self._now_s()
         try:
             if self._log.failure is not None:
                 self._reopen_from_s = now_s + REOPEN_INTERVAL_S

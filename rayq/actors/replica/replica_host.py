@@ -84,13 +84,16 @@ class ReplicaHost:
         identity = Identity(
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
-        self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
-        self._heartbeats = ConnectionPool(environment, identity, config)
+        self._tick_interval_s = config.heartbeat_interval_ms / 1000 / 2
+        self._listening = ListeningClock(environment.clock, self._tick_interval_s)
+        unheard_s = self._listening.unheard_s
+        self._pool = ConnectionPool(
+            environment, identity, config, keeps_alive=True, unheard_s=unheard_s
+        )
+        self._heartbeats = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         """The connection for heartbeats: on that of all else they would wait behind it."""
         self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._urgent = Signal()
-        self._tick_interval_s = config.heartbeat_interval_ms / 1000 / 2
-        self._listening = ListeningClock(environment.clock, self._tick_interval_s)
         self._context = ReplicaContext(
             environment=environment,
             config=config,
