@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 from rayq import messages
+from rayq.actors.broker.replica_processes import ReplicaProcess
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.core.cluster.records import (
+    BrokerRegistered,
     MetadataRecord,
     PartitionChanged,
     QueueChanged,
@@ -45,6 +47,7 @@ class PlacedReplicas:
         self._broker = broker
         self._incarnation = incarnation
         self._changed_at: dict[TopicIdPartition, int] = {}
+        """Versions in which assignments changed, in ascending order."""
         self._known_since = metadata.version
         """Version up to which any assignment may have changed, at an unknown version."""
 
@@ -96,16 +99,17 @@ class PlacedReplicas:
         )
 
     def take(
-        self, records: Sequence[MetadataRecord] | None, hosted: Collection[TopicIdPartition]
+        self, records: Sequence[MetadataRecord] | None, hosts: Iterable[ReplicaProcess]
     ) -> set[TopicIdPartition]:
         """Takes note of committed records (None: a snapshot). Returns the partitions whose
-        assignments they change; `hosted` are those that processes here have."""
+        assignments they change; `hosts` are the processes here."""
         version = self._metadata.version
         touched: set[TopicIdPartition] = set()
         topics: set[str] = set()
         """Topics all of whose partitions here are touched."""
         if records is None:
             touched.update(self)
+            touched.update(key for host in hosts for key in host.keys)
         for record in records or ():
             match record:
                 case PartitionChanged():
@@ -125,16 +129,33 @@ class PlacedReplicas:
                 ):
                     topics.add(record.topic_id)
                 case TopicDeleted():
-                    touched.update(key for key in hosted if key[0] == record.topic_id)
-        if topics:
-            touched.update(key for key in self if key[0] in topics)
+                    touched.update(
+                        key for host in hosts for key in host.keys if key[0] == record.topic_id
+                    )
+                case BrokerRegistered() if record.broker == self._broker:
+                    touched.update(self)  # With another disk its processes are forgotten.
+        for topic_id in topics & self._metadata.state.topics.keys():
+            numbers = self._metadata.state.topics[topic_id].partitions
+            keys = ((topic_id, number) for number in numbers)
+            touched.update(key for key in keys if self.find(key) is not None)
         for key in touched:
+            self._changed_at.pop(key, None)  # It comes last.
             self._changed_at[key] = version
         return touched
 
-    def changed_at(self, key: TopicIdPartition) -> int:
-        """The version of the metadata in which the partition's assignment last changed."""
-        return self._changed_at.get(key, self._known_since)
+    def changed_since(
+        self, version: int, *, among: Set[TopicIdPartition]
+    ) -> Set[TopicIdPartition]:
+        """Those of the partitions whose assignments may have changed since that version of the
+        metadata."""
+        if version < self._known_since:
+            return among
+        changed = set()
+        for key, changed_at in reversed(self._changed_at.items()):
+            if changed_at <= version:
+                break
+            changed.add(key)
+        return changed & among
 
     def forget_all_but(self, here: Collection[TopicIdPartition]) -> None:
         """Forgets the partitions of which nothing is here: most are of other brokers."""

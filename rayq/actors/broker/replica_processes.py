@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rayq import messages
@@ -81,7 +81,7 @@ class ReplicaProcess:
 
 
 class ReplicaProcesses:
-    """See the module. `on_gone()` is called when a process has ended."""
+    """See the module. `on_gone(partitions)` is called when a process with these has ended."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ReplicaProcesses:
         broker: int,
         data_path: str,
         listening: ListeningClock,
-        on_gone: Callable[[], None],
+        on_gone: Callable[[Iterable[TopicIdPartition]], None],
     ) -> None:
         self._environment = environment
         self._config = config
@@ -127,6 +127,14 @@ class ReplicaProcesses:
         """Returns whether a process has the partition, or has not yet confirmed that it let go of
         it: it may be about to open the directory."""
         return any(key in host.keys for host in self._hosts.values())
+
+    def serving(self, key: TopicIdPartition) -> ReplicaProcess | None:
+        """The process that said last that it has the partition, unless it was told to let go."""
+        found = None
+        for host in self._hosts.values():
+            if key in host.statuses and key not in host.let_go:
+                found = host
+        return found
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -247,7 +255,7 @@ class ReplicaProcesses:
         if host.keys:
             logger.warning("replica process of broker %d is gone: %s", self._broker, reason)
         host.changed.notify()
-        self._on_gone()
+        self._on_gone(sorted(host.keys))
 
     async def end_silent(self) -> None:
         """Kills the processes that were silent for a session, once all that has arrived is read."""

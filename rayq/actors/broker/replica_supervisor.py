@@ -8,7 +8,7 @@ sees to the controller until the committed metadata shows it (docs/protocol.md, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
@@ -39,9 +39,11 @@ logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE_PER_NODE = 2
 REPORT_INTERVAL_S = 0.1
-CHECK_INTERVAL_S = 1.0
-"""Interval at which everything is checked even if nothing happened. While something is still to be
-started or reported, everything is checked in each report interval."""
+"""Interval at which replicas that are still to be started, reported or let go are looked at."""
+CHECK_INTERVAL_S = 10.0
+"""Interval at which all replicas are looked at, even if nothing happened."""
+TIDY_INTERVAL_S = 1.0
+"""Interval at which files are looked at again that could not be removed."""
 _NO_NEWS = (RemoteMoved, RemoteDoubted, SnapshotPinned, SnapshotUnpinned, RequestDone)
 """Records that change neither the replicas nor their processes."""
 
@@ -82,7 +84,7 @@ class ReplicaSupervisor:
             broker=self._broker,
             data_path=directory.path,
             listening=listening,
-            on_gone=self._look_again,
+            on_gone=self._take_gone,
         )
         self._placed = PlacedReplicas(metadata, self._broker, incarnation)
         self._failed: dict[TopicIdPartition, str] = {}
@@ -95,8 +97,12 @@ class ReplicaSupervisor:
         again as they are because the others did not."""
         self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
+        self._pending: dict[TopicIdPartition, None] = {}
+        """Replicas with which something happened, or is still to happen. All others are what they
+        should be, so a round costs what there is to do."""
+        self._check_all_from_s = environment.clock.monotonic()
         self._has_news = True
-        """True if something happened since everything was last checked."""
+        """True if something happened since the last round, or is still to happen."""
         self._is_stopping = False
         self._started_s = environment.clock.monotonic()
 
@@ -104,15 +110,13 @@ class ReplicaSupervisor:
         """Reconciles forever: processes with metadata, metadata with processes."""
         for path in self._directory.leftovers():
             self._environment.tasks.spawn(self._remove(path), f"remove {path}")
-        checked_s = -CHECK_INTERVAL_S
         while not self._is_stopping:
             try:
-                now_s = self._environment.clock.monotonic()
                 await self._hosts.end_silent()
-                is_due = self._has_news or now_s - checked_s >= CHECK_INTERVAL_S
-                if is_due and self._metadata.version > 0:
-                    checked_s = now_s
-                    await self._check()
+                now_s = self._environment.clock.monotonic()
+                due_s = min(self._check_all_from_s, self._tidy_from_s)
+                if (self._has_news or now_s >= due_s) and self._metadata.version > 0:
+                    await self._check(now_s)
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
@@ -121,19 +125,34 @@ class ReplicaSupervisor:
                 logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(REPORT_INTERVAL_S)
 
-    async def _check(self) -> None:
-        """Looks at everything, and does what can be done now; the rest stays news. Raises
-        RayqError, OSError."""
+    async def _check(self, now_s: float) -> None:
+        """Looks at the replicas that are pending, and does what can be done now; the rest stays
+        pending. Raises RayqError, OSError."""
         self._has_news = False
-        is_settled = False
+        if now_s >= self._check_all_from_s:
+            self._check_all_from_s = now_s + CHECK_INTERVAL_S
+            self._look_at(self._placed)
+            for host in self._hosts:
+                self._look_at(host.keys)
+        self._look_at(self._damaged)
+        keys = sorted(self._pending)
+        left = set(keys)
+        self._pending = {}
         try:
-            self._remove_unplaced()
-            is_missing = self._start_missing()
-            is_told = await self._report()
+            unplaced = self._remove_unplaced(keys)
+            self._tidy(now_s)
+            missing = self._start_missing(keys)
+            told = await self._report(keys)
             await self._start_damaged_again()
-            is_settled = not (is_missing or is_told or self._damaged or self._copy_again_from_s)
+            left = {*unplaced, *missing, *told}
         finally:
-            self._has_news |= not is_settled
+            self._look_at(key for key in keys if key in left)
+            self._has_news |= bool(
+                self._pending or self._hosts.starting or self._damaged or self._copy_again_from_s
+            )
+
+    def _look_at(self, keys: Iterable[TopicIdPartition]) -> None:
+        self._pending.update(dict.fromkeys(keys))
 
     def wake(self) -> None:
         self._has_news = True
@@ -146,17 +165,25 @@ class ReplicaSupervisor:
 
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         """Takes note that committed records (None: a snapshot) were applied."""
-        hosted = {key for host in self._hosts for key in host.keys}
-        touched = self._placed.take(records, hosted)
+        touched = self._placed.take(records, self._hosts)
         for host in self._hosts:
-            if host.keys & touched:
+            if not host.keys.isdisjoint(touched):
                 host.changed.notify()
         if records is not None and all(isinstance(record, _NO_NEWS) for record in records):
             return  # Only replicas act on them.
-        if not touched or any(key in hosted or self._placed.find(key) for key in touched):
-            self._look_again()
+        here = [key for key in touched if self._placed.find(key) or self._was_here(key)]
+        self._look_at(here)
+        if records is None or any(self._placed.find(key) is None for key in here):
+            self._tidy_soon()
+        if here or not touched:
+            self.wake()
 
-    def _look_again(self) -> None:
+    def _was_here(self, key: TopicIdPartition) -> bool:
+        return key in self._failed or key in self._pending or self._hosts.is_hosted(key)
+
+    def _take_gone(self, keys: Iterable[TopicIdPartition]) -> None:
+        """Takes note that a process with these replicas has ended."""
+        self._look_at(keys)
         self._tidy_soon()
         self.wake()
 
@@ -204,8 +231,10 @@ class ReplicaSupervisor:
             removed: list[TopicIdPartition] = []
             deleted: list[str] = []
             if version >= request.version:
-                for key in host.keys | known:
-                    is_new = key not in known or self._placed.changed_at(key) > request.version
+                mine = host.keys | known
+                changed = self._placed.changed_since(request.version, among=mine)
+                for key in changed | (host.keys ^ known) | (host.let_go & known):
+                    is_new = key not in known or key in changed
                     is_hosted = key in host.keys and key not in host.let_go
                     placed = self._placed.find(key) if is_hosted else None
                     if placed is None:
@@ -239,31 +268,34 @@ class ReplicaSupervisor:
         host.heard_s = self._listening.now_s()
         before = host.statuses
         host.statuses = {(status.topic_id, status.partition): status for status in statuses}
-        is_new = before.keys() != host.statuses.keys()
+        closed = before.keys() - host.statuses.keys()
+        if closed:
+            self._look_at(sorted(closed))
+            self._tidy_soon()
+        is_new = bool(closed)
         for key, status in host.statuses.items():
             known = before.get(key)
             is_open = status.flushed >= 0
             if known is None or (known.flushed >= 0) != is_open:
+                self._look_at([key])
                 is_new = True
             if status.failure is not None and key not in self._failed:
                 logger.error("replica %s of broker %d: %s", key, self._broker, status.failure)
                 self._failed[key] = status.failure
                 if status.is_damaged:
                     self._damaged[key] = host.incarnation
+                self._look_at([key])
                 is_new = True
-        if is_new:
-            self._tidy_soon()
         return is_new
 
     # --- metadata against processes ---------------------------------------------------------
 
-    def _start_missing(self) -> bool:
-        """Starts missing replicas, as far as they may be started now. Returns whether any was
-        missing."""
-        is_missing = False
+    def _start_missing(self, keys: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
+        """Starts those of the replicas that are missing, as far as they may be started now. Returns
+        those that were missing."""
+        missing: list[TopicIdPartition] = []
         startable: dict[TopicIdPartition, str] = {}
         now_s = self._environment.clock.monotonic()
-        hosted = {key for host in self._hosts for key in host.keys}
         nodes = {
             number: broker.registration.node_id
             for number, broker in self._metadata.state.brokers.items()
@@ -271,18 +303,17 @@ class ReplicaSupervisor:
         }
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
-        for key in self._placed:
-            if key in hosted or key in self._failed:
+        for key in keys:
+            placed = self._placed.find(key)
+            if placed is None or key in self._failed or self._hosts.is_hosted(key):
                 continue
-            is_missing = True
+            missing.append(key)
             if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
                 continue
-            placed = self._placed.find(key)
-            assert placed is not None
             startable[key] = f"{placed[0].name}-{key[1]}"
         self._hosts.assign(startable)
         self._hosts.start_waiting(starts_max)
-        return is_missing or self._hosts.starting > 0
+        return missing
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
         """Returns whether no process holds the partition's directory. A process that an earlier
@@ -309,23 +340,30 @@ class ReplicaSupervisor:
                 logger.warning("process %d held %s and was silent: killed", holder.pid, path)
         return False
 
-    def _remove_unplaced(self) -> None:
-        """Lets go of the replicas of deleted topics and of those that were moved away, then removes
-        their files."""
-        for host in self._hosts:
-            for key in list(host.keys):
-                if key not in host.let_go and self._placed.find(key) is not None:
+    def _remove_unplaced(self, keys: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
+        """Lets go of those of the replicas whose topics were deleted, or that were moved away.
+        Returns those that processes still have."""
+        unplaced: list[TopicIdPartition] = []
+        hosts = list(self._hosts)
+        for key in keys:
+            is_placed = self._placed.find(key) is not None
+            for host in hosts:
+                if key not in host.keys or (is_placed and key not in host.let_go):
                     continue
+                unplaced.append(key)
                 if key not in host.statuses:
                     host.keys.discard(key)
                 else:
                     host.changed.notify()
+        for host in hosts:
             if not host.keys and host.process is not None:
                 host.process.kill()
-        now_s = self._environment.clock.monotonic()
+        return unplaced
+
+    def _tidy(self, now_s: float) -> None:
+        """Removes the files of partitions that are not here any more."""
         if now_s < self._tidy_from_s or not self._placed.is_current:
             return
-        self._tidy_from_s = now_s + CHECK_INTERVAL_S
         in_use = []
         for host in self._hosts:
             for key in host.keys:
@@ -340,8 +378,10 @@ class ReplicaSupervisor:
             holder = DataDirectory.partition_holder(self._environment.disk, path)
             if holder is not None or not self._put_away(key, path):
                 left.add(key)
-        self._remove_unfinished()
+        has_unfinished = self._remove_unfinished()
         self._forget_gone(left)
+        is_tidy = not left and not has_unfinished
+        self._tidy_from_s = now_s + (CHECK_INTERVAL_S if is_tidy else TIDY_INTERVAL_S)
 
     def _put_away(self, key: TopicIdPartition, path: str) -> bool:
         """Removes the directory of a partition that is not placed here, or puts it aside, as far as
@@ -367,9 +407,10 @@ class ReplicaSupervisor:
             del self._failed[key]
             self._hosts.forget(key)
 
-    def _remove_unfinished(self) -> None:
+    def _remove_unfinished(self) -> bool:
         """Removes unfinished directories of replicas that are no longer placed here: the disk was
-        full, or their processes died."""
+        full, or their processes died. Returns whether processes still hold some."""
+        has_more = False
         topics = self._metadata.state.topics
         keys = {*self._placed, *(key for host in self._hosts for key in host.keys)}
         in_use = [(topics[topic].name, number) for topic, number in keys if topic in topics]
@@ -378,6 +419,9 @@ class ReplicaSupervisor:
                 logger.info("broker %d removes %s, which holds no log", self._broker, path)
                 aside = self._directory.quarantine(path, to_remove=True)
                 self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
+            else:
+                has_more = True
+        return has_more
 
     async def _remove(self, path: str) -> None:
         try:
@@ -387,24 +431,24 @@ class ReplicaSupervisor:
 
     # --- processes against metadata ---------------------------------------------------------
 
-    async def _report(self) -> bool:
-        """Reports to the controller what the metadata does not show yet. Returns whether there was
-        anything to report."""
+    async def _report(self, keys: Sequence[TopicIdPartition]) -> Sequence[TopicIdPartition]:
+        """Reports to the controller what the metadata does not show yet of these replicas. Returns
+        those that there was something to report of, or will be."""
         if not self._placed.is_current:
-            return True
+            return keys
         register: list[messages.ReplicaRegistration] = []
         failed: list[tuple[str, int, str]] = []
-        by_key = {
-            key: host
-            for host in self._hosts
-            for key in host.statuses
-            if key not in host.let_go
-        }
-        for topic, number, partition in self._metadata.state.replicas_on(self._broker):
-            key = (topic.topic_id, number)
+        told: list[TopicIdPartition] = []
+        for key in keys:
+            placed = self._placed.find(key)
+            if placed is None:
+                continue
+            partition = placed[1]
             known = partition.processes.get(self._broker)
-            host = by_key.get(key)
+            host = self._hosts.serving(key)
             status = None if host is None else host.statuses[key]
+            if known is not None and known.incarnation not in self._hosts:
+                told.append(key)  # Its process has ended, or is still to present itself.
             if known is not None and self._is_gone(key, known.incarnation):
                 failed.append((*key, known.incarnation))
             if (
@@ -428,7 +472,9 @@ class ReplicaSupervisor:
             await self._tell(
                 messages.RegisterReplicas(self._broker, self._incarnation, register)
             )
-        return bool(failed or register)
+        told += [(topic_id, number) for topic_id, number, _ in failed]
+        told += [(replica.topic_id, replica.partition) for replica in register]
+        return told
 
     def _is_gone(self, key: TopicIdPartition, incarnation: str) -> bool:
         """Returns whether a registered process is known to no longer serve this partition."""
@@ -481,6 +527,7 @@ class ReplicaSupervisor:
                     self._copy_again_from_s[key] = now_s + spread * backoff_s
             del self._damaged[key]
             self._failed.pop(key, None)
+            self._look_at([key])
 
     def _give_up_damaged(self, now_s: float) -> None:
         """Gives up a log that is known to be damaged, but had to start again as it is, for a new

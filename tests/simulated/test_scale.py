@@ -1,0 +1,74 @@
+"""A broker of a large cluster that nobody changes does next to nothing: its work is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.scale import REAL, Scale
+from proving.simulation import World
+from rayq.actors.broker.placed_replicas import PlacedReplicas
+from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
+
+PARTITIONS = 300
+LOOKS_MAX = 8
+"""Maximum number of looks at a replica while all of them are looked at once."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Callable[[], int]:
+    """Counts the calls of a method from now on."""
+    method, calls = getattr(owner, name), 0
+
+    def call(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
+    return lambda: calls
+
+
+def test_replicas_that_are_well_are_looked_at_once_in_an_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def calm(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        await asyncio.sleep(2 * CHECK_INTERVAL_S)
+        replicas = len(scale.state.index.by_broker[REAL])
+        looks = counted(monkeypatch, PlacedReplicas, "find")
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        assert replicas > PARTITIONS / 5
+        assert looks() <= LOOKS_MAX * replicas
+
+    with World(seed=1) as world:
+        world.run(calm(Scale(world, 10, PARTITIONS)))
+
+
+def test_the_end_of_another_broker_costs_a_broker_what_they_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ending(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        await asyncio.sleep(2 * CHECK_INTERVAL_S)
+        index = scale.state.index.by_broker
+        shared = len(index[REAL].keys() & index[scale.victim.number].keys())
+        assigned = counted(monkeypatch, PlacedReplicas, "assignment")
+        await scale.end_of_a_broker()
+        await asyncio.sleep(1)
+        assert 0 < assigned() <= shared
+
+    with World(seed=1) as world:
+        world.run(ending(Scale(world, 10, PARTITIONS)))
