@@ -13,11 +13,21 @@ from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.cluster.records import MetadataRecord, RemoteMoved
+from rayq.core.cluster.records import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerRemoved,
+    BrokerUnfenced,
+    MetadataRecord,
+)
 from rayq.core.cluster.state import Topic
 from rayq.core.cluster.topic_changes import offline_reason
 from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
 from rayq.wire.codec import ENCODER
+
+_OF_BROKERS = (BrokerRegistered, BrokerFenced, BrokerUnfenced, BrokerRemoved)
+"""Records that change the reasons why partitions of any topic have no leader. All others change the
+description of the topic that they name, or of none."""
 
 
 class MetadataAnswers:
@@ -33,17 +43,16 @@ class MetadataAnswers:
         self._cluster_id = cluster_id
         self._is_registered = is_registered
         self._encoded: dict[str, msgspec.Raw] = {}
-        """Encoded descriptions of topics for clients, by name."""
+        """Encoded descriptions of topics for clients, by topic id."""
 
     def forget(self, records: Sequence[MetadataRecord] | None) -> None:
         """Drops the encoded descriptions that these records change; None: all of them."""
-        moved = [record for record in records or () if isinstance(record, RemoteMoved)]
-        if records is None or len(moved) < len(records):
+        for record in records or ():
+            topic_id = getattr(record, "topic_id", None)
+            if topic_id is not None:
+                self._encoded.pop(topic_id, None)
+        if records is None or any(isinstance(record, _OF_BROKERS) for record in records):
             self._encoded.clear()
-        for record in moved:  # They come often: the encoded descriptions of other topics stay.
-            topic = self._metadata.state.topics.get(record.topic_id)
-            if topic is not None:
-                self._encoded.pop(topic.name, None)
 
     async def metadata(
         self, request: messages.Metadata, room: AnswerRoom
@@ -145,10 +154,10 @@ class MetadataAnswers:
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
         """A topic's description for clients, encoded once for all clients until metadata change."""
-        encoded = self._encoded.get(topic.name)
+        encoded = self._encoded.get(topic.topic_id)
         if encoded is None:
             encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))
-            self._encoded[topic.name] = encoded
+            self._encoded[topic.topic_id] = encoded
         return cast("messages.TopicMetadata", encoded)
 
     def _describe(self, topic: Topic) -> messages.TopicMetadata:
