@@ -218,6 +218,7 @@ class StandInBroker:
                     MetadataLog.open(environment.disk, f"{ROOT}/metadata"),
                     incarnation=self.incarnation,
                     snapshot_records=CONFIG.metadata_snapshot_records,
+                    now_s=environment.clock.monotonic,
                     on_applied=lambda records: None,
                 )
             await server.start(self.host.address, PORT)
