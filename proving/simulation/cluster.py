@@ -47,16 +47,19 @@ OBJECT_SERVER = "objects-"
 
 
 class SimulatedHostProcess:
-    """`HostProcess` of a simulated replica process."""
+    """`HostProcess` of a simulated process. `on_kill` is told before its broker kills it."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, on_kill: Callable[[Process], None]) -> None:
         self.process = process
+        self._on_kill = on_kill
 
     async def wait_dead(self) -> str:
         await asyncio.shield(self.process.exited)
         return f"process {self.process.pid} ended"
 
     def kill(self) -> None:
+        if self.process.alive:
+            self._on_kill(self.process)
         self.process.kill()
 
 
@@ -71,12 +74,15 @@ class SimulatedRuntime:
         config: ClusterConfig,
         running: dict[Process, ReplicaHost],
         objects: SimulatedObjectStore,
+        on_kill: Callable[[Process], None],
     ) -> None:
-        """`running` is told of each replica process that starts."""
+        """`running` is told of each replica process that starts, `on_kill` of each that the broker
+        kills."""
         self._host = host
         self._config = config
         self._running = running
         self._objects = objects
+        self._on_kill = on_kill
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         process = self._host.process(host_name(spec))
@@ -94,7 +100,7 @@ class SimulatedRuntime:
             self._host.world.loop.call_soon(process.kill)
 
         process.start(live())
-        return SimulatedHostProcess(process)
+        return SimulatedHostProcess(process, self._on_kill)
 
     async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
         process = self._host.process(f"{OBJECT_SERVER}{spec.broker}")
@@ -112,11 +118,11 @@ class SimulatedRuntime:
             self._host.world.loop.call_soon(process.kill)
 
         process.start(live())
-        return SimulatedHostProcess(process)
+        return SimulatedHostProcess(process, self._on_kill)
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         process = self._host.find_process(pid)
-        return None if process is None else SimulatedHostProcess(process)
+        return None if process is None else SimulatedHostProcess(process, self._on_kill)
 
 
 class SimulatedCluster:
@@ -143,6 +149,8 @@ class SimulatedCluster:
         """True if a broker is losing its disk: no other fault may begin until all is in sync."""
         self.on_put_aside: Callable[[int, str], None] | None = None
         """Called with broker and path before a broker moves a partition to its quarantine."""
+        self.on_kill: Callable[[Process], None] | None = None
+        """Called with a process that lives before its broker kills it."""
         self.peers = self.endpoints
         """The addresses at which brokers look for each other when they start. On Ray the brokers of
         a fresh cluster know no addresses."""
@@ -208,7 +216,9 @@ class SimulatedCluster:
                 broker = Broker(
                     process.environment,
                     self.config,
-                    SimulatedRuntime(host, self.config, self.replica_hosts, self.objects),
+                    SimulatedRuntime(
+                        host, self.config, self.replica_hosts, self.objects, self._killed
+                    ),
                     DataDirectory.open(process.environment, directory_path(ROOT, number)),
                     cluster_name="simulated",
                     host=host.address,
@@ -227,6 +237,10 @@ class SimulatedCluster:
             self.world.loop.call_soon(process.kill)
 
         process.start(live())
+
+    def _killed(self, process: Process) -> None:
+        if self.on_kill is not None:
+            self.on_kill(process)
 
     def _watch_directory(self, number: int, broker: Broker) -> None:
         directory = directory_of(broker)

@@ -34,6 +34,9 @@ takes 20 times as long."""
 class DiskUser(Protocol):
     """The interface of the process that uses the disk."""
 
+    handled_bytes: int
+    """Raised by what it writes and reads."""
+
     def enter_disk(self, *, changes: bool, of_names: bool = False) -> bool:
         """Called before each operation: `changes` for those that change the disk, `of_names` for
         those of them that change names or lengths, or make that durable. Raises `ProcessDied` where
@@ -293,6 +296,7 @@ class ProcessDisk:
 
     def write(self, file: StoredFile, path: str, data: Buffer, position: int) -> int:
         content = bytes(data)
+        self._user.handled_bytes += len(content)
         disk = self.disk
         dies = self._user.enter_disk(changes=True)
         if dies:
@@ -322,6 +326,13 @@ class ProcessDisk:
             file.lose_dirty_pages(self.disk.rng)
             raise
         self.disk.trace.mix(zlib.crc32(path.encode()))
+
+    def read(self, file: StoredFile, path: str, length: int, position: int) -> bytes:
+        content = self.operate(
+            "read", path, lambda: bytes(file.current[position : position + length])
+        )
+        self._user.handled_bytes += len(content)
+        return content
 
     def closed(self, file: ProcessFile) -> None:
         self._files.pop(file, None)
@@ -421,7 +432,7 @@ class ProcessFile:
 
     def pread(self, length: int, position: int) -> bytes:
         self._check_open()
-        return self._disk.operate("read", self._path, lambda: self._bytes(length, position))
+        return self._disk.read(self._file, self._path, length, position)
 
     def pread_cached(self, length: int, position: int) -> bytes | None:
         self._check_open()
@@ -464,9 +475,6 @@ class ProcessFile:
     def unlock(self) -> None:
         if self._file.locked_by is self:
             self._file.locked_by = None
-
-    def _bytes(self, length: int, position: int) -> bytes:
-        return bytes(self._file.current[position : position + length])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -104,6 +104,7 @@ class Faults:
         for host in self.world.hosts:
             host.disk.capacity_bytes = None
             host.disk.short_writes = 0.0
+            host.slowness = 1.0
             for process in list(host.processes):
                 process.resume()
         for number in range(len(self.cluster.hosts)):

@@ -31,6 +31,8 @@ class Owner:
         self.gate = OPEN
         self.paused = False
         self.blocked_until = 0.0
+        self.handled_bytes = 0
+        """Bytes that its code has sent, received, written and read (see `charged`)."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._tasks_prune_at = 64
 

@@ -32,6 +32,7 @@ class ProcessHost(NetworkHost, Protocol):
     """A process's view of its host."""
 
     thread_s: tuple[float, float]
+    slowness: float
     disk: SimulatedDisk
     processes: list[Process]
 

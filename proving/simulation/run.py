@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proving.simulation.charged import ChargedTime, is_charged, slow_machine
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults
 from proving.simulation.faults_disks import lose_a_disk
 from proving.simulation.faults_ordinary import AFTERMATHS
 from proving.simulation.invariants import Invariants
 from proving.simulation.network import OTHER_HOST_S
+from proving.simulation.overload import Overload
 from proving.simulation.owner import ProcessDied
 from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
@@ -131,9 +133,14 @@ def _simulate(outcome: Outcome) -> None:
         workload = kind(cluster)
         invariants = Invariants(cluster)
         world.loop.observer = workload.observer(invariants)
+        charged = None
+        if is_charged(outcome.seed, outcome.features):
+            charged = ChargedTime(world, [*cluster.hosts, cluster.controller_host])
+            world.loop.observer = charged.observer(world.loop.observer)
         try:
             with invariants.judge.judging(), workload.judging():
-                world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
+                script = _script(outcome, cluster, workload, invariants, charged)
+                world.run(script, limit_s=VIRTUAL_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
             outcome.problems.append("".join(traceback.format_exception(error)))
         for reported in world.errors[:PROBLEMS_MAX]:
@@ -181,19 +188,26 @@ def _judge(outcome: Outcome, workload: Workload) -> None:
 
 
 async def _script(
-    outcome: Outcome, cluster: SimulatedCluster, workload: Workload, invariants: Invariants
+    outcome: Outcome,
+    cluster: SimulatedCluster,
+    workload: Workload,
+    invariants: Invariants,
+    charged: ChargedTime | None,
 ) -> None:
     world = cluster.world
     await cluster.start()
     await workload.create_topics()
     begin_s = world.now_s
     workload.start()
+    kinds = [*workload.fault_kinds, *workload.more_faults]
+    if charged is not None:
+        kinds += [slow_machine] * (1 + len(kinds) // 8)
     faults = Faults(
         cluster,
         workload.hosts,
         lambda: workload.recorder.acknowledged,
         topics=workload.topics_on_disk,
-        kinds=[*workload.fault_kinds, *workload.more_faults],
+        kinds=kinds,
         aftermaths=[*AFTERMATHS, *workload.more_faults],
         loss_of_a_disk=lose_a_disk if workload.lose_disks else None,
     )
@@ -212,6 +226,8 @@ async def _script(
         "every producer to make progress after healing",
         limit_s=RECOVERY_LIMIT_S,
     )
+    if charged is not None:
+        await Overload(cluster, invariants, faults, charged).run()
     await asyncio.sleep(max(0.0, begin_s + workload.lasts_s - world.now_s))
     await cluster.wait_until(
         lambda: workload.recorder.acknowledged >= workload.records_min,

@@ -150,6 +150,10 @@ def loaded_list(remote: LeaderRemote) -> Manifest | None:
 # --- brokers and the controller -------------------------------------------------------------------
 
 
+def incarnation_of(broker: Broker) -> str:
+    return broker._incarnation
+
+
 def directory_of(broker: Broker) -> DataDirectory:
     return broker._directory
 

@@ -203,6 +203,7 @@ class SimulatedTransport(asyncio.Transport):
         content = bytes(memoryview(data))
         if self._closing or not content:
             return
+        self.owner.handled_bytes += len(content)
         if not self._unsent:
             room = self.out.room()
             if room:
@@ -388,6 +389,7 @@ class SimulatedTransport(asyncio.Transport):
         else:
             data = bytes(received[:size])
             del received[:size]
+        self.owner.handled_bytes += size
         self.loop.trace.mix(size, zlib.crc32(data))
         if isinstance(protocol, asyncio.BufferedProtocol):
             protocol.buffer_updated(size)

@@ -15,6 +15,7 @@ from typing import Any
 
 from proving.simulation import buggify
 from proving.simulation.buggify import POINTS, Disturbance
+from proving.simulation.charged import CHARGED_TIME
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
 from proving.simulation.faults import Injection
@@ -39,9 +40,9 @@ LARGE_VALUES = "large-values"
 LARGE_SEEDS_SHARE, LARGE_VALUES_SHARE = 0.2, 0.02
 LARGE_VALUE_BYTES = (100_000, 900_000)
 """Larger than segments and than many a fetch. They do not become smaller by compression."""
-FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES])
+FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES, CHARGED_TIME])
 """Everything that a seed draws, by name: clients, kinds of faults, points of `buggify`, large
-values."""
+values, charged time."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""

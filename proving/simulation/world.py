@@ -105,7 +105,8 @@ class Host:
     """A machine: an address, a disk, a clock, processes.
 
     Knobs: `thread_s`, how long a job waits for a thread, and its result for the loop, at least and
-    usually at most (more on a busy machine); `clock_offset_ms`, how far off the wall clock is.
+    usually at most (more on a busy machine); `clock_offset_ms`, how far off the wall clock is;
+    `slowness`, how many times as long computing takes as usual, where time is charged.
     """
 
     def __init__(self, world: World, name: str, address: str) -> None:
@@ -122,6 +123,7 @@ class Host:
         self.began_ahead_s: list[float] = []
         """Times at which processes began while it was ahead, which they cannot know."""
         self.thread_s = THREAD_S
+        self.slowness = 1.0
         self._boots = 0
 
     @property
