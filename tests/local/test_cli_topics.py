@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -509,7 +511,7 @@ def test_a_profile_of_costs_is_what_a_plan_reads(
     monkeypatch.setattr(bench_profile, "KEPT_BYTES", 2_000_000)
     rayq, file = rayq_command, tmp_path / "profile.json"
     rayq.well("topic", "produce", topic, stdin=b"a\nb\n")
-    found = rayq.well("bench", "profile", "--seconds", "1.5", "-o", str(file), "--json").json
+    found = rayq.well("bench", "profile", "--seconds", "3", "-o", str(file), "--json").json
     assert found["acknowledged_bytes_per_s"] > 0 and found["fdatasync_p99_s"] > 0
     assert found["write_cpu_s_per_byte"] is None  # Servers share a process with the command.
     assert any("processor time" in note for note in found["notes"])
@@ -528,6 +530,7 @@ def test_a_profile_that_is_interrupted_leaves_no_topic_and_no_file(
     rayq_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     monkeypatch.setattr(bench_profile, "FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(bench_profile, "CALLS_IN_FLIGHT", 0)
     create = Cluster.create_topic
 
     def interrupt(*arguments: Any, **options: Any) -> None:
@@ -537,12 +540,13 @@ def test_a_profile_that_is_interrupted_leaves_no_topic_and_no_file(
 
     target, name = {
         "the creation of its topic": (Cluster, "create_topic"),
-        "rest": (bench_profile.time, "sleep"),
+        "rest": (bench_profile, "time"),
         "writing": (bench_profile, "_end"),
-        "reading": (Consumer, "seek_to_beginning"),
+        "reading": (Consumer, "end_offsets"),
     }[at]
     with monkeypatch.context() as patch:
-        patch.setattr(target, name, interrupt)
+        clock = SimpleNamespace(sleep=interrupt, perf_counter=time.perf_counter)
+        patch.setattr(target, name, clock if name == "time" else interrupt)
         file = tmp_path / "profile.json"
         assert rayq_command("bench", "profile", "--seconds", "2", "-o", str(file)).code == 130
     assert "rayq-bench" not in rayq_command.well("topic", "list").out
