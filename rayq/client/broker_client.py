@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rayq.backoff import Backoff
+from rayq.backoff import Backoff, RetryBudget
 from rayq.client.metadata import MetadataCache
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
@@ -66,6 +66,7 @@ class BrokerClient:
         self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
         """Called when a one-way request was refused; it is not known which request it was."""
         self.pool = ConnectionPool(environment, identity, config, self._refused)
+        self._retries = RetryBudget(environment.clock)
         self._bootstrap = list(bootstrap)
         self._learned: dict[Address, None] = {}
         """The addresses of brokers seen since this client was made, the newest last. A broker that
@@ -144,7 +145,12 @@ class BrokerClient:
             self._learned.pop(address, None)  # The port belongs to another cluster by now.
             raise DisconnectedError(str(error)) from error
         self._failed_at.pop(address, None)
+        self._retries.answered()
         return answer
+
+    def backoff(self, first_s: float, max_s: float) -> Backoff:
+        """A new backoff, within the budget of this client."""
+        return Backoff(self.environment, first_s, max_s, self._retries)
 
     async def ask_any(
         self,
@@ -160,7 +166,7 @@ class BrokerClient:
         still do so while the next round asks the others. Raises TimeoutError, and errors that are
         not retriable."""
         deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = self.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         reason: RayqError | None = None
         pending: dict[asyncio.Task[Any], Address] = {}
         try:
@@ -217,7 +223,9 @@ class BrokerClient:
             left_s = deadline - self.now
             if left_s <= 0:
                 break
-            if waiting:
+            # Where answers are late, one more question to each broker would make them later.
+            may_ask = not pending or self._retries.take()
+            if waiting and may_ask:
                 address = waiting.pop(0)
                 question = self._answer_or_error(
                     address, request, timeout_s=min(ASK_TIMEOUT_S, left_s)
@@ -226,7 +234,7 @@ class BrokerClient:
             is_waited_for = not waiting and not is_anyone_alive
             done, _ = await asyncio.wait(
                 pending,
-                timeout=left_s if is_waited_for else min(hedge_s, left_s),
+                timeout=left_s if is_waited_for or not may_ask else min(hedge_s, left_s),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in [finished for finished in pending if finished in done]:
@@ -261,7 +269,7 @@ class BrokerClient:
         if isinstance(request, Change):
             request = msgspec.structs.replace(request, request_id=self.environment.new_id())
         deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = self.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         error: RayqError | None = None
         while True:
             for address in self.addresses():

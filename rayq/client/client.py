@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from rayq.backoff import Backoff
 from rayq.client.arguments import topic_name
 from rayq.client.broker_client import (
     ASK_TIMEOUT_S,
@@ -197,7 +196,7 @@ class Client(BrokerClient):
         topic_name(name)
         start = self.now
         deadline = start + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = self.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             found = self.metadata.topics.get(name)
             age_s = self.now - self._topic_seen_at.get(name, -math.inf)
@@ -272,7 +271,7 @@ class Client(BrokerClient):
 
     async def _watch(self) -> None:
         """Long-polls brokers for newer metadata while leaders are suspect."""
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = self.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         try:
             while self._suspects:
                 version = self.metadata.version
@@ -337,7 +336,7 @@ class Client(BrokerClient):
         Returns the answer and its payload."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
-        backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
+        backoff = self.backoff(retry_backoff_s, LEADER_BACKOFF_MAX_S)
         while True:
             known = self.metadata.topics.get(topic)
             topic_id = "" if known is None else known.topic_id

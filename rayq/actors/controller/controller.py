@@ -46,6 +46,7 @@ from rayq.core.decision import Decision
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
+    OverloadedError,
     ProtocolError,
     StaleBrokerError,
     WrongClusterError,
@@ -67,6 +68,9 @@ heartbeats."""
 OFFLINE_PATIENCE_S = 30.0
 """Time after a controller's start during which partitions without a leader are not logged as
 warnings: after a start of the whole cluster its brokers and replicas are still coming back."""
+CHANGE_PATIENCE_S = 5.0
+"""Time after which a change that still waits for its turn is refused: the broker that forwarded it
+does not wait any longer (its `FORWARD_TIMEOUT_S`)."""
 FOUND_PATIENCE_S = 5.0
 """Time that a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -160,9 +164,16 @@ class Controller:
     async def _turn_of_a_change(self) -> None:
         """Waits for a turn, so that one client's change is decided in each turn of the loop and
         heartbeats are handled in between. Changes come over the connections of brokers, and one may
-        concern thousands of partitions."""
+        concern thousands of partitions. Raises OverloadedError if the turn comes so late that
+        nobody waits for the answer."""
+        came_s = self._environment.clock.monotonic()
         async with self._changes:
             await asyncio.sleep(0)
+        if self._environment.clock.monotonic() - came_s > CHANGE_PATIENCE_S:
+            raise OverloadedError(
+                "The controller is overloaded: the change waited too long for its turn, and was "
+                "not made. Try again."
+            )
 
     # --- deciding ---------------------------------------------------------------------------
 
@@ -499,7 +510,8 @@ class Controller:
                     self._append(voters, "the voters are completed")
                 elif self._quorum.entry_count > self._config.metadata_snapshot_records:
                     self._quorum.compact(encode_records(self.state.snapshot()))
-            if now_s > balance_s and not self._cluster_stops:
+            is_quiet = self._quorum.commit_index == self._quorum.last_index
+            if now_s > balance_s and is_quiet and not self._cluster_stops:
                 balance_s = now_s + BALANCE_INTERVAL_S
                 self._append(
                     broker_changes.balance_leaders(self.state, self._heard_lately()),

@@ -18,6 +18,7 @@ import msgspec
 
 from rayq import messages
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import MIB, ClusterConfig
 from rayq.core.cluster.records import (
     BrokerRegistered,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 APPEND_BYTES_MAX = MIB
 RETRY_S = 0.1
+RETRY_MAX_S = 0.5
 GREETING_INTERVAL_S = 0.5
 """Interval at which a broker that did not answer the candidate is asked again, until it does."""
 STRAGGLERS_S = 0.1
@@ -409,6 +411,7 @@ class Quorum:
         )
 
     async def _push_forever(self, peer: _Peer) -> None:
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while self._ended is None:
             try:
                 await self._push(peer)
@@ -426,8 +429,9 @@ class Quorum:
                 continue
             except RayqError as error:
                 logger.debug("metadata to broker %d: %s", peer.broker, error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(backoff.next_s())
                 continue
+            backoff.reset()
             peer.step_back = 1
             is_behind = (
                 peer.next_index <= self.last_index or peer.sent_commit_index < self.commit_index

@@ -23,6 +23,7 @@ from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
+from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
 from rayq.core.cluster.topic_changes import check_not_internal
 from rayq.environment import Environment
@@ -47,6 +48,7 @@ from rayq.wire.server import Peer, Result, Server
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
+RETRY_MAX_S = 0.25
 DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
@@ -153,6 +155,7 @@ class ReplicaHost:
     async def _heartbeat_forever(self) -> None:
         is_attached = False
         connection: Connection | None = None
+        backoff = Backoff(self._environment, RETRY_S, RETRY_MAX_S)
         while not self._stopped.done():
             try:
                 if connection is None or connection.closed:
@@ -164,12 +167,13 @@ class ReplicaHost:
                     is_attached = True
                     wait_ms = 0  # The lease from the previous broker process is about to end.
                 await self._heartbeat(connection, wait_ms)
+                backoff.reset()
             except StaleBrokerError:
                 is_attached = False  # A new broker process does not know this one yet.
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(backoff.next_s())
             except RayqError as error:
                 logger.debug("replica process of broker %d: %s", self._spec.broker, error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(backoff.next_s())
             except Exception:
                 # Lack of descriptors, a disk, a bug: nothing may end this loop, or its replicas
                 # would serve nobody forever.

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from rayq.backoff import Backoff
 from rayq.client.client import Client
 from rayq.client.consuming.group_offsets import GroupOffsets
 from rayq.client.consuming.large_parts import LargeParts
@@ -235,7 +234,7 @@ class Fetcher:
     async def _fetch_forever(self, stream: Stream) -> None:
         topic = stream.topic_id or await self._topic_id(stream)
         first_s = self._config.retry_backoff_ms / 1000
-        backoff = Backoff(self._client.environment, first_s, BACKOFF_MAX_S)
+        backoff = self._client.backoff(first_s, BACKOFF_MAX_S)
         if stream.fetch_offset is None:
             await self._begin(stream, topic)
             self.tell()

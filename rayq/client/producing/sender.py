@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayq.backoff import Backoff
 from rayq.client.client import Client
 from rayq.client.leader_requests import LEADER_PATIENCE_S, epoch_of
 from rayq.client.metadata import LeaderAndEpoch
@@ -191,8 +190,8 @@ class Sender:
     def _channel(self, queue: PartitionQueue) -> _Channel:
         channel = self._channels.get(queue)
         if channel is None:
-            backoff = Backoff(
-                self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
+            backoff = self._client.backoff(
+                self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
             )
             flight = Flight(f"{queue.topic}-{queue.partition}", self._config, backoff)
             if self._transaction is not None:
