@@ -72,6 +72,30 @@ _METRICS = (
         _PROCESS,
         "Resident memory of the broker's processes; what they share counts in each.",
     ),
+    Metric(
+        "rayq_requests_in_flight",
+        "gauge",
+        _PROCESS,
+        "Requests that have no answer yet, long polls included.",
+    ),
+    Metric(
+        "rayq_connections_waiting",
+        "gauge",
+        _PROCESS,
+        "Connections of clients that wait for their turn: the event loop has no time for them.",
+    ),
+    Metric(
+        "rayq_loop_lag_seconds",
+        "histogram",
+        _PROCESS,
+        "How late the event loop came to a timer, measured twice in each heartbeat interval.",
+    ),
+    Metric(
+        "rayq_unheard_seconds_total",
+        "counter",
+        _PROCESS,
+        "Time in which the process was so far behind that it judged nobody's silence.",
+    ),
     # Of replicas. Bytes count the batches as they are stored, compressed.
     Metric("rayq_bytes_in_total", "counter", _REPLICA, "Bytes appended for producers."),
     Metric("rayq_records_in_total", "counter", _REPLICA, "Records appended for producers."),
@@ -221,6 +245,25 @@ _METRICS = (
         "counter",
         ("cluster", "replica"),
         "Times that the replica of a broker (`replica`) joined an in-sync set.",
+    ),
+    Metric(
+        "rayq_heartbeat_age_seconds",
+        "gauge",
+        ("cluster", "replica"),
+        "Time since the last heartbeat of a broker (`replica`), as the controller counts it.",
+    ),
+    Metric(
+        "rayq_late_heartbeats_total",
+        "counter",
+        ("cluster", "replica"),
+        "Heartbeats of a broker (`replica`) that came after more than half a session: it nearly "
+        "ended.",
+    ),
+    Metric(
+        "rayq_sessions_ended_total",
+        "counter",
+        ("cluster", "replica"),
+        "Sessions of a broker (`replica`) that ended because it was silent.",
     ),
     # Groups.
     Metric(

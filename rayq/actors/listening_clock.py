@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from rayq.environment import Clock
+from rayq.metrics import Metrics
 
 SLACK_S = 0.05
 """Maximum delay of a look that is not late: what arrived is read within that time."""
@@ -24,8 +25,14 @@ class ListeningClock:
     the monotonic clock does, so what is dead or cut off is noticed in its time.
     """
 
-    def __init__(self, clock: Clock, interval_s: float) -> None:
+    def __init__(self, clock: Clock, interval_s: float, metrics: Metrics | None = None) -> None:
+        """`metrics` get the delays; of the clocks of a process only one tells them."""
         self._clock = clock
+        self._lag = None if metrics is None else metrics.histogram("rayq_loop_lag_seconds")
+        if metrics is not None:
+            metrics.add_source(
+                lambda: [metrics.sample("rayq_unheard_seconds_total", self.unheard_s())]
+            )
         self._interval_s = interval_s
         self._counted_s_max = interval_s + SLACK_S
         self._now_s = self._looked_s = clock.monotonic()
@@ -43,6 +50,8 @@ class ListeningClock:
         late, or all of it if nobody could be heard."""
         now_s = self._clock.monotonic()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if self._lag is not None:
+            self._lag.observe(max(passed_s - self._interval_s, 0.0))
         counted_s = min(passed_s, self._counted_s_max) if can_hear else 0.0
         self._now_s += counted_s
         return passed_s - counted_s

@@ -270,7 +270,14 @@ class Server:
         ).value += 1
 
     def _count_connections(self) -> list[Sample]:
-        return [self.environment.metrics.sample("rayq_connections", len(self._authenticated))]
+        sample, streams = self.environment.metrics.sample, self._authenticated
+        return [
+            sample("rayq_connections", len(streams)),
+            sample(
+                "rayq_requests_in_flight", sum(stream.requests_in_flight for stream in streams)
+            ),
+            sample("rayq_connections_waiting", len(self.turns)),
+        ]
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -329,6 +336,10 @@ class _ServerStream(FrameStream):
 
     def is_idle_since(self, since: float) -> bool:
         return self.is_client and self._requests == 0 and self.received_at < since
+
+    @property
+    def requests_in_flight(self) -> int:
+        return self._requests
 
     @property
     def held_bytes(self) -> int:

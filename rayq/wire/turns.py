@@ -37,6 +37,10 @@ class Turns:
         self._line: deque[Slice] = deque()
         self._is_scheduled = False
 
+    def __len__(self) -> int:
+        """Number of connections that wait for their turn."""
+        return len(self._line)
+
     def line_up(self, slice_: Slice) -> None:
         self._line.append(slice_)
         self._schedule()

@@ -83,7 +83,7 @@ class Broker:
         self._incarnation = environment.new_id()
         self._session_s = config.session_timeout_ms / 1000
         self._listening = ListeningClock(
-            environment.clock, config.heartbeat_interval_ms / 1000 / 2
+            environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
         self._registered_epoch: int | None = None
         self._search: asyncio.Task[None] | None = None

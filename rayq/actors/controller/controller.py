@@ -144,7 +144,9 @@ class Controller:
             self._quorum.add_peer(
                 number, registered.directory_id, (registered.host, registered.port)
             )
-        self._metrics = ControllerMetrics(self._environment, self.state)
+        self._metrics = ControllerMetrics(
+            self._environment, self.state, silent_s=self._silent_s
+        )
         log_event(logger, logging.INFO, "controller_started", controller_epoch=self.epoch)
         self._watch = self._environment.tasks.spawn(self._watch_sessions(), "controller-sessions")
 
@@ -214,6 +216,9 @@ class Controller:
         )
 
     def _note_heard(self, request: messages.BrokerHeartbeat) -> None:
+        is_late = self._silent_s(request.broker) > self._session_s / 2
+        if is_late and self.state.is_live(request.broker) and self._metrics is not None:
+            self._metrics.heard_late(request.broker)
         self._heard_s[request.broker] = self._listening.now_s()
         self._store.troubles[request.broker] = request.remote_trouble
 
@@ -525,17 +530,21 @@ class Controller:
 
     def _silent_brokers(self) -> dict[int, float]:
         """The live brokers that were silent for a session, each with that time in seconds."""
-        now_s = self._listening.now_s()
         silent_s = {
-            number: now_s - self._heard_s.get(number, self._started_s)
+            number: self._silent_s(number)
             for number, broker in self.state.brokers.items()
             if broker.live
         }
         return {number: at_s for number, at_s in silent_s.items() if at_s > self._session_s}
 
+    def _silent_s(self, broker: int) -> float:
+        """Time since a broker was heard, or since this controller's start."""
+        return self._listening.now_s() - self._heard_s.get(broker, self._started_s)
+
     def _end_sessions(self, silent_s: Mapping[int, float]) -> None:
         for number, at_s in silent_s.items():
-            log_event(logger, logging.WARNING, "session_ended", broker=number, silent_s=at_s)
+            if self._metrics is not None:
+                self._metrics.session_ended(number, at_s)
             self._append(
                 broker_changes.fence_broker(self.state, number, self._heard()),
                 f"broker {number} was silent for {at_s:.1f} s",

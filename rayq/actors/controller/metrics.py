@@ -4,6 +4,7 @@ leader, ISR or replicas."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from rayq import messages
 from rayq.core.cluster.records import PartitionChanged, PartitionValue
@@ -21,9 +22,17 @@ class ControllerMetrics:
     earlier epoch in the same process, and start at 0 in another process, as Prometheus expects of
     counters."""
 
-    def __init__(self, environment: Environment, state: ClusterState) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        state: ClusterState,
+        *,
+        silent_s: Callable[[int], float],
+    ) -> None:
+        """`silent_s(broker)` is the time since a broker was heard."""
         self._metrics = environment.metrics
         self._state = state
+        self._silent_s = silent_s
         self._elections = self._metrics.counter("rayq_leader_elections_total")
         self._unclean = self._metrics.counter("rayq_unclean_leader_elections_total")
         self.end = self._metrics.add_source(self._measure)
@@ -82,6 +91,15 @@ class ControllerMetrics:
                 clean=not is_unclean, reason=reason,
             )  # fmt: skip
 
+    def heard_late(self, broker: int) -> None:
+        """Counts a heartbeat that came after more than half a session."""
+        self._metrics.counter("rayq_late_heartbeats_total", replica=broker).value += 1
+
+    def session_ended(self, broker: int, silent_s: float) -> None:
+        """Counts and logs the end of a session by silence."""
+        self._metrics.counter("rayq_sessions_ended_total", replica=broker).value += 1
+        log_event(logger, logging.WARNING, "session_ended", broker=broker, silent_s=silent_s)
+
     def warn_of_offline(self, reason: str) -> None:
         """Logs a line for each partition that no replica leads."""
         for topic, number, partition in self._state.all_partitions():
@@ -116,6 +134,8 @@ class ControllerMetrics:
         for broker in state.brokers:  # Counts start at 0, or Prometheus misses the first change.
             self._metrics.counter("rayq_isr_shrinks_total", replica=broker)
             self._metrics.counter("rayq_isr_expands_total", replica=broker)
+            self._metrics.counter("rayq_late_heartbeats_total", replica=broker)
+            self._metrics.counter("rayq_sessions_ended_total", replica=broker)
         live = sum(broker.live for broker in state.brokers.values())
         return [
             sample("rayq_active_brokers", live),
@@ -128,6 +148,11 @@ class ControllerMetrics:
             sample("rayq_reassigning_partitions", len(state.moving)),
             sample("rayq_remote_pins", len(state.pins)),
             sample("rayq_remote_garbage_topics", len(state.garbage)),
+            *(
+                sample("rayq_heartbeat_age_seconds", self._silent_s(number), replica=number)
+                for number, broker in state.brokers.items()
+                if broker.live
+            ),
         ]
 
 

@@ -44,7 +44,7 @@ class ControllerServer:
         self._brokers = list(brokers)
         identity = Identity(role="server", key=secret, cluster_id=cluster_id, broker=None)
         self._listening = ListeningClock(
-            environment.clock, config.heartbeat_interval_ms / 1000 / 2
+            environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
         self._pool = ConnectionPool(
             environment, identity, config, unheard_s=self._listening.unheard_s

@@ -87,7 +87,9 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._tick_interval_s = config.heartbeat_interval_ms / 1000 / 2
-        self._listening = ListeningClock(environment.clock, self._tick_interval_s)
+        self._listening = ListeningClock(
+            environment.clock, self._tick_interval_s, environment.metrics
+        )
         unheard_s = self._listening.unheard_s
         self._pool = ConnectionPool(
             environment, identity, config, keeps_alive=True, unheard_s=unheard_s
