@@ -165,6 +165,7 @@ class StandInBroker:
         self.keeper: MetadataKeeper | None = None
         self.commit_index = 0
         self.received_bytes = 0
+        self.received_snapshots = 0
         self.heard_s = 0.0
         """Time at which its last heartbeat was sent."""
         self.directory_id = f"{number:032d}"
@@ -231,6 +232,11 @@ class StandInBroker:
         self._process.kill()
         self._process = None
 
+    def stand_still(self, seconds: float) -> None:
+        assert self._process is not None
+        self._process.pause()
+        self._world.loop.call_later(seconds, self._process.resume)
+
     async def ask(self, request: messages.Request[messages.ResponseT]) -> messages.ResponseT:
         """Asks the controller, as code of its own process."""
         assert self._process is not None
@@ -280,6 +286,7 @@ class StandInBroker:
                 case messages.InstallMetadataSnapshot():
                     return self.keeper.install(request, payload)
         if isinstance(request, messages.InstallMetadataSnapshot):
+            self.received_snapshots += 1
             self._last_index = request.last_index
         elif isinstance(request, messages.AppendMetadata):
             if request.previous_index > self._last_index:

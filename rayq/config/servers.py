@@ -234,7 +234,8 @@ class ClusterConfig:
     takes 70 MB and most of a second to start."""
 
     metadata_snapshot_records: Positive = 10_000
-    """The number of records after which the metadata log is cut down to a snapshot."""
+    """The number of records after which the metadata log is cut down to a snapshot, once they take
+    as many bytes as the last one."""
 
     flush_checkpoint_bytes: PositiveBytes = 64 * MIB
     """The number of new bytes after which the recovery point moves: at most about this much is read

@@ -247,6 +247,11 @@ class MetadataLog:
     def snapshot_data(self) -> bytes | None:
         return None if self._snapshot is None else self._snapshot.data
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the entries behind the snapshot."""
+        return self._size
+
     def epoch_at(self, index: int) -> int | None:
         """The epoch of a record. None where it is unknown: inside the snapshot, or past the end."""
         if index == 0:

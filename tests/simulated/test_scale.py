@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from benchmarks import scale as large_cluster
 from benchmarks.scale import REAL, Scale
 from proving.simulation import World
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
+from rayq.actors.metadata.quorum import Quorum
 
 PARTITIONS = 300
 LOOKS_MAX = 8
@@ -72,3 +75,37 @@ def test_the_end_of_another_broker_costs_a_broker_what_they_share(
 
     with World(seed=1) as world:
         world.run(ending(Scale(world, 10, PARTITIONS)))
+
+
+def test_a_snapshot_costs_what_has_changed_and_goes_to_no_broker_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = dataclasses.replace(large_cluster.CONFIG, metadata_snapshot_records=1)
+    monkeypatch.setattr(large_cluster, "CONFIG", config)
+    first_bytes = 0
+    snapshots: list[int] = []
+    compact = Quorum.compact
+
+    def counted(self: Quorum, snapshot: bytes) -> None:
+        snapshots.append(len(snapshot))
+        compact(self, snapshot)
+
+    async def busy(scale: Scale) -> None:
+        await scale.start()
+        nonlocal first_bytes
+        first_bytes = int(1e6 * scale.rows[0].figure)
+        await scale.a_broker_joins()
+        monkeypatch.setattr(Quorum, "compact", counted)
+        other = scale.brokers[REAL + 3]
+        pushed_bytes, told = other.received_bytes, other.received_snapshots
+        for _ in range(8):
+            victim = await scale.end_of_a_broker()
+            other.stand_still(1.5)  # It is behind when the others have all.
+            await scale.return_of(victim)
+            await asyncio.sleep(1)
+        pushed_bytes = other.received_bytes - pushed_bytes
+        assert other.received_snapshots == told
+        assert 0 < len(snapshots) <= pushed_bytes / first_bytes + 1
+
+    with World(seed=1) as world:
+        world.run(busy(Scale(world, 10, PARTITIONS)))

@@ -513,7 +513,7 @@ class Controller:
                 voters = broker_changes.next_voters(self.state, self._heard())
                 if voters:
                     self._append(voters, "the voters are completed")
-                elif self._quorum.entry_count > self._config.metadata_snapshot_records:
+                elif self._quorum.wants_snapshot(self._config.metadata_snapshot_records):
                     self._quorum.compact(encode_records(self.state.snapshot()))
             is_quiet = self._quorum.commit_index == self._quorum.last_index
             if now_s > balance_s and is_quiet and not self._cluster_stops:

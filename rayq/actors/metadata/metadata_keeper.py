@@ -343,7 +343,8 @@ class MetadataKeeper:
             self.version = index
         self._on_applied(applied)
         self.changed.notify()
-        if self.version - self._log.first_index >= self._snapshot_records:
+        is_long = self.version - self._log.first_index >= self._snapshot_records
+        if is_long and self._log.size_bytes >= len(self._log.snapshot_data or b""):
             epoch = self._epoch_at(self.version)
             assert epoch is not None
             version = self.version

@@ -108,6 +108,8 @@ class Quorum:
         self.voters: tuple[Voter, ...] = ()
         self._snapshot: tuple[int, int, bytes] | None = None
         self._entries: list[Entry] = []
+        """The entries behind the snapshot, and those before its end that brokers still lack."""
+        self._bytes_behind_snapshot = 0
         self._peers: dict[int, _Peer] = {}
         self._greeters: list[asyncio.Task[None]] = []
         self._epoch_index = 0
@@ -267,6 +269,7 @@ class Quorum:
             if entries and answer.snapshot_index is not None:
                 self._snapshot = entries.pop(0)
                 self._entries.clear()
+                self._bytes_behind_snapshot = 0
             for entry in entries:
                 if entry[0] != self.last_index + 1:
                     raise ProtocolError(
@@ -274,6 +277,7 @@ class Quorum:
                         f"after record {self.last_index} it sent record {entry[0]}."
                     )
                 self._entries.append(entry)
+                self._bytes_behind_snapshot += len(entry[2])
             if answer.is_last:
                 return
             if self.last_index < first_index:
@@ -304,6 +308,7 @@ class Quorum:
         together = together and len(records) > 1
         for data in [encode_together(records)] if together else map(encode_record, records):
             self._entries.append((self.last_index + 1, self.epoch, data))
+            self._bytes_behind_snapshot += len(data)
         for record in records:
             if isinstance(record, VotersChanged):
                 self.voters = record.voters  # As in Raft: the newest set counts, committed or not.
@@ -369,14 +374,31 @@ class Quorum:
 
     def compact(self, snapshot: bytes) -> None:
         """Replaces the entries in memory by a snapshot of the state after all of them, which must
-        be committed."""
+        be committed. Brokers that answer get what they lack as entries, and not all of it again."""
         assert self.commit_index == self.last_index
         self._snapshot = (self.last_index, self._entries[-1][1], snapshot)
-        self._entries.clear()
+        self._bytes_behind_snapshot = 0
+        since_s = self._environment.clock.monotonic() - self._timeout_s
+        held = (
+            peer.next_index - 1 for peer in self._peers.values() if peer.acknowledged_s >= since_s
+        )
+        kept_from = min(held, default=self.last_index)
+        if kept_from == self.last_index:
+            self._entries.clear()
+        else:
+            del self._entries[: max(0, kept_from - self._entries[0][0])]
 
-    @property
-    def entry_count(self) -> int:
-        return len(self._entries)
+    def wants_snapshot(self, entries_min: int) -> bool:
+        """Returns whether everything is committed, and there are more than so many entries behind
+        the last snapshot, which take as many bytes: it costs what has changed since."""
+        index, size_bytes = (0, 0) if self._snapshot is None else (
+            self._snapshot[0], len(self._snapshot[2])
+        )
+        return (
+            self.commit_index == self.last_index
+            and self.last_index - index > entries_min
+            and self._bytes_behind_snapshot >= size_bytes
+        )
 
     def has_majority(self) -> bool:
         """Returns whether a majority of the voters answered within a session."""
@@ -442,9 +464,8 @@ class Quorum:
     async def _push(self, peer: _Peer) -> None:
         host, port = self._endpoint
         commit_index = self.commit_index
-        snapshot = self._snapshot
-        if snapshot is not None and peer.next_index <= snapshot[0]:
-            index, epoch, data = snapshot
+        if self._snapshot is not None and not self._has_epoch_of(peer.next_index - 1):
+            index, epoch, data = self._snapshot
             answer, _ = await self._pool.request(
                 peer.host,
                 peer.port,
@@ -495,6 +516,10 @@ class Quorum:
                 break
             chosen.append(entry)
         return chosen
+
+    def _has_epoch_of(self, index: int) -> bool:
+        is_entry = bool(self._entries) and index >= self._entries[0][0]
+        return is_entry or (self._snapshot is not None and index == self._snapshot[0])
 
     def _epoch_at(self, index: int) -> int:
         if index == 0:
