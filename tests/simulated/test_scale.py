@@ -15,7 +15,8 @@ from benchmarks.scale import REAL, Scale
 from proving.simulation import World
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
-from rayq.actors.metadata.quorum import Quorum
+from rayq.actors.metadata import quorum
+from rayq.actors.metadata.quorum import Quorum, encode_entries
 
 PARTITIONS = 300
 LOOKS_MAX = 8
@@ -109,3 +110,24 @@ def test_a_snapshot_costs_what_has_changed_and_goes_to_no_broker_that_answers(
 
     with World(seed=1) as world:
         world.run(busy(Scale(world, 10, PARTITIONS)))
+
+
+def test_what_all_brokers_are_sent_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded_bytes = 0
+
+    def encode(entries: Any) -> bytes:
+        nonlocal encoded_bytes
+        encoded_bytes += sum(len(data) for _, _, data in entries)
+        return encode_entries(entries)
+
+    async def ending(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        monkeypatch.setattr(quorum, "encode_entries", encode)
+        before = scale.brokers[REAL + 3].received_bytes
+        await scale.end_of_a_broker()
+        received_bytes = scale.brokers[REAL + 3].received_bytes - before
+        assert 0 < encoded_bytes < 2 * received_bytes
+
+    with World(seed=1) as world:
+        world.run(ending(Scale(world, 10, PARTITIONS)))

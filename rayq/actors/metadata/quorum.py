@@ -110,6 +110,9 @@ class Quorum:
         self._entries: list[Entry] = []
         """The entries behind the snapshot, and those before its end that brokers still lack."""
         self._bytes_behind_snapshot = 0
+        self._encoded: tuple[tuple[int, int], int, bytes] | None = None
+        """The last entries that were encoded: the index of the first and the end of the log at that
+        time, their number, their bytes. Most brokers are sent the same."""
         self._peers: dict[int, _Peer] = {}
         self._greeters: list[asyncio.Task[None]] = []
         self._epoch_index = 0
@@ -476,7 +479,7 @@ class Quorum:
             sent_commit_index, sent_index = -1, index
         else:
             previous_index = peer.next_index - 1
-            entries = self._entries_from(peer.next_index)
+            count, entries = self._encoded_from(peer.next_index)
             answer, _ = await self._pool.request(
                 peer.host,
                 peer.port,
@@ -488,10 +491,10 @@ class Quorum:
                     previous_epoch=self._epoch_at(previous_index),
                     commit_index=commit_index,
                 ),
-                encode_entries(entries),
+                entries,
                 timeout_s=self._timeout_s,
             )
-            sent_commit_index, sent_index = commit_index, previous_index + len(entries)
+            sent_commit_index, sent_index = commit_index, previous_index + count
         if not sent_index <= answer.last_index <= self.last_index:
             raise ProtocolError(
                 f"Broker {peer.broker} was sent the metadata log up to record {sent_index}, and "
@@ -504,6 +507,14 @@ class Quorum:
         peer.next_index = answer.last_index + 1
         peer.sent_commit_index = sent_commit_index
         self._advance()
+
+    def _encoded_from(self, index: int) -> tuple[int, bytes]:
+        """Number of the entries to send from `index` on, and their bytes."""
+        asked = (index, self.last_index)
+        if self._encoded is None or self._encoded[0] != asked:
+            entries = self._entries_from(index)
+            self._encoded = (asked, len(entries), encode_entries(entries))
+        return self._encoded[1:]
 
     def _entries_from(self, index: int) -> list[Entry]:
         if not self._entries:
