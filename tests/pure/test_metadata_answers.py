@@ -11,23 +11,26 @@ import pytest
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.core.cluster.records import (
     RECORDS,
+    AclDeleted,
     BrokerFenced,
     BrokerRemoved,
     BrokerUnfenced,
     MetadataRecord,
     PartitionChanged,
     PartitionValue,
+    PrincipalDeleted,
     QueueDeleted,
     RemoteGarbageRemoved,
     ReplicaGone,
     RequestDone,
     SnapshotUnpinned,
+    TokenRevoked,
     TopicCreated,
     TopicDeleted,
 )
 from rayq.core.cluster.state import ClusterState
 from tests.pure.test_cluster_state import registration
-from tests.pure.test_metadata_replay import MOVING, process
+from tests.pure.test_metadata_replay import ANNA_READS, MOVING, process
 from tests.pure.test_metadata_replay import RECORDS as FIRST
 
 LATER: list[MetadataRecord] = [
@@ -38,6 +41,9 @@ LATER: list[MetadataRecord] = [
     ReplicaGone("T", 0, 1, "1a"),
     process(0, "b", "T", 0),
     RequestDone("r3"),
+    TokenRevoked("anna", "01"),
+    AclDeleted(ANNA_READS),
+    PrincipalDeleted("ben"),
     SnapshotUnpinned("one", "T"),
     QueueDeleted("P", "T"),
     TopicDeleted("T"),

@@ -14,7 +14,11 @@ from rayq.errors import AuthorizationError
 from rayq.messages.acls import Acl
 from tests.wire.recorded_messages import example_of
 
-CLIENT_REQUESTS = [kind for kind in messages.REQUESTS.values() if kind.sent_by_clients]
+CLIENT_REQUESTS = [
+    kind
+    for kind in messages.REQUESTS.values()
+    if kind.sent_by_clients and kind.__module__.startswith("rayq.")
+]
 FREE = {
     "Metadata",  # It shows what the principal may describe.
     "DescribeQueues",

@@ -71,6 +71,7 @@ class Led:
         self.config = CONFIG | config
         self.pinned: int | None = None
         self.has_lease = True
+        self.in_sync = [(1, "1a")]
         self.begin(LEADER_EPOCH)
 
     def begin(self, leader_epoch: int) -> None:
@@ -98,10 +99,14 @@ class Led:
 
     def given(self) -> messages.PartitionAssignment:
         return messages.PartitionAssignment(
-            "t", TOPIC_ID, 0, self.config, 1, "1a", "h", 1, self.epoch, 1, None,
-            [(1, "1a")], [(1, "1a")], partitions=1,
+            "t", TOPIC_ID, 0, self.config, 1, "1a", "h", 1, self.epoch, len(self.in_sync), None,
+            self.in_sync, self.in_sync, partitions=1,
             remote=self.controller.pointer, pinned_offset=self.pinned,
         )  # fmt: skip
+
+    def another_is_in_sync(self) -> None:
+        self.in_sync = [*self.in_sync, (2, "2a")]
+        self.told()
 
     def told(self) -> None:
         """The metadata arrive."""
@@ -461,15 +466,22 @@ def test_sound_records_that_the_object_server_takes_for_damaged_end_no_replica()
 
 
 @pytest.mark.parametrize("segment", [0, 2])
-def test_damage_on_the_disk_is_not_stored_and_ends_the_replica(segment: int) -> None:
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_damage_on_the_disk_is_not_stored_and_ends_a_replica_that_is_not_alone(
+    segment: int, is_alone: bool
+) -> None:
     async def work(led: Led) -> None:
         await led.write(23)
         base_offset = led.log.log.local_segments()[segment].base_offset
         path = segment_path(led.log.log.directory, base_offset, LOG_SUFFIX)
         file = led.environment.disk.open(path)
         file.pwrite(bytes([file.pread(1, 200)[0] ^ 1]), 200)
+        if not is_alone:
+            led.another_is_in_sync()
         await led.look(5)
-        assert led.log.failure is not None and led.log.is_damaged
+        assert (led.log.failure is not None, led.log.is_damaged) == (not is_alone, not is_alone)
+        if is_alone:
+            assert "No other replica is in sync" in str(led.log.trouble)
         assert all(one.end <= base_offset for one in led.controller.moves)
 
     leading(work)

@@ -42,6 +42,14 @@ class AclTable:
         for acl in acls:
             self.add(acl)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AclTable) and self._acls == other._acls
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"AclTable({list(self)})"
+
     def __len__(self) -> int:
         return len(self._acls)
 
