@@ -22,7 +22,14 @@ from rayq.errors import (
     WrongClusterError,
     sentence,
 )
-from rayq.messages import AnyRequest, Change, ChangeResponse, Request, ResponseT
+from rayq.messages import (
+    AnyRequest,
+    Change,
+    ChangeResponse,
+    Request,
+    ResponseT,
+    ToGroupCoordinator,
+)
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -66,6 +73,8 @@ class BrokerClient:
         self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
         """Called when a one-way request was refused; it is not known which request it was."""
         self.pool = ConnectionPool(environment, identity, config, self._refused)
+        self._coordinators = ConnectionPool(environment, identity, config, self._refused)
+        """The connections to coordinators of groups: behind records a heartbeat would wait."""
         self._retries = RetryBudget(environment.clock)
         self._bootstrap = list(bootstrap)
         self._learned: dict[Address, None] = {}
@@ -85,6 +94,7 @@ class BrokerClient:
         if not self._closed:
             self._closed = True
             self.pool.close()
+            self._coordinators.close()
 
     def _refused(self, connection: Connection, error: RayqError) -> None:
         for listener in list(self.refusal_listeners):
@@ -132,7 +142,8 @@ class BrokerClient:
         answer and its payload."""
         self._check_open()
         try:
-            answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
+            pool = self._coordinators if isinstance(request, ToGroupCoordinator) else self.pool
+            answer = await pool.request(*address, request, payload, timeout_s=timeout_s)
         except (DisconnectedError, TimeoutError):
             self._failed_at.pop(address, None)
             self._failed_at[address] = self.now

@@ -11,7 +11,9 @@ from unittest import mock
 from rayq import messages
 from rayq.actors.controller.controller import Controller
 from rayq.actors.controller.server import ControllerServer
-from rayq.config import ClusterConfig
+from rayq.actors.replica.replica_host import ReplicaHost
+from rayq.client.consuming.async_consumer import AsyncConsumer
+from rayq.config import ClusterConfig, ConsumerConfig
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer
@@ -84,3 +86,31 @@ def test_a_brokers_heartbeats_do_not_share_a_connection_with_its_other_requests(
     with mock.patch.object(ControllerServer, "_handle", noted):
         play(script)
     assert heartbeats and others and not heartbeats & others
+
+
+def test_a_members_heartbeats_do_not_share_a_connection_with_its_records() -> None:
+    of_group: set[str] = set()
+    others: set[str] = set()
+    handle = ReplicaHost._handle
+
+    def noted(self: ReplicaHost, peer: Peer, request: messages.AnyRequest, data: Any) -> Any:
+        if peer.role == "client":
+            is_of_group = isinstance(request, messages.ToGroupCoordinator)
+            (of_group if is_of_group else others).add(peer.address)
+        return handle(self, peer, request, data)
+
+    async def script(stage: Stage) -> None:
+        async def consume() -> None:
+            consumer = AsyncConsumer(stage.client, ConsumerConfig(), ["t"], group="g")
+            while True:
+                await consumer.poll(1.0)
+
+        await stage.process.run(stage.admin.create_topic("t", 2, 3))
+        await stage.send("t", [b"x", b"y"])
+        stage.process.start(consume())
+        await stage.until(lambda: bool(of_group), "heartbeats")
+        await stage.pause(3)
+
+    with mock.patch.object(ReplicaHost, "_handle", noted):
+        play(script)
+    assert of_group and others and not of_group & others
