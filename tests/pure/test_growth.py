@@ -19,7 +19,7 @@ Decision = Callable[[ClusterState], list[MetadataRecord]]
 
 def state_with(others: int) -> ClusterState:
     """Brokers 0, 1 and 2 have topic t. The others have so many more partitions."""
-    state = cluster(5)
+    state = cluster(5, replicas_max=1000)
     create(state, partitions=4)
     run_replicas(state, 0, 1, 2)
     apply(state, [
@@ -44,11 +44,15 @@ def completed(state: ClusterState) -> list[MetadataRecord]:
     return reassignment.complete_moves(state, EVERYONE)
 
 
+def rebuilt(state: ClusterState) -> list[MetadataRecord]:
+    return reassignment.rebuild(state, {9})
+
+
 def voting(state: ClusterState) -> list[MetadataRecord]:
     return broker_changes.next_voters(state, EVERYONE)
 
 
-@pytest.mark.parametrize("decide", [fenced, balanced, completed, voting])
+@pytest.mark.parametrize("decide", [fenced, balanced, completed, rebuilt, voting])
 def test_a_decision_costs_what_it_concerns(decide: Decision) -> None:
     small, large = state_with(0), state_with(OTHERS)
     assert len(decide(small)) == len(decide(large))
@@ -75,3 +79,21 @@ def test_a_record_costs_the_same_in_a_large_cluster() -> None:
         return lines_run(lambda: [state.replay(record) for record in records])
 
     assert replayed(large) == replayed(small)
+
+
+def test_rebuilding_costs_no_plan_of_all_partitions_while_no_further_move_can_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reassignment, "REBUILDS_MAX", 1)
+    small, large = state_with(0), state_with(OTHERS)
+    for state in (small, large):
+        for record in fenced(state):
+            state.replay(record)
+        for record in reassignment.rebuild(state, {0}):
+            state.replay(record)
+        assert len(state.moving) == 1
+
+    def rebuilt_again(state: ClusterState) -> int:
+        return lines_run(lambda: reassignment.rebuild(state, {0}))
+
+    assert rebuilt_again(large) == rebuilt_again(small)

@@ -327,9 +327,14 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
     that adds a broker which is gone gets another target. A partition without a leader stays as it
     is: there is no replica to copy from, and it waits for the replicas that may hold acknowledged
     records."""
+    room = REBUILDS_MAX - len(state.moving)
+    moving = (partition.value for _, _, partition in state.found(state.moving))
+    if not any(broker in state.index.by_broker for broker in gone) or (
+        room <= 0 and all(set(gone).isdisjoint(value.target) for value in moving)
+    ):
+        return []  # Nothing can begin now: no plan of all partitions is needed.
     plan, _ = move_plans.replace(state.takers(), _placements(state), gone)
     records: list[MetadataRecord] = []
-    room = REBUILDS_MAX - len(state.moving)
     added: Counter[int] = Counter()
     for (topic_id, number), target in plan.items():
         value = state.topics[topic_id].partitions[number].value
