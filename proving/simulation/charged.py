@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from proving.simulation.faults import Faults
 from proving.simulation.owner import Owner
-from proving.simulation.process import Process
+from proving.simulation.process import Process, ProcessHost
 from proving.simulation.world import Host, World
 
 CHARGED_TIME = "charged-time"
@@ -24,7 +24,7 @@ BYTE_S = 1.5e-9
 events of servers in seeds with small values, and the medians of those with 60 to 700 KB, on a core
 of its own (CPython 3.11, 28 November 2026)."""
 
-SCALES = (10.0, 30.0, 60.0)
+SCALES = (5.0, 15.0, 40.0)
 """Choices of a seed for the cost of everything. A seed has few partitions and clients; it computes
 as much as one with this many times more."""
 CORES = (1, 2, 8)
@@ -48,8 +48,8 @@ class ChargedTime:
 
     def __init__(self, world: World, hosts: Collection[Host]) -> None:
         rng = world.new_random("charged time")
-        self.price_max = 0.0
-        """The highest price of computing that a process has paid, as a multiple of what was
+        self.prices_max: dict[ProcessHost, float] = {}
+        """The highest price of computing that was paid on each machine, as a multiple of what was
         measured."""
         self.scale = rng.choice(SCALES)
         self.cores = rng.choice(CORES)
@@ -70,7 +70,8 @@ class ChargedTime:
         return charge
 
     def _charge(self, process: Process) -> None:
-        price = self.scale * process.host.slowness
+        host = process.host
+        price = self.scale * host.slowness
         cost_s = price * (EVENT_S + BYTE_S * process.handled_bytes)
         process.handled_bytes = 0
         owed_s = self._owed_s.pop(process, 0.0) + cost_s
@@ -78,9 +79,9 @@ class ChargedTime:
             self._owed_s[process] = owed_s
             return
         now_s, busy_until = self._loop.time(), self._busy_until
-        busy = 1 + sum(busy_until.get(other, 0.0) > now_s for other in process.host.processes)
+        busy = 1 + sum(busy_until.get(other, 0.0) > now_s for other in host.processes)
         shared = max(1.0, busy / self.cores)
-        self.price_max = max(self.price_max, price * shared)
+        self.prices_max[host] = max(self.prices_max.get(host, 0.0), price * shared)
         busy_until[process] = now_s + owed_s * shared
         self._loop.block(process, owed_s * shared)
 

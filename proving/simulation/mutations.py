@@ -15,6 +15,7 @@ import msgspec
 import proving.simulation.mutations_groups  # registers its bugs
 import proving.simulation.mutations_metadata  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs
+import proving.simulation.mutations_overload  # registers its bugs
 import proving.simulation.mutations_queues  # registers its bugs
 import proving.simulation.mutations_sharing  # registers its bugs
 import proving.simulation.mutations_tiered  # registers its bugs

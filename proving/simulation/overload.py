@@ -16,7 +16,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults, Injection
 from proving.simulation.faults_processes import kill_a_host, kill_a_leader, kill_the_controller
 from proving.simulation.invariants import InvariantError, Invariants
-from proving.simulation.process import Process
+from proving.simulation.process import Process, ProcessHost
 from proving.simulation.server_view import incarnation_of, replicas_of
 from rayq.core.cluster.records import (
     BrokerFenced,
@@ -30,13 +30,19 @@ from rayq.records import TopicIdPartition
 ROUNDS_MAX = 2
 ROUND_S = (3.0, 8.0)
 DEATHS: tuple[Injection | None, ...] = (None, kill_a_host, kill_a_leader, kill_the_controller)
-PRICE_MAX = 500.0
+PRICE_MAX = 1500.0
 """The highest price of computing, as a multiple of what was measured, at which nothing that lives
 may lose its session: 7.5 ms for an event."""
 SESSION_MS_MIN = 3000
 """Sessions that are shorter may end by load: a seed may make them so short that all miss them."""
+LONG_STEP_SHARE = 0.3
+LONG_STEP_S = (2.5, 4.0)
+"""In some rounds the controller computes for so long at once, and then judges others."""
 ELECTIONS_PER_DEATH = 2
 """A partition whose leader dies gets another one, and then its preferred one again."""
+WORK_MAX = 3.0
+"""Maximum number of events in a second under load, as a multiple of those without: what is late is
+not asked for again and again."""
 CALM_S = 10.0
 """Maximum time until all replicas are in sync, once the load has gone."""
 QUIET_S = 5.0
@@ -59,16 +65,20 @@ class Overload:
         self._rng = cluster.world.new_random("overload")
         self._deaths: Counter[Injection] = Counter()
         self._elections: Counter[TopicIdPartition] = Counter()
+        self._events_per_s: list[float] = []
+        """Events of the world in each round."""
         self._is_on = False
         self._is_quiet = False
+        self._machines = [*cluster.hosts, cluster.controller_host]
+        self._judge = invariants.judge
         self._hear_too = invariants.on_record
         invariants.on_record = self._hear
         cluster.on_kill = self._check_kill
 
     async def run(self) -> None:
         """Raises InvariantError, or AssertionError where the cluster does not recover."""
-        cluster = self._cluster
-        self._charged.price_max = 0.0
+        cluster, world = self._cluster, self._cluster.world
+        self._charged.prices_max.clear()
         self._is_on = True
         for _ in range(self._rng.randint(1, ROUNDS_MAX)):
             await self._round()
@@ -78,38 +88,69 @@ class Overload:
             cluster.is_whole, "all replicas in sync after the load", limit_s=CALM_S
         )
         self._is_quiet = True
+        events, began_s = world.loop.events, world.now_s
         await asyncio.sleep(QUIET_S)
         self._is_on = False
+        self._check_work((world.loop.events - events) / (world.now_s - began_s))
+
+    def _check_work(self, events_per_s: float) -> None:
+        if max(self._events_per_s) > WORK_MAX * events_per_s:
+            raise InvariantError(
+                f"{max(self._events_per_s):.0f} events a second under load, and {events_per_s:.0f} "
+                "without: what is late is asked for too often"
+            )
 
     async def _round(self) -> None:
         rng, faults = self._rng, self._faults
-        machines = [*self._cluster.hosts, self._cluster.controller_host]
-        slow = rng.sample(machines, rng.choice((1, len(machines), rng.randint(1, len(machines)))))
+        most = len(self._machines)
+        slow = rng.sample(self._machines, rng.choice((1, most, rng.randint(1, most))))
         for host in slow:
             host.slowness = drawn_slowness(rng)
         named = ", ".join(f"{host.name} {host.slowness:.0f} times" for host in slow)
         faults.begin(f"load: {named} as slow")
-        ends_s = faults.world.now_s + rng.uniform(*ROUND_S)
+        events, began_s = faults.world.loop.events, faults.world.now_s
+        ends_s = began_s + rng.uniform(*ROUND_S)
         await asyncio.sleep(rng.uniform(0, 2.0))
         death = rng.choice(DEATHS)
-        if death is not None:
+        if rng.random() < LONG_STEP_SHARE:
+            self._take_a_long_step()
+        elif death is not None:
             self._deaths[death] += 1
             await death(faults)
         await asyncio.sleep(ends_s - faults.world.now_s)
         for host in slow:
             host.slowness = 1.0
+        passed_s = faults.world.now_s - began_s
+        self._events_per_s.append((faults.world.loop.events - events) / passed_s)
+
+    def _take_a_long_step(self) -> None:
+        """The voters may replace a controller that is silent meanwhile, as one that is dead."""
+        self._deaths[kill_the_controller] += 1
+        cluster, seconds = self._cluster, self._rng.uniform(*LONG_STEP_S)
+        servers = [*cluster.broker_of.items(), (cluster.controller_process, cluster.controller)]
+        for process, server in servers:
+            if (
+                process is not None
+                and process.alive
+                and server is not None
+                and server.controller_host.controller is not None
+            ):
+                self._faults.begin(f"{process.name} computes for {seconds:.1f} s at once")
+                cluster.world.loop.block(process, seconds)
 
     # --- the judge --------------------------------------------------------------------------------
 
-    def _is_judged(self) -> bool:
+    def _is_judged(self, *hosts: ProcessHost) -> bool:
+        """Returns whether computing was cheap enough on these machines for what is judged."""
         is_long = self._cluster.config.session_timeout_ms >= SESSION_MS_MIN
-        return self._is_on and is_long and self._charged.price_max <= PRICE_MAX
+        return self._is_on and is_long and self._price(*hosts) <= PRICE_MAX
+
+    def _price(self, *hosts: ProcessHost) -> float:
+        return max((self._charged.prices_max.get(host, 0.0) for host in hosts), default=0.0)
 
     def _hear(self, state: ClusterState, record: MetadataRecord) -> None:
         if self._hear_too is not None:
             self._hear_too(state, record)
-        if not self._is_judged():
-            return
         if isinstance(record, BrokerFenced):
             self._check_session(record)
         elif isinstance(record, EpochStarted):
@@ -118,23 +159,34 @@ class Overload:
             self._check_election(state, record)
 
     def _check_session(self, record: BrokerFenced) -> None:
+        """The price on the broker's own machine counts: a controller that is late judges nobody."""
         process = self._cluster.broker_processes[record.broker]
         broker = self._cluster.broker_of.get(process)
-        if process.alive and broker is not None and incarnation_of(broker) == record.incarnation:
+        is_gone = (
+            not process.alive or broker is None or incarnation_of(broker) != record.incarnation
+        )
+        if not is_gone and self._is_judged(process.host):
             raise InvariantError(
-                f"broker {record.broker} lives and lost its session by load, {self._price()}"
+                f"broker {record.broker} lives and lost its session by load, at "
+                f"{self._price(process.host):.0f} times the measured price"
             )
 
     def _check_controller(self, record: EpochStarted) -> None:
-        if not self._deaths[kill_the_controller] and not self._deaths[kill_a_host]:
+        deaths = self._deaths[kill_the_controller] + self._deaths[kill_a_host]
+        if not deaths and self._is_judged(*self._machines):
             raise InvariantError(
-                f"the controller lives and was replaced in epoch {record.epoch}, {self._price()}"
+                f"the controller lives and was replaced in epoch {record.epoch}, at "
+                f"{self._price(*self._machines):.0f} times the measured price"
             )
 
     def _check_kill(self, process: Process) -> None:
         host = self._cluster.replica_hosts.get(process)
-        if self._is_judged() and host is not None and replicas_of(host):
-            raise InvariantError(f"{process.name} lives and its broker killed it, {self._price()}")
+        if host is not None and replicas_of(host) and self._is_judged(process.host):
+            # Not raised: the code of its broker runs.
+            self._judge.fault = (
+                f"{process.name} lives and its broker killed it, at "
+                f"{self._price(process.host):.0f} times the measured price"
+            )
 
     def _check_election(self, state: ClusterState, record: PartitionChanged) -> None:
         value, key = record.value, (record.topic_id, record.partition)
@@ -145,11 +197,11 @@ class Overload:
         where = f"{state.topics[record.topic_id].name}-{record.partition}"
         if self._is_quiet and value.leader != value.replicas[0]:
             raise InvariantError(f"{where} gets another leader, {value.leader}, after the load")
-        if self._elections[key] > 1 + ELECTIONS_PER_DEATH * self._deaths.total():
+        deaths = self._deaths.total()
+        if self._elections[key] > 1 + ELECTIONS_PER_DEATH * deaths and self._is_judged(
+            *self._machines
+        ):
             raise InvariantError(
-                f"{where} has changed its leader {self._elections[key]} times, while "
-                f"{self._deaths.total()} processes died, {self._price()}"
+                f"{where} has changed its leader {self._elections[key]} times, while {deaths} "
+                f"processes died, at {self._price(*self._machines):.0f} times the measured price"
             )
-
-    def _price(self) -> str:
-        return f"at {self._charged.price_max:.0f} times the measured price"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proving.simulation.charged import ChargedTime, is_charged, slow_machine
+from proving.simulation.charged import ChargedTime, slow_machine
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults
 from proving.simulation.faults_disks import lose_a_disk
@@ -27,6 +27,7 @@ from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_metadata import MetadataWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
+from proving.simulation.workload_overload import OverloadWorkload
 from proving.simulation.workload_queue_moves import QueueMovesWorkload
 from proving.simulation.workload_swarm import SwarmWorkload
 from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
@@ -35,7 +36,6 @@ from proving.simulation.world import World
 from rayq.config import ClusterConfig
 from rayq.testing.checker import check
 
-FAULTS_MIN = 8
 RECOVERY_LIMIT_S = 60.0
 RECORDS_LIMIT_S = 240.0
 """A single producer whose every request waits for slow threads writes some ten records a second."""
@@ -82,6 +82,7 @@ SCENARIOS: dict[str, type[Workload]] = {
     "queues": QueueMovesWorkload,
     "tiered": TieredWorkload,
     "tiered-transactions": TieredTransactionWorkload,
+    "overload": OverloadWorkload,
 }
 
 
@@ -134,7 +135,7 @@ def _simulate(outcome: Outcome) -> None:
         invariants = Invariants(cluster)
         world.loop.observer = workload.observer(invariants)
         charged = None
-        if is_charged(outcome.seed, outcome.features):
+        if kind.is_charged(outcome.seed, outcome.features):
             charged = ChargedTime(world, [*cluster.hosts, cluster.controller_host])
             world.loop.observer = charged.observer(world.loop.observer)
         try:
@@ -213,7 +214,7 @@ async def _script(
     )
     outcome.faults = faults.log
     await faults.inject(begin_s + workload.heals_at_s)
-    while faults.count < FAULTS_MIN:
+    while faults.count < workload.faults_min:
         await faults.inject(world.now_s + 5.0)
     workload.calm_down()
     await faults.heal()

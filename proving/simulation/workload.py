@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from proving.simulation.charged import is_charged
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import Injection
@@ -71,6 +72,8 @@ class Workload:
     """The sync time of a seed's disks."""
     heals_at_s = 48.0
     """The end of the faults."""
+    faults_min = 8
+    """Minimum number of faults: they end no earlier."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         world = cluster.world
@@ -94,6 +97,11 @@ class Workload:
         """The scenario with what a seed settles before its world exists. `features` replace those
         that the seed would draw, in scenarios that draw any."""
         return cls
+
+    @classmethod
+    def is_charged(cls, seed: int, features: frozenset[str] | None) -> bool:
+        """Returns whether computing takes time in this seed."""
+        return is_charged(seed, features)
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""Load that comes and goes: nobody who lives loses a session by it, and all is well soon after."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulated.support import found_by, passing
+
+pytestmark = pytest.mark.timeout(1800)  # seeds run at low priority
+
+OVERLOAD = ("--scenario", "overload")
+
+
+def test_no_session_ends_by_load_and_all_is_well_once_it_has_gone() -> None:
+    assert "all passed" in passing(*OVERLOAD, "0:4")
+
+
+@pytest.mark.thorough
+def test_many_loads_come_and_go() -> None:
+    assert "all passed" in passing(*OVERLOAD, "4:40")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heartbeats_behind_data",
+        "session_ended_by_a_late_judge",
+        "election_repeated",
+        "retries_without_a_budget",
+    ],
+)
+def test_what_makes_load_grow_is_found_within_a_few_seeds(name: str) -> None:
+    assert found_by(name, "0:40")
