@@ -205,11 +205,15 @@ class QueueLeader:
         """True if the coordinator has refused locks of the last opening."""
         self._ended: RayqError | None = None
         self.takes = WaitingTakes(self._make_empty)
-        self.owners = LockOwners(on_gone=self._holders_gone, on_closed=self.takes.closed)
         self._listening = ListeningClock(
             self._environment.clock, data.replica_log.config.heartbeat_interval_ms / 1000 / 2
         )
         """The clock by which locks expire."""
+        self.owners = LockOwners(
+            on_gone=self._holders_gone,
+            on_closed=self.takes.closed,
+            unheard_s=self._listening.unheard_s,
+        )
         self._task = self._environment.tasks.spawn(self._run(), f"leads {self.where}")
 
     def reconfigure(self, queue: messages.QueueMetadata) -> None:

@@ -29,12 +29,18 @@ class LockOwners:
     """Liveness of the holders of locks: once a connection has been gone for a second, the locks of
     its holders are released (docs/protocol.md, the rules of queues). `on_gone(holders)` is called
     when some have had no connection for `GRACE_S`; `on_closed(peer's connection)` when a connection
-    ends."""
+    ends. `unheard_s()` is the time so far in which nobody could be heard, nor connect again
+    (`ListeningClock`)."""
 
     def __init__(
-        self, *, on_gone: Callable[[set[str]], None], on_closed: Callable[[Connection], None]
+        self,
+        *,
+        on_gone: Callable[[set[str]], None],
+        on_closed: Callable[[Connection], None],
+        unheard_s: Callable[[], float],
     ) -> None:
         self._on_gone = on_gone
+        self._unheard_s = unheard_s
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Connection, dict[str, None]] = {}
@@ -85,9 +91,19 @@ class LockOwners:
         self._connections.pop(connection, None)
         if left:
             self._left.update(dict.fromkeys(left, connection))
-            self._timers[connection] = self._loop.call_later(
-                GRACE_S, self._are_gone, connection, left
-            )
+            self._wait(GRACE_S, connection, left)
+
+    def _wait(self, wait_s: float, connection: Connection, left: list[str]) -> None:
+        self._timers[connection] = self._loop.call_later(
+            wait_s, self._have_waited, connection, left, self._unheard_s()
+        )
+
+    def _have_waited(self, connection: Connection, left: list[str], unheard_s: float) -> None:
+        longer_s = self._unheard_s() - unheard_s
+        if longer_s > 0.001:  # Else the clocks have been rounded.
+            self._wait(longer_s, connection, left)
+        else:
+            self._are_gone(connection, left)
 
     def _forget(self, connection: Connection, holder: str) -> bool:
         """Forgets a holder of a connection. Returns whether no other connection has named it."""
