@@ -11,7 +11,7 @@ from proving.simulation.planting import Patch, plants
 from rayq import messages
 from rayq.actors.controller.controller import Controller
 from rayq.actors.listening_clock import ListeningClock
-from rayq.backoff import Backoff
+from rayq.backoff import Backoff, RetryBudget
 from rayq.core.cluster import election
 
 OVERLOAD = "overload"
@@ -63,4 +63,7 @@ def election_repeated() -> list[Patch]:
 
 @plants("5", "requests that failed are repeated at once, and without end", OVERLOAD)
 def retries_without_a_budget() -> list[Patch]:
-    return [(Backoff, "next_s", lambda self: 0.0)]
+    return [
+        (Backoff, "next_s", lambda self: 0.0),
+        (RetryBudget, "take", lambda self: True),
+    ]
