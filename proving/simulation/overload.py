@@ -30,9 +30,9 @@ from rayq.records import TopicIdPartition
 ROUNDS_MAX = 2
 ROUND_S = (3.0, 8.0)
 DEATHS: tuple[Injection | None, ...] = (None, kill_a_host, kill_a_leader, kill_the_controller)
-PRICE_MAX = 1500.0
+PRICE_MAX = 1000.0
 """The highest price of computing, as a multiple of what was measured, at which nothing that lives
-may lose its session: 7.5 ms for an event."""
+may lose its session: 15 ms for an event."""
 SESSION_MS_MIN = 3000
 """Sessions that are shorter may end by load: a seed may make them so short that all miss them."""
 LONG_STEP_SHARE = 0.3
