@@ -43,7 +43,7 @@ ELECTIONS_PER_DEATH = 2
 WORK_MAX = 3.0
 """Maximum number of events in a second under load, as a multiple of those without: what is late is
 not asked for again and again."""
-CALM_S = 10.0
+CALM_S = 20.0
 """Maximum time until all replicas are in sync, once the load has gone."""
 QUIET_S = 5.0
 """After that no leader changes for so long, except that preferred replicas lead again."""
@@ -151,6 +151,8 @@ class Overload:
     def _hear(self, state: ClusterState, record: MetadataRecord) -> None:
         if self._hear_too is not None:
             self._hear_too(state, record)
+        if not self._is_on:
+            return
         if isinstance(record, BrokerFenced):
             self._check_session(record)
         elif isinstance(record, EpochStarted):
