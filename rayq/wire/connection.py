@@ -121,7 +121,7 @@ class Connection(FrameStream):
         unheard_s: Callable[[], float] = lambda: 0.0,
     ) -> Connection:
         """Connects and authenticates, within 5 s. `unheard_s()` is the time so far in which this
-        process could hear nobody: it counts for no time-out.
+        process could hear nobody: it counts for no time-out of a request.
 
         Raises DisconnectedError (there is no connection, or it broke; `__cause__` is a
         ConnectionRefusedError where no server listens), AuthenticationError, WrongClusterError,
@@ -132,11 +132,10 @@ class Connection(FrameStream):
             environment, host, port, identity, config, expect_broker, unheard_s
         )
         is_opened = False
-        deadline_s = asyncio.get_running_loop().time() + OPEN_TIMEOUT_S - unheard_s()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await environment.network.connect(host, port, lambda: connection)
-            failure = await connection._handshake_done(deadline_s)
+                failure = await asyncio.shield(connection._opened)
             if failure is not None:
                 raise failure
             is_opened = True
@@ -153,16 +152,6 @@ class Connection(FrameStream):
             if not is_opened:
                 connection.end(None)
         return connection
-
-    async def _handshake_done(self, deadline_s: float) -> RayqError | None:
-        """Waits for the end of the handshake. The deadline does not yet include the time in which
-        this process could hear nobody. Raises TimeoutError."""
-        while not self._opened.done():
-            left_s = deadline_s + self._unheard_s() - self._loop.time()
-            if left_s <= 0:
-                raise builtins.TimeoutError
-            await asyncio.wait((self._opened,), timeout=left_s)
-        return self._opened.result()
 
     # --- for callers ----------------------------------------------------------------------------
 

@@ -137,18 +137,13 @@ class Server:
         handler: Handler,
         config: ClusterConfig | None = None,
         gate: Gate | None = None,
-        *,
-        unheard_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`unheard_s()` is the time so far in which this process could hear nobody: it counts for
-        no handshake that takes too long."""
         assert identity.role == "server", "a server needs the cluster's secret"
         self.environment = environment
         self.identity = identity
         self.handler = handler
         self.config = config or ClusterConfig()
         self.gate = gate or NobodyKnown()
-        self.unheard_s = unheard_s
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
@@ -323,7 +318,6 @@ class _ServerStream(FrameStream):
         self.is_client = False
         """True if the peer has authenticated itself as a client."""
         self._handshake: ServerHandshake | None = None
-        self._unheard_s = server.unheard_s()
         self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._handshake_late
         )
@@ -369,12 +363,6 @@ class _ServerStream(FrameStream):
         self._handshake = ServerHandshake(server.identity, nonce, server.gate.credentials_of)
 
     def _handshake_late(self) -> None:
-        before_s, self._unheard_s = self._unheard_s, self._server.unheard_s()
-        if self._unheard_s > before_s:
-            self._handshake_timer = self._loop.call_later(
-                self._unheard_s - before_s, self._handshake_late
-            )
-            return
         self._server.refused(
             "closed %s: not authenticated within %g s", self.address, HANDSHAKE_TIMEOUT_S
         )

@@ -85,11 +85,9 @@ class Wire:
         handler: Handler | None = None,
         config: ClusterConfig | None = None,
         gate: Gate | None = None,
-        unheard_s: Callable[[], float] = lambda: 0.0,
     ) -> Server:
         server = Server(
-            self.environment(config), self.server_identity(), handler or echo, config, gate,
-            unheard_s=unheard_s,
+            self.environment(config), self.server_identity(), handler or echo, config, gate
         )
         await server.start("127.0.0.1", 0)
         self.opened.append(server)

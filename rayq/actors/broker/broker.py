@@ -115,7 +115,7 @@ class Broker:
         self._pool = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         self._heartbeats = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         """The connection for heartbeats: on that of all else they would wait behind it."""
-        self._server = Server(environment, identity, self._handle, config, unheard_s=unheard_s)
+        self._server = Server(environment, identity, self._handle, config)
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )

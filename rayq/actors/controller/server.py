@@ -46,9 +46,10 @@ class ControllerServer:
         self._listening = ListeningClock(
             environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
-        unheard_s = self._listening.unheard_s
-        self._pool = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
-        self._server = Server(environment, identity, self._handle, config, unheard_s=unheard_s)
+        self._pool = ConnectionPool(
+            environment, identity, config, unheard_s=self._listening.unheard_s
+        )
+        self._server = Server(environment, identity, self._handle, config)
         self._heard_s = self._listening.now_s()
         self.endpoint: Address = (host, 0)
         """Address at which others reach it, once it has started."""

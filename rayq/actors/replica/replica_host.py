@@ -114,7 +114,7 @@ class ReplicaHost:
             objects=self._objects,
             run_cleaner=run_cleaner,
         )
-        self._server = Server(environment, identity, self._handle, config, unheard_s=unheard_s)
+        self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
