@@ -57,7 +57,8 @@ from rayq.messages import (
 )
 from rayq.storage.batch import encode_batch, stamp
 from rayq.wire.authentication import Identity, client_key
-from rayq.wire.server import Peer, Server
+from rayq.wire.peer import Peer
+from rayq.wire.server import Server
 
 SECRET = b"only for this benchmark, 32 bytes"
 TOPIC = "speed"

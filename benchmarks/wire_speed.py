@@ -31,7 +31,8 @@ from rayq.messages import (
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.connection import Connection
 from rayq.wire.network import AsyncioNetwork
-from rayq.wire.server import Peer, Result, Server
+from rayq.wire.peer import Peer
+from rayq.wire.server import Result, Server
 
 KIB, MIB = 1024, 1024**2
 SECRET = bytes(32)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         QueueConfig,
         TopicConfig,
     )
-    from rayq.core.capacity import CapacityPlan
-    from rayq.core.capacity_check import CapacityCheck
+    from rayq.core.capacity.check import CapacityCheck
+    from rayq.core.capacity.plan import CapacityPlan
     from rayq.entry import connect, start
     from rayq.errors import (
         AlreadyCommittedError,
@@ -128,8 +128,8 @@ _HOMES = {
         "QueueConfig",
         "TopicConfig",
     ),
-    "rayq.core.capacity": ("CapacityPlan",),
-    "rayq.core.capacity_check": ("CapacityCheck",),
+    "rayq.core.capacity.plan": ("CapacityPlan",),
+    "rayq.core.capacity.check": ("CapacityCheck",),
     "rayq.entry": ("connect", "start"),
     "rayq.metrics": ("Sample",),
     "rayq.client.serialization": (

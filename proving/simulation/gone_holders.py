@@ -19,7 +19,7 @@ from proving.simulation.server_view import holders_of
 from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.waiting import LockOwners
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 PROMISED_S = 1.0
 """Time by docs/promises.md and rule 56; not the constant of the code that is judged."""

@@ -32,7 +32,8 @@ from rayq.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from rayq.wire.server import Peer, Result
+from rayq.wire.peer import Peer
+from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 StateT = TypeVar("StateT")

@@ -20,8 +20,8 @@ from rayq.cli.options import ClusterAddress, Json
 from rayq.cli.values import WrongUseError
 from rayq.client.cluster import Cluster
 from rayq.config import GIB, MIB
-from rayq.core.measured_costs import COUNTED_ON, MeasuredCosts, measured_costs
-from rayq.core.measured_load import Growth
+from rayq.core.capacity.measured_costs import COUNTED_ON, MeasuredCosts, measured_costs
+from rayq.core.capacity.measured_load import Growth
 from rayq.errors import DiskFullError
 from rayq.metrics import Sample
 from rayq.records import OffsetRange, TopicPartition

@@ -20,9 +20,9 @@ from rayq.cli.formats import InputError
 from rayq.cli.options import ClusterAddress, Json
 from rayq.cli.values import WrongUseError, duration_ms, once, rate_bytes_per_s, size_bytes
 from rayq.client.admin.capacity import CHECK_S, SECONDS_MAX, SECONDS_MIN
-from rayq.core.capacity import DAY_S, RANGES, CapacityPlan, Costs, Load, Machine, ResourceUse
-from rayq.core.capacity import plan as plan_capacity
-from rayq.core.capacity_check import CapacityCheck
+from rayq.core.capacity.check import CapacityCheck
+from rayq.core.capacity.plan import DAY_S, RANGES, CapacityPlan, Costs, Load, Machine, ResourceUse
+from rayq.core.capacity.plan import plan as plan_capacity
 from rayq.errors import InvalidRequestError
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kKMG]?)/s", re.ASCII)

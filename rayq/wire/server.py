@@ -7,14 +7,12 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment, Listener
 from rayq.errors import (
     AuthenticationError,
-    AuthorizationError,
     DisconnectedError,
     InvalidRequestError,
     OverloadedError,
@@ -30,7 +28,6 @@ from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
     NONCE_BYTES,
-    Credentials,
     Identity,
     Role,
     ServerHandshake,
@@ -40,6 +37,7 @@ from rayq.wire.descriptors import shares
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
+from rayq.wire.peer import Gate, NobodyKnown, Peer
 from rayq.wire.stream import FrameStream
 from rayq.wire.turns import Slice, Turns
 
@@ -78,44 +76,6 @@ IDLE_CHECKS_PER_LIMIT = 4
 
 Payload = Buffer | Sequence[Buffer]
 Result = Response | tuple[Response, Payload] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The other side of one connection: the client or server that sends the requests."""
-
-    role: Role
-    broker: int | None
-    """The broker id that a server gave in its handshake."""
-    address: str
-    closed: asyncio.Future[None] = field(compare=False, repr=False)
-    """Done when the connection has ended, whichever side ended it."""
-    room: AnswerRoom = field(compare=False, repr=False)
-    """A handler takes room here before it makes a large answer for a client."""
-    principal: str | None = None
-    """The principal whose rights the client has. None: a superuser, or a server."""
-    token_id: str | None = None
-    """Id of the token that the principal has proven. None: a server acts for it."""
-
-
-class Gate(Protocol):
-    """Decides which principals may connect, and what each may ask for."""
-
-    def credentials_of(self, principal: str) -> Credentials | None:
-        """The salt and valid tokens of a principal. None: there is none."""
-
-    def check(self, peer: Peer, request: AnyRequest) -> None:
-        """Raises AuthorizationError unless the peer's principal may send the request now."""
-
-
-class NobodyKnown:
-    """The gate of a server that knows no principals."""
-
-    def credentials_of(self, principal: str) -> Credentials | None:
-        return None
-
-    def check(self, peer: Peer, request: AnyRequest) -> None:
-        raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
 
 
 Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]

@@ -50,7 +50,8 @@ from rayq.storage.batch import (
 )
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
-from rayq.wire.server import Peer, Server
+from rayq.wire.peer import Peer
+from rayq.wire.server import Server
 from tests.client.fake_groups import FakeGroups
 from tests.client.fake_queues import FakeQueues
 from tests.client.fake_transaction_log import (

@@ -32,11 +32,7 @@ from rayq.records import TopicPartition
 from rayq.testing import LocalCluster
 from rayq.wire.authentication import key_of_token
 from rayq.wire.codec import ENCODER
-from rayq.wire.server import (
-    CLIENT_HEADER_BYTES_MAX,
-    REQUESTS_PER_TURN,
-    Server,
-)
+from rayq.wire.server import CLIENT_HEADER_BYTES_MAX, REQUESTS_PER_TURN, Server
 from tests.local.support import ask, client_identity, leader_endpoint
 
 COST_S_MAX = 1.0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.client.admin.admin import AsyncAdmin
-from rayq.core.capacity import BROKERS_MIN, RANGES, CapacityPlan, Costs, Load, Machine, plan
+from rayq.core.capacity.plan import BROKERS_MIN, RANGES, CapacityPlan, Costs, Load, Machine, plan
 from rayq.errors import InvalidRequestError
 
 WEEK_S = 7 * 86_400

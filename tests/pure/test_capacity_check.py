@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayq.core.capacity import CapacityPlan, Load, Machine, plan
-from rayq.core.capacity_check import CheckedFigure, check
-from rayq.core.measured_load import BrokerLoad, MeasuredLoad
+from rayq.core.capacity.check import CheckedFigure, check
+from rayq.core.capacity.measured_load import BrokerLoad, MeasuredLoad
+from rayq.core.capacity.plan import CapacityPlan, Load, Machine, plan
 from rayq.records import TopicPartition
 
 LOAD = Load(records_per_s=10_000, record_bytes=1000, retention_s=86_400, skew=1)

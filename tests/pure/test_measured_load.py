@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.core.capacity import Costs, Load, plan
-from rayq.core.measured_costs import COUNTED_ON, measured_costs
-from rayq.core.measured_load import Growth, measured_load
+from rayq.core.capacity.measured_costs import COUNTED_ON, measured_costs
+from rayq.core.capacity.measured_load import Growth, measured_load
+from rayq.core.capacity.plan import Costs, Load, plan
 from rayq.errors import DisconnectedError
 from rayq.metrics import CATALOGUE, SECONDS_BOUNDS, Sample
 from rayq.records import TopicPartition

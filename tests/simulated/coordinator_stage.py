@@ -21,7 +21,7 @@ from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 EPOCH = 8
 """The leader epoch of the coordinator's partition."""

@@ -17,7 +17,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.messages.transaction_ids import make_family
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 from tests.simulated.coordinator_stage import EPOCH, Led, leading
 
 WHERE = ("offsets", 0, EPOCH)

@@ -17,8 +17,9 @@ from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSAC
 from rayq.errors import RayqError, TimeoutError
 from rayq.storage.data_directory import DataDirectory, format_directory, read_secret
 from rayq.wire.authentication import Identity, client_key
+from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Peer, Server
+from rayq.wire.server import Server
 from tests.simulated.followed import LEADER_EPOCH, assignment
 from tests.storage.support import make_batch
 

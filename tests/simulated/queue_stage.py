@@ -23,7 +23,7 @@ from rayq.records import Headers
 from rayq.storage.batch import decode_columns, due_header, encode_batch, split_batches
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 TICK_S = 0.25
 Lock = tuple[int, int, int]

@@ -15,8 +15,8 @@ from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ClusterConfig, ConsumerConfig
 from rayq.wire.authentication import Identity
+from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Peer
 from tests.simulated.staged import Stage, play
 
 INTERVAL_S = ClusterConfig().heartbeat_interval_ms / 1000

@@ -7,7 +7,7 @@ import asyncio
 from proving.simulation import World
 from rayq.actors.queues.waiting import GRACE_S, LockOwners
 from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 
 def test_time_in_which_nobody_could_connect_again_is_added_to_the_grace_of_a_holder() -> None:

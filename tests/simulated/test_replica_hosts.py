@@ -21,7 +21,8 @@ from rayq.errors import (
 )
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire.connection import SILENT_PEER_S
-from rayq.wire.server import Peer, Server
+from rayq.wire.peer import Peer
+from rayq.wire.server import Server
 from tests.simulated.followed import LEADER_EPOCH
 from tests.simulated.played_broker import (
     CLUSTER_ID,

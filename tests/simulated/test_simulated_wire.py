@@ -12,8 +12,9 @@ from proving.simulation import ProcessDied, World
 from rayq.errors import RayqError
 from rayq.messages import AnyRequest, CheckRange, Done
 from rayq.wire.authentication import Identity, client_key
+from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Peer, Server
+from rayq.wire.server import Server
 
 SECRET = b"s" * 32
 PORT = 9392

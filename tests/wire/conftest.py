@@ -33,7 +33,8 @@ from rayq.wire.frames import (
     encode_head,
 )
 from rayq.wire.network import AsyncioNetwork
-from rayq.wire.server import Gate, Handler, Peer, Server
+from rayq.wire.peer import Gate, Peer
+from rayq.wire.server import Handler, Server
 
 SECRET = b"the cluster's own secret, 32 byte"
 TEST_TIMEOUT_S = 120.0

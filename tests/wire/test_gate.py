@@ -13,8 +13,8 @@ import pytest
 from rayq.errors import AuthenticationError, AuthorizationError, DisconnectedError
 from rayq.messages import AnyRequest, Fetch, FetchResponse, Produce
 from rayq.wire.authentication import Credentials, Identity, ValidToken
+from rayq.wire.peer import Peer
 from rayq.wire.scram import client_keys
-from rayq.wire.server import Peer
 from rayq.wire.tokens import PrincipalToken, draw_token
 
 SALT = b"0123456789abcdef"

@@ -42,7 +42,7 @@ from rayq.errors import InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.wire.metadata_pages import all_pages
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,8 @@ from rayq.errors import (
     UnknownQueueError,
 )
 from rayq.metrics import Sample
-from rayq.wire.server import Peer, Result
+from rayq.wire.peer import Peer
+from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.metrics import Sample
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rayq import messages
 from rayq.environment import Buffer
 from rayq.errors import RayqError
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 GRACE_S = 1.0
 """Time that a holder may be without a connection: it reconnects within it, and says so."""

@@ -43,7 +43,7 @@ from rayq.logs import log_event
 from rayq.messages.transaction_ids import is_transactional
 from rayq.metrics import Sample
 from rayq.storage.batch import BatchHeader, Marker
-from rayq.wire.server import Peer
+from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.timeouts import takes_timeout
-from rayq.core.capacity import CapacityPlan, Costs, Load, Machine, plan
-from rayq.core.capacity_check import CapacityCheck, check
-from rayq.core.measured_load import measured_load
+from rayq.core.capacity.check import CapacityCheck, check
+from rayq.core.capacity.measured_load import measured_load
+from rayq.core.capacity.plan import CapacityPlan, Costs, Load, Machine, plan
 from rayq.errors import InvalidRequestError
 
 CHECK_S = 10.0

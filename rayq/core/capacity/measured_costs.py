@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayq.core.capacity import RANGES
-from rayq.core.measured_load import Growth
+from rayq.core.capacity.measured_load import Growth
+from rayq.core.capacity.plan import RANGES
 from rayq.metrics import Sample, merged
 
 COUNTED_ON = 0.6

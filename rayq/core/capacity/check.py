@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rayq.core.capacity import CapacityPlan, ResourceUse
-from rayq.core.measured_load import BrokerLoad, MeasuredLoad
+from rayq.core.capacity.measured_load import BrokerLoad, MeasuredLoad
+from rayq.core.capacity.plan import CapacityPlan, ResourceUse
 
 LEAST = ("brokers", "partitions", "disk size")
 """The figures of which the plan needs at least so much. Of others it allows at most so much."""

@@ -1,0 +1,50 @@
+"""The other side of a connection to a server, and the gate that decides what it may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rayq.errors import AuthorizationError
+from rayq.messages import AnyRequest
+from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.authentication import Credentials, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other side of one connection: the client or server that sends the requests."""
+
+    role: Role
+    broker: int | None
+    """The broker id that a server gave in its handshake."""
+    address: str
+    closed: asyncio.Future[None] = field(compare=False, repr=False)
+    """Done when the connection has ended, whichever side ended it."""
+    room: AnswerRoom = field(compare=False, repr=False)
+    """A handler takes room here before it makes a large answer for a client."""
+    principal: str | None = None
+    """The principal whose rights the client has. None: a superuser, or a server."""
+    token_id: str | None = None
+    """Id of the token that the principal has proven. None: a server acts for it."""
+
+
+class Gate(Protocol):
+    """Decides which principals may connect, and what each may ask for."""
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        """The salt and valid tokens of a principal. None: there is none."""
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        """Raises AuthorizationError unless the peer's principal may send the request now."""
+
+
+class NobodyKnown:
+    """The gate of a server that knows no principals."""
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        return None
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
