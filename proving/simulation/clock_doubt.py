@@ -58,5 +58,6 @@ def _most_ahead_s(host: Host, since_s: float, until_s: float) -> float:
         if time_s >= since_s:
             most_s = max(most_s, ahead_s)
         offset_s, last_s = offset_ms / 1000, time_s
-        ahead_s = min(ahead_s, offset_s)
+        # A process that begins now believes its clock, whatever those before it still catch up.
+        ahead_s = offset_s if offset_s <= 0 else min(ahead_s, offset_s)
     return most_s

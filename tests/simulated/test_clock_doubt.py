@@ -66,3 +66,21 @@ def test_who_began_in_a_leap_is_not_judged() -> None:
         assert most_aged_s([host], host, world.now_s, world.now_s + 1) == float("inf")
 
     play(work)
+
+
+def test_who_begins_after_a_clock_was_behind_follows_a_leap_as_anybody() -> None:
+    async def work(world: World, host: Host) -> None:
+        host.jump_clock(-1_200_000)
+        await asyncio.sleep(0.5)
+        host.jump_clock(1_200_000)
+        await asyncio.sleep(8)
+        watch = ClockWatch(host.processes[0].environment.clock)
+        since_s, dated_ms = world.now_s, watch.latest_ms()
+        await asyncio.sleep(NOTICED_S)
+        watch.look()
+        host.jump_clock(1_200_000)
+        await asyncio.sleep(NOTICED_S)
+        aged_s = (watch.now_ms() - dated_ms) / 1000
+        assert 12 < aged_s <= most_aged_s([host], host, since_s, world.now_s) + 0.001
+
+    play(work)
