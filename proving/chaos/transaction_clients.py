@@ -169,4 +169,6 @@ def cut(life: Life, cluster: Cluster) -> None:
             life.note("failed", f"{type(error).__name__}: {error}")
             continue
         life.note("cut", values)
-        time.sleep(1.0 + len(values) / CUT_RECORDS_PER_S)
+        next_s = time.monotonic() + 1.0 + len(values) / CUT_RECORDS_PER_S
+        while not life.is_ending and time.monotonic() < next_s:
+            time.sleep(0.1)
