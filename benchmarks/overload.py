@@ -1,5 +1,5 @@
-"""What a change costs many brokers on a machine that is too small, and whether overload ends
-sessions of brokers that live.
+"""Cost of a change for many brokers on a machine that is too small, and the sessions of live
+brokers that overload ends.
 
     python -m benchmarks.overload [--brokers 30] [--partitions 500] [--busy 3] [--runs 1]
 
@@ -37,7 +37,7 @@ POLL_S = 0.02
 
 
 class Changes(logging.Handler):
-    """What the controller logs of partitions and sessions."""
+    """The lines that the controller logs of partitions and sessions."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""What a large cluster costs its controller and its brokers.
+"""Costs of a large cluster for its controller and its brokers.
 
     python -m benchmarks.scale [brokers] [partitions] [--json FILE]
 

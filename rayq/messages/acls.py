@@ -37,8 +37,12 @@ SUPERUSER = "superuser"
 
 PRINCIPAL_NAME = r"[A-Za-z0-9._@:/+-]+"
 """Pattern of a principal's name: also an email address, or the URI of a workload's certificate."""
+PRINCIPAL_NAME_LENGTH_MAX = 249
 PrincipalName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=249, pattern=f"^{PRINCIPAL_NAME}$")
+    str,
+    msgspec.Meta(
+        min_length=1, max_length=PRINCIPAL_NAME_LENGTH_MAX, pattern=f"^{PRINCIPAL_NAME}$"
+    ),
 ]
 
 

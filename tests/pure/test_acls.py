@@ -1,4 +1,4 @@
-"""What ACLs decide: equal to a naive oracle, and never open by mistake."""
+"""The decisions of ACLs: equal to a naive oracle, and never open by mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTS = ["*", "10.0.0.1", "10.0.0.2"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 ASKED = st.tuples(
     st.sampled_from(["anna", "ben"]),
-    st.sampled_from([one for one in OPERATIONS if one != "all"]),
+    st.sampled_from([operation for operation in OPERATIONS if operation != "all"]),
     st.sampled_from(["topic", "group"]),
     st.sampled_from(NAMES[:-1]),
     st.sampled_from(HOSTS[1:]),

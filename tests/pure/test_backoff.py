@@ -31,7 +31,7 @@ class Client:
         return self.now_s
 
     def taken(self, count: int = 1000) -> int:
-        """How many of so many repetitions it may make now."""
+        """Number of repetitions, of so many, that it may make now."""
         return sum(self.budget.take() for _ in range(count))
 
 

@@ -165,7 +165,7 @@ def tried(load: Load, machine: Machine, costs: Costs | None = None) -> CapacityP
 
 
 def is_no_easier(before: CapacityPlan | None, after: CapacityPlan | None) -> bool:
-    """Whether what did not fit does not fit, and what fits has no fewer brokers."""
+    """Returns whether a load that did not fit still does not, and one that fits has no fewer brokers."""
     return after is None or (before is not None and before.brokers <= after.brokers)
 
 

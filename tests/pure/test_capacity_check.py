@@ -45,19 +45,19 @@ def cluster(*brokers: BrokerLoad, **changes: Any) -> MeasuredLoad:
 
 
 def figure(what: str, measured: MeasuredLoad, planned: CapacityPlan = PLAN) -> CheckedFigure:
-    (found,) = (one for one in check(planned, measured).figures if one.what == what)
-    return found
+    figures = {checked.what: checked for checked in check(planned, measured).figures}
+    return figures[what]
 
 
 def over(measured: MeasuredLoad, planned: CapacityPlan = PLAN) -> list[str]:
-    return [figure.what for figure in check(planned, measured).over]
+    return [checked.what for checked in check(planned, measured).over]
 
 
 def test_a_cluster_as_it_was_planned_is_within_its_plan() -> None:
     found = check(PLAN, cluster())
     assert found.is_within and found.over == () and found.unknown == ()
-    assert [one.share for one in found.figures] == sorted(
-        (one.share for one in found.figures), reverse=True
+    assert [checked.share for checked in found.figures] == sorted(
+        (checked.share for checked in found.figures), reverse=True
     )
     assert found.next is not None and found.next.what == "written"
     assert found.next.share == pytest.approx(9 / 20)
@@ -124,7 +124,7 @@ def test_too_few_brokers_are_over_and_never_what_comes_next() -> None:
 
 def test_no_broker_at_all_is_over_everything_that_it_needs() -> None:
     none = check(PLAN, dataclasses.replace(cluster(), brokers=()))
-    assert "brokers" in [one.what for one in none.over]
+    assert "brokers" in [checked.what for checked in none.over]
     assert math.isinf(none.over[0].share)
     alone = cluster(broker(0))
     assert "brokers" in over(alone)
@@ -140,4 +140,4 @@ def test_what_servers_do_not_tell_is_said_and_is_no_reason_to_be_within() -> Non
     silent = cluster(broker(0), broker(1), broker(2), broker(3, cores=None, memory_bytes=None))
     found = check(PLAN, silent)
     assert sorted(found.unknown) == ["cores", "memory"]
-    assert {one.what for one in found.figures}.isdisjoint({"cores", "memory"})
+    assert {checked.what for checked in found.figures}.isdisjoint({"cores", "memory"})

@@ -14,6 +14,7 @@ from rayq.actors.controller.server import ControllerServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.config import ClusterConfig, ConsumerConfig
+from rayq.errors import StaleBrokerError
 from rayq.wire.authentication import Identity
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
@@ -65,6 +66,26 @@ def test_a_heartbeat_leaves_in_each_interval_whatever_became_of_those_before() -
     assert set(heard_s) == {0, 1, 2}
     for times_s in heard_s.values():
         assert max(later - sooner for sooner, later in pairwise(times_s)) < INTERVAL_S + 0.1
+
+
+def test_a_broker_that_is_never_let_in_asks_now_and_then() -> None:
+    asked: list[int] = []
+    handle = Controller.handle
+
+    async def script(stage: Stage) -> None:
+        async def lets_nobody_in(self: Controller, request: messages.AnyRequest) -> Any:
+            if isinstance(request, (messages.BrokerHeartbeat, messages.RegisterBroker)):
+                asked.append(request.broker)
+                raise StaleBrokerError("It is an old copy.")
+            return await handle(self, request)
+
+        await stage.pause(2)
+        with mock.patch.object(Controller, "handle", lets_nobody_in):
+            await stage.pause(5)
+
+    play(script)
+    # Without a pause they were 260, until the controller had lost its voters.
+    assert 3 < len(asked) < 100, len(asked)
 
 
 def test_a_brokers_heartbeats_do_not_share_a_connection_with_its_other_requests() -> None:

@@ -297,7 +297,8 @@ class Broker:
                 continue
             is_told = False
             if self._registered_epoch is None:
-                if not await self._try(self._register):
+                await self._try(self._register)
+                if self._registered_epoch is None:
                     await self.metadata.changed.wait(RETRY_S)
                 continue
             due_s = self._environment.clock.monotonic() + interval_s

@@ -30,6 +30,7 @@ from rayq.messages.acls import (
     ANY,
     CLUSTER,
     PRINCIPAL_NAME,
+    PRINCIPAL_NAME_LENGTH_MAX,
     SUPERUSER,
     Acl,
     Operation,
@@ -42,7 +43,6 @@ TOKENS_MAX = 8
 """Maximum number of valid tokens of a principal: a proof is tried with each."""
 ACLS_MAX = 100_000
 """Maximum number of ACLs of a cluster."""
-NAME_LENGTH_MAX = 249
 
 OPERATIONS: dict[ResourceType, tuple[Operation, ...]] = {
     "cluster": ("create", "alter", "describe", "alter_configs", "describe_configs"),
@@ -66,10 +66,10 @@ def create_principal(
     """Creates a principal. Raises InvalidRequestError for an illegal or reserved name,
     PrincipalExistsError, PrincipalLimitError."""
     name = request.name
-    if not re.fullmatch(PRINCIPAL_NAME, name) or len(name) > NAME_LENGTH_MAX:
+    if not re.fullmatch(PRINCIPAL_NAME, name) or len(name) > PRINCIPAL_NAME_LENGTH_MAX:
         raise InvalidRequestError(
-            f"{name[:NAME_LENGTH_MAX]!r} is not a legal name of a principal: use 1 to "
-            f"{NAME_LENGTH_MAX} letters, digits and characters of '._@:/+-'."
+            f"{name[:PRINCIPAL_NAME_LENGTH_MAX]!r} is not a legal name of a principal: use 1 to "
+            f"{PRINCIPAL_NAME_LENGTH_MAX} letters, digits and characters of '._@:/+-'."
         )
     if name == SUPERUSER:
         raise InvalidRequestError(
