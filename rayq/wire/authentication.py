@@ -68,6 +68,10 @@ Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_B
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 ShortName = Annotated[str, msgspec.Meta(max_length=64)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=255)]
+CLIENT_ID_LENGTH_MAX = 64
+ClientId = Annotated[
+    str, msgspec.Meta(max_length=CLIENT_ID_LENGTH_MAX, pattern=r"^[^\x00-\x1f\x7f]*$")
+]
 
 
 def client_key(secret: bytes) -> bytes:
@@ -132,6 +136,8 @@ class Identity:
     """The token of a client that is no superuser; its `key` is then not used."""
     acts_for: str | None = None
     """The principal for which a server opens the connection, and whose rights it then has."""
+    client_id: str = ""
+    """A name that the client gives itself, for quotas and for people. Nothing proves it."""
 
     def handshake_key(self, role: Role) -> bytes:
         """The key of both proofs in a handshake whose client has this `role`."""
@@ -152,11 +158,13 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
 
 
 class NamedHello(Hello, frozen=True):
-    """Hello of a client that is a principal, or of a server that acts for one. (Others send
-    `Hello`, as older clients do. An older server passes over the further fields.)"""
+    """Hello of a client that is a principal or names itself, or of a server that acts for a
+    principal. (Others send `Hello`, as older clients do. An older server passes over the further
+    fields.)"""
 
     principal: PrincipalName | None = None
     acts_for: PrincipalName | None = None
+    client_id: ClientId = ""
 
 
 class Challenge(msgspec.Struct, array_like=True, frozen=True):
@@ -245,10 +253,12 @@ class ClientHandshake:
             broker=identity.broker,
             expect_broker=expect_broker,
         )
-        if token is not None or identity.acts_for is not None:
-            principal = None if token is None else token.principal
+        if token is not None or identity.acts_for is not None or identity.client_id:
             hello = NamedHello(
-                **msgspec.structs.asdict(hello), principal=principal, acts_for=identity.acts_for
+                **msgspec.structs.asdict(hello),
+                principal=None if token is None else token.principal,
+                acts_for=identity.acts_for,
+                client_id=identity.client_id,
             )
         self._hello = ENCODER.encode(hello)
         self._transcript: tuple[bytes, ...] = (self._hello,)

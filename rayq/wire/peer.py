@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rayq.errors import AuthorizationError
 from rayq.messages import AnyRequest
+from rayq.messages.acls import SUPERUSER
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import Credentials, Role
 
@@ -28,16 +29,27 @@ class Peer:
     """The principal whose rights the client has. None: a superuser, or a server."""
     token_id: str | None = None
     """Id of the token that the principal has proven. None: a server acts for it."""
+    client_id: str = ""
+    """The name that the client gave itself. Nothing proves it."""
+    grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    """What the gate has granted on this connection, for the gate alone."""
+
+    @property
+    def who(self) -> str:
+        """Name for people of whoever asks."""
+        return SUPERUSER if self.principal is None else self.principal
 
 
 class Gate(Protocol):
     """Decides which principals may connect, and what each may ask for."""
 
     def credentials_of(self, principal: str) -> Credentials | None:
-        """The salt and valid tokens of a principal. None: there is none."""
+        """The salt and valid tokens of a principal. None: there is none. May raise a retriable
+        RayqError."""
 
     def check(self, peer: Peer, request: AnyRequest) -> None:
-        """Raises AuthorizationError unless the peer's principal may send the request now."""
+        """Raises AuthorizationError unless the peer's principal may send the request now, or a
+        retriable RayqError while nobody can say. Never called for a superuser or a server."""
 
 
 class NobodyKnown:

@@ -362,6 +362,7 @@ class _ServerStream(FrameStream):
             self._room,
             handshake.principal,
             handshake.token_id,
+            handshake.hello.client_id,
         )
         self.is_client = handshake.role == "client"
         if self.is_client:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rayq.errors import (
     AuthenticationError,
     ConfigError,
+    ProtocolError,
     RayqError,
     UnsupportedVersionError,
 )
@@ -160,10 +161,35 @@ def test_who_names_no_principal_sends_what_older_versions_send() -> None:
     assert theirs.challenge(ours.hello()) == ENCODER.encode(Challenge(1, b"2" * 32))
 
 
+def test_a_client_may_name_itself() -> None:
+    named = dataclasses.replace(holder_of(NEW), client_id="orders of Łódź")
+    hello = exchange(named).hello
+    assert hello is not None and hello.client_id == "orders of Łódź"
+    superuser = Identity(
+        role="client", key=client_key(SECRET), cluster_id=None, broker=None, client_id="c"
+    )
+    theirs = exchange(superuser)
+    assert theirs.hello is not None
+    assert (theirs.principal, theirs.hello.client_id) == (None, "c")
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "a\nb", "\x7f", "\x00"])
+def test_a_client_id_that_is_long_or_no_text_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        exchange(dataclasses.replace(holder_of(NEW), client_id=name))
+
+
 def test_the_longest_name_fits_its_frame() -> None:
     name = "x" * 249
     ours = ClientHandshake(
-        Identity(role="server", key=SECRET, cluster_id="c" * 64, broker=2**31 - 1, acts_for=name),
+        Identity(
+            role="server",
+            key=SECRET,
+            cluster_id="c" * 64,
+            broker=2**31 - 1,
+            acts_for=name,
+            client_id="\U0001d54f" * 64,
+        ),
         b"1" * 32,
         2**31 - 1,
     )

@@ -7,7 +7,7 @@ so that a refusal tells nothing about that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
@@ -47,7 +47,7 @@ def needed_by(request: messages.AnyRequest, names: Names) -> Iterator[Needed]:
             named = names.queue_name(named)
         if named is not None:
             yield Needed(right.operation, right.resource_type, named)
-    more = _BY_CONTENT.get(type(request))
+    more = NEEDED_BY_CONTENT.get(type(request))
     if more is not None:
         yield from more(request, names)
 
@@ -57,7 +57,12 @@ def check_rights(
 ) -> None:
     """Raises AuthorizationError unless the named principal may send the request from this host."""
     assert request.rights is not None, type(request).__name__
-    for needed in needed_by(request, names):
+    check_needed(acls, principal, host, needed_by(request, names))
+
+
+def check_needed(acls: AclTable, principal: str, host: str, all_needed: Iterable[Needed]) -> None:
+    """Raises AuthorizationError unless the named principal may do all of it from this host."""
+    for needed in all_needed:
         verdict = acls.decide(principal, *needed, host)
         if not verdict.is_allowed:
             raise _refusal(principal, needed, verdict.acl)
@@ -131,7 +136,7 @@ def _owns_its_topic(config: Mapping[str, object]) -> bool:
     return config.get("retention", "topic") != "topic"
 
 
-_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterator[Needed]]] = {
+NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterator[Needed]]] = {
     messages.CommitOffsets: _commit_offsets,
     messages.SetGroupOffsets: _set_group_offsets,
     messages.GroupHeartbeat: _group_heartbeat,
@@ -139,3 +144,4 @@ _BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterator[Nee
     messages.CreateQueue: _create_queue,
     messages.AlterQueue: _alter_queue,
 }
+"""What the content of a request needs, beside the rights of its class."""

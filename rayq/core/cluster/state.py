@@ -231,6 +231,24 @@ class ClusterState:
         queues = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
         return sorted(queues, key=lambda queue: queue.name)
 
+    # --- names, as `rayq.core.access.rights` asks for them -----------------------------------
+
+    def topic_name(self, topic_id: str) -> str | None:
+        topic = self.topics.get(topic_id)
+        return None if topic is None else topic.name
+
+    def queue_name(self, queue_id: str) -> str | None:
+        queue = self.queues.get(queue_id)
+        return None if queue is None else queue.name
+
+    def topic_of_queue(self, name: str) -> str | None:
+        queue_id = self.queue_ids.get(name)
+        return None if queue_id is None else self.topic_name(self.queues[queue_id].topic_id)
+
+    def pinned_topic_id(self, pin_id: str) -> str | None:
+        pin = self.pins.get(pin_id)
+        return None if pin is None else pin.topic_id
+
     # --- the only change --------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord) -> None:
@@ -391,8 +409,6 @@ class ClusterState:
         if len(self.requests_done) > REQUESTS_REMEMBERED_MAX:
             del self.requests_done[next(iter(self.requests_done))]
 
-    # --- snapshot ---------------------------------------------------------------------------
-
     def _principal_created(self, record: PrincipalCreated) -> None:
         self.principals[record.name] = Principal(record)
 
@@ -412,6 +428,17 @@ class ClusterState:
 
     def _acl_deleted(self, record: AclDeleted) -> None:
         self.acls.remove(record.acl)
+
+    # --- snapshot ---------------------------------------------------------------------------
+
+    def access_records(self) -> list[MetadataRecord]:
+        """Records of the principals, tokens and ACLs."""
+        records: list[MetadataRecord] = []
+        for principal in self.principals.values():
+            records.append(principal.created)
+            records.extend(principal.tokens.values())
+        records.extend(AclCreated(acl) for acl in self.acls)
+        return records
 
     def snapshot(self) -> list[MetadataRecord]:
         """Records that build this very state from an empty one."""
@@ -455,10 +482,7 @@ class ClusterState:
             for queue in self.queues.values()
         )
         records.extend(self.pins.values())
-        for principal in self.principals.values():
-            records.append(principal.created)
-            records.extend(principal.tokens.values())
-        records.extend(AclCreated(acl) for acl in self.acls)
+        records.extend(self.access_records())
         records.append(ProducerIdsAllocated(self.next_producer_id))
         records.extend(RequestDone(request_id) for request_id in self.requests_done)
         return records

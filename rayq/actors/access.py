@@ -1,0 +1,158 @@
+"""The gate of a server: the principals, tokens and ACLs that it knows, and what they decide.
+
+A broker's gate stands over its copy of the metadata, that of a replica process over what its broker
+sends. A check of the same right on the same connection is a look into `Peer.grants`: a grant counts
+for one version of the access, and each change of principals, tokens or ACLs makes another. Refusals
+are not kept, nor grants for ids that have no name yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from rayq.core.access.rights import (
+    NEEDED_BY_CONTENT,
+    Names,
+    Needed,
+    check_needed,
+    needed_by,
+)
+from rayq.core.cluster.state import ClusterState
+from rayq.errors import AuthorizationError, RayqError
+from rayq.messages import REQUESTS, AnyRequest
+from rayq.messages.acls import Operation, ResourceType
+from rayq.wire.authentication import Credentials, ValidToken
+from rayq.wire.peer import Gate, Peer
+from rayq.wire.scram import Verifier
+
+GRANTS_MAX = 10_000
+"""Maximum number of grants that are kept for a connection."""
+
+_IDS = ("topic_id", "queue_id")
+
+
+class Access(Gate):
+    """See the module. It knows nobody before the first `update`."""
+
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        """`wall_ms()` is the time by which tokens expire."""
+        self._wall_ms = wall_ms
+        self._state = ClusterState()
+        self._names: Names = self._state
+        self._version = object()
+        """Another object after each change, so that no earlier grant counts."""
+        self._refusal: RayqError | None = None
+
+    def update(self, state: ClusterState, names: Names) -> None:
+        """Takes the principals, tokens and ACLs of a state, and where ids have their names. Call it
+        after each change of them: what was granted before counts no more."""
+        self._state, self._names = state, names
+        self._version = object()
+
+    def refuse_all(self, refusal: RayqError | None) -> None:
+        """Refuses all named principals, by a retriable error, while this server cannot know what
+        they may do now. None: takes them again."""
+        if (refusal is None) != (self._refusal is None):
+            self._version = object()
+        self._refusal = refusal
+
+    @property
+    def knows_somebody(self) -> bool:
+        """True if there are principals beside the superuser."""
+        return bool(self._state.principals)
+
+    # --- of a server's gate ---------------------------------------------------------------------
+
+    def credentials_of(self, principal: str) -> Credentials | None:
+        """The salt and the tokens that are valid now, by the wall clock: a clock that is set back
+        makes an expired token valid again, and never one that was revoked. None: there is no such
+        principal."""
+        known = self._state.principals.get(principal)
+        if known is None:
+            return None
+        now_ms = self._wall_ms()
+        return Credentials(
+            known.created.salt,
+            [
+                ValidToken(
+                    token.token_id,
+                    Verifier(token.verifiers.stored_key_sha256, token.verifiers.server_key_sha256),
+                )
+                for token in known.tokens.values()
+                if token.expires_ms is None or now_ms < token.expires_ms
+            ],
+        )
+
+    def check(self, peer: Peer, request: AnyRequest) -> None:
+        """Raises AuthorizationError unless the peer's principal may send the request now, and the
+        error of `refuse_all`."""
+        kind = type(request)
+        ids_of = _GRANTED_BY_IDS.get(kind)
+        if ids_of is None:
+            self._check(peer, request)
+            return
+        grant = kind, ids_of(request)
+        if peer.grants.get(grant) is self._version:
+            return
+        if self._check(peer, request):
+            if len(peer.grants) >= GRANTS_MAX:
+                peer.grants.clear()
+            peer.grants[grant] = self._version
+
+    def _check(self, peer: Peer, request: AnyRequest) -> bool:
+        """Raises as `check`. Returns whether each right of the request's class was looked at."""
+        needed = list(needed_by(request, self._names))
+        if peer.principal is not None:
+            self._check_known(peer, peer.principal)
+            check_needed(self._state.acls, peer.principal, peer.address, needed)
+        return len(needed) == len(request.rights or ())
+
+    def _check_known(self, peer: Peer, principal: str) -> None:
+        """Raises AuthorizationError if the peer's principal is gone, or its token was revoked: then
+        the connection is about to end."""
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message)
+        known = self._state.principals.get(principal)
+        if known is None or (peer.token_id is not None and peer.token_id not in known.tokens):
+            raise AuthorizationError(
+                f"Principal {principal!r}, or its token, is no longer valid: ask whoever "
+                "administers the cluster for a new one (rayq token create)."
+            )
+
+    # --- for handlers ---------------------------------------------------------------------------
+
+    def may(
+        self, peer: Peer, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        """Returns whether the ACLs let the peer do an operation on a resource: a superuser, and a
+        server, may do everything."""
+        return (
+            peer.principal is None
+            or self._state.acls.decide(
+                peer.principal, operation, resource_type, name, peer.address
+            ).is_allowed
+        )
+
+    def require(
+        self, peer: Peer, operation: Operation, resource_type: ResourceType, name: str
+    ) -> None:
+        """Raises AuthorizationError unless the peer `may`."""
+        if peer.principal is not None:
+            needed = Needed(operation, resource_type, name)
+            check_needed(self._state.acls, peer.principal, peer.address, [needed])
+
+
+def _granted_by_ids() -> dict[type[AnyRequest], Callable[[Any], Any]]:
+    """The classes of requests whose rights follow from ids alone, with a function that gets these
+    ids. An id stands for one name forever."""
+    found: dict[type[AnyRequest], Callable[[Any], Any]] = {}
+    for kind in REQUESTS.values():
+        fields = dict.fromkeys(right.field for right in kind.rights or ())
+        if fields and kind not in NEEDED_BY_CONTENT and all(field in _IDS for field in fields):
+            found[kind] = attrgetter(*fields)
+    return found
+
+
+_GRANTED_BY_IDS = _granted_by_ids()

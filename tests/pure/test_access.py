@@ -1,0 +1,198 @@
+"""The gate over the principals that a server knows: grants, and when they count no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayq import messages
+from rayq.actors.access import Access
+from rayq.core.cluster.records import (
+    AclCreated,
+    AclDeleted,
+    MetadataRecord,
+    PrincipalCreated,
+    PrincipalDeleted,
+    QueueChanged,
+    TokenCreated,
+    TokenRevoked,
+    TopicCreated,
+    TopicDeleted,
+)
+from rayq.core.cluster.state import ClusterState
+from rayq.errors import AuthorizationError, ControllerUnavailableError
+from rayq.messages.acls import Acl
+from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.peer import Peer
+from rayq.wire.tokens import draw_token, verifiers_of
+
+SALT = b"0123456789abcdef"
+TOKEN = draw_token("anna", lambda count: b"t" * count)
+VERIFIERS = verifiers_of(TOKEN, SALT)
+READ = Acl("anna", "allow", "read", "topic", "orders")
+READ_QUEUE = Acl("anna", "allow", "read", "queue", "billing")
+
+
+def fetch(topic_id: str) -> messages.Fetch:
+    return messages.Fetch(topic_id, 0, 1, 0, None, 1, 0)
+
+
+def peer(principal: str | None, token_id: str | None) -> Peer:
+    closed: Any = None
+    return Peer(
+        "client", None, "10.0.0.1", closed, AnswerRoom(lambda: True), principal, token_id
+    )
+
+
+class Stage:
+    """A gate over metadata, one of whose principals is connected."""
+
+    def __init__(self, *records: MetadataRecord) -> None:
+        self.now_ms = 1_000
+        self.state = ClusterState()
+        self.access = Access(lambda: self.now_ms)
+        self.anna = peer("anna", "01")
+        self.happens(
+            TopicCreated("T", "orders", {}, 1),
+            QueueChanged("Q", "billing", "T", {}, 1),
+            PrincipalCreated("anna", SALT, 0),
+            TokenCreated("anna", "01", VERIFIERS, 0, None),
+            *records,
+        )
+
+    def happens(self, *records: MetadataRecord) -> None:
+        for record in records:
+            self.state.replay(record)
+        self.access.update(self.state, self.state)
+
+    def may(self, request: messages.AnyRequest) -> bool:
+        try:
+            self.access.check(self.anna, request)
+        except AuthorizationError:
+            return False
+        return True
+
+    def valid_tokens(self) -> list[str] | None:
+        known = self.access.credentials_of("anna")
+        return None if known is None else [token.token_id for token in known.tokens]
+
+
+def test_a_named_principal_may_what_an_acl_allows_and_nothing_else() -> None:
+    stage = Stage()
+    assert not stage.may(fetch("T"))
+    stage.happens(AclCreated(READ))
+    assert stage.may(fetch("T"))
+    assert not stage.may(messages.Produce("T", 0, 1, -1, 1000))
+    assert stage.may(messages.Metadata())
+    with pytest.raises(AuthorizationError, match=r"'anna' may not write topic 'orders'.*acl add"):
+        stage.access.check(stage.anna, messages.Produce("T", 0, 1, -1, 1000))
+
+
+def test_no_grant_outlives_its_acl() -> None:
+    stage = Stage(AclCreated(READ), AclCreated(READ_QUEUE))
+    take = messages.Take("T", 0, 1, "Q", "holder", 1, 1, 0)
+    for request, acl in ((fetch("T"), READ), (take, READ), (take, READ_QUEUE)):
+        assert stage.may(request) and stage.may(request)
+        stage.happens(AclDeleted(acl))
+        assert not stage.may(request)
+        stage.happens(AclCreated(acl))
+        assert stage.may(request)
+        stage.happens(AclCreated(Acl("*", "deny", "all", acl.resource_type, acl.name)))
+        assert not stage.may(request)
+        stage.happens(AclDeleted(Acl("*", "deny", "all", acl.resource_type, acl.name)))
+
+
+def test_no_refusal_outlives_the_acl_that_allows() -> None:
+    stage = Stage()
+    assert not stage.may(fetch("T"))
+    stage.happens(AclCreated(READ))
+    assert stage.may(fetch("T"))
+
+
+def test_a_topic_that_is_made_again_inherits_no_grant() -> None:
+    stage = Stage(AclCreated(READ))
+    assert stage.may(fetch("T"))
+    stage.happens(TopicDeleted("T"), TopicCreated("U", "other", {}, 1))
+    assert not stage.may(fetch("U"))
+    # The handler says that there is no such topic.
+    assert stage.may(fetch("T"))
+
+
+def test_what_has_no_name_yet_is_granted_for_this_once() -> None:
+    stage = Stage()
+    assert stage.may(fetch("U"))
+    # Names come without a change of principals or ACLs.
+    stage.state.replay(TopicCreated("U", "secret", {}, 1))
+    assert not stage.may(fetch("U"))
+
+
+@pytest.mark.parametrize(
+    "end", [TokenRevoked("anna", "01"), PrincipalDeleted("anna")], ids=["token", "principal"]
+)
+def test_no_grant_outlives_the_token(end: MetadataRecord) -> None:
+    stage = Stage(AclCreated(READ), AclCreated(Acl("*", "allow", "read", "topic", "orders")))
+    assert stage.may(fetch("T")) and stage.valid_tokens() == ["01"]
+    stage.happens(end)
+    assert not stage.may(fetch("T")) and not stage.valid_tokens()
+
+
+def test_a_principal_that_is_made_again_does_not_take_the_old_token() -> None:
+    stage = Stage(AclCreated(READ))
+    stage.happens(PrincipalDeleted("anna"), PrincipalCreated("anna", SALT, 2), AclCreated(READ))
+    assert not stage.may(fetch("T"))
+    assert stage.valid_tokens() == []
+
+
+def test_a_server_acts_for_a_principal_while_it_exists() -> None:
+    stage = Stage(AclCreated(READ))
+    stage.anna = peer("anna", None)
+    stage.happens(TokenRevoked("anna", "01"))
+    assert stage.may(fetch("T"))
+    stage.happens(PrincipalDeleted("anna"))
+    assert not stage.may(fetch("T"))
+
+
+def test_tokens_expire_by_the_wall_clock_of_each_moment() -> None:
+    stage = Stage(TokenCreated("anna", "02", VERIFIERS, 0, 2_000))
+    assert stage.valid_tokens() == ["01", "02"]
+    stage.now_ms = 2_000
+    assert stage.valid_tokens() == ["01"]
+    stage.now_ms = 1_000  # A clock that was set back.
+    assert stage.valid_tokens() == ["01", "02"]
+    stage.happens(TokenRevoked("anna", "02"))
+    for stage.now_ms in (0, 1_000, 3_000):
+        assert stage.valid_tokens() == ["01"]
+
+
+def test_who_cannot_know_refuses_all_and_then_takes_them_again() -> None:
+    stage = Stage(AclCreated(READ))
+    assert stage.may(fetch("T"))
+    stage.access.refuse_all(ControllerUnavailableError("no controller"))
+    for _ in range(2):
+        with pytest.raises(ControllerUnavailableError, match="no controller"):
+            stage.access.check(stage.anna, fetch("T"))
+    stage.access.refuse_all(None)
+    assert stage.may(fetch("T"))
+
+
+def test_handlers_ask_for_what_only_they_know() -> None:
+    stage = Stage(AclCreated(READ))
+    superuser, access, anna = peer(None, None), stage.access, stage.anna
+    assert access.may(anna, "describe", "topic", "orders")
+    assert not access.may(anna, "describe", "topic", "other")
+    assert access.may(superuser, "alter", "cluster", "cluster")
+    access.require(anna, "read", "topic", "orders")
+    access.require(superuser, "alter", "cluster", "cluster")
+    with pytest.raises(AuthorizationError, match="'anna' may not alter the cluster"):
+        access.require(anna, "alter", "cluster", "cluster")
+    assert (anna.who, superuser.who) == ("anna", "superuser")
+
+
+def test_grants_of_a_connection_are_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rayq.actors.access.GRANTS_MAX", 3)
+    topics = [TopicCreated(f"T{number}", f"orders{number}", {}, 1) for number in range(10)]
+    stage = Stage(AclCreated(Acl("anna", "allow", "read", "topic", "orders", "prefixed")), *topics)
+    for number in range(10):
+        assert stage.may(fetch(f"T{number}"))
+    assert len(stage.anna.grants) <= 3
