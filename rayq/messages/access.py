@@ -1,7 +1,7 @@
-"""Requests that change principals, their tokens and ACLs.
+"""Requests about principals, their tokens and ACLs.
 
 A token never crosses the wire: whoever creates one draws it, and sends what proofs are checked
-with.
+with. Each principal may describe and alter itself, so it may rotate its own tokens.
 """
 
 from __future__ import annotations
@@ -10,12 +10,24 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import Acl
+from rayq.messages.acls import ANY, Acl, AclFilter, Operation, ResourceType, Right, Rights
 from rayq.messages.any_broker import Change
-from rayq.messages.base import CheckedInt, CheckedName, Id
+from rayq.messages.base import (
+    CheckedInt,
+    CheckedName,
+    Counter,
+    Id,
+    Milliseconds,
+    Response,
+    ToBroker,
+)
 
 ACLS_AT_ONCE_MAX = 1_000
 """Maximum number of ACLs that one request adds or removes."""
+PRINCIPALS_PAGE = 1_000
+"""Maximum number of principals in an answer."""
+ACLS_PAGE = 5_000
+"""Maximum number of ACLs in an answer."""
 
 Salt = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 TokenId = Id
@@ -38,6 +50,7 @@ class CreatePrincipal(Change, frozen=True):
     PrincipalLimitError, InvalidRequestError."""
 
     api: ClassVar[int] = 140
+    rights: ClassVar[Rights] = (Right("create", "principal", "name"),)
     name: CheckedName
     salt: Salt
     """Salt of all tokens of this principal."""
@@ -48,25 +61,31 @@ class DeletePrincipal(Change, frozen=True):
     inherits nothing. Raises UnknownPrincipalError."""
 
     api: ClassVar[int] = 141
+    rights: ClassVar[Rights] = (Right("delete", "principal", "name"),)
     name: CheckedName
 
 
 class CreateToken(Change, frozen=True):
-    """Adds a token to a principal; its other tokens stay valid. Raises UnknownPrincipalError,
-    PrincipalLimitError, and InvalidRequestError for an expiry in the past."""
+    """Adds a token to a principal. Raises UnknownPrincipalError, PrincipalLimitError, and
+    InvalidRequestError for an expiry in the past."""
 
     api: ClassVar[int] = 142
+    rights: ClassVar[Rights] = (Right("alter", "principal", "principal"),)
     principal: CheckedName
     token_id: TokenId
     verifiers: TokenVerifiers
     expires_ms: CheckedInt | None = None
     """Time by the wall clock from which on the token is refused. None: it does not expire."""
+    others_expire_ms: CheckedInt | None = None
+    """Time from which on the principal's other tokens are refused, unless they expire sooner: a
+    rotation. None: they stay as they are."""
 
 
 class RevokeToken(Change, frozen=True):
     """Removes a token. Raises UnknownPrincipalError, UnknownTokenError."""
 
     api: ClassVar[int] = 143
+    rights: ClassVar[Rights] = (Right("alter", "principal", "principal"),)
     principal: CheckedName
     token_id: TokenId
 
@@ -79,6 +98,7 @@ class CreateAcls(Change, frozen=True):
     PrincipalLimitError, InvalidRequestError."""
 
     api: ClassVar[int] = 144
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     acls: AclList
 
 
@@ -86,4 +106,99 @@ class DeleteAcls(Change, frozen=True):
     """Removes exactly these ACLs. Those that do not exist are passed over."""
 
     api: ClassVar[int] = 145
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     acls: AclList
+
+
+# --- questions ------------------------------------------------------------------------------------
+# Each broker answers by its metadata. It waits up to `wait_ms` for those of at least `version_min`.
+
+
+class TokenMetadata(msgspec.Struct, array_like=True, frozen=True):
+    """A token, without what proofs are checked with."""
+
+    token_id: str
+    created_ms: int
+    expires_ms: int | None
+
+
+class PrincipalMetadata(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    salt: bytes
+    """No secret: whoever begins a handshake gets it."""
+    created_ms: int
+    tokens: list[TokenMetadata]
+    """The oldest first; also those that have expired."""
+
+
+class DescribePrincipalsResponse(Response, frozen=True):
+    version: int
+    """Metadata version, as that of `MetadataResponse`."""
+    principals: list[PrincipalMetadata]
+    """Sorted by name."""
+    next_after: str | None = None
+    """Not None if one answer does not hold all: ask again with this as `after`."""
+
+
+class DescribePrincipals(ToBroker[DescribePrincipalsResponse], frozen=True):
+    """The principals that the sender may describe."""
+
+    api: ClassVar[int] = 146
+    rights: ClassVar[Rights] = ()
+    ends_with_connection: ClassVar[bool] = True
+    names: (
+        Annotated[list[CheckedName], msgspec.Meta(max_length=PRINCIPALS_PAGE)] | None
+    ) = None
+    """None: all of them. A name that does not exist is missing in the answer."""
+    version_min: Counter = 0
+    wait_ms: Milliseconds = 0
+    after: CheckedName = ""
+    """Only principals with names after this one."""
+
+
+class DescribeAclsResponse(Response, frozen=True):
+    version: int
+    """Metadata version, as that of `MetadataResponse`."""
+    acls: list[Acl]
+    """Sorted by their fields."""
+    next_after: Acl | None = None
+    """Not None if one answer does not hold all: ask again with this as `after`."""
+
+
+class DescribeAcls(ToBroker[DescribeAclsResponse], frozen=True):
+    """The ACLs that pass a filter, of the principals that the sender may describe."""
+
+    api: ClassVar[int] = 147
+    rights: ClassVar[Rights] = ()
+    ends_with_connection: ClassVar[bool] = True
+    filter: AclFilter
+    version_min: Counter = 0
+    wait_ms: Milliseconds = 0
+    after: Acl | None = None
+    """Only ACLs that are sorted after this one."""
+
+
+class CheckAclResponse(Response, frozen=True):
+    version: int
+    """Metadata version, as that of `MetadataResponse`."""
+    is_allowed: bool
+    acl: Acl | None
+    """The rule that decides. None: there is none, and the principal may do what each principal may
+    do with itself, and nothing else."""
+
+
+class CheckAcl(ToBroker[CheckAclResponse], frozen=True):
+    """Asks whether a principal may do an operation, and by which rule. Raises
+    UnknownPrincipalError, InvalidRequestError."""
+
+    api: ClassVar[int] = 148
+    rights: ClassVar[Rights] = (Right("describe", "principal", "principal"),)
+    ends_with_connection: ClassVar[bool] = True
+    principal: CheckedName
+    operation: Operation
+    resource_type: ResourceType
+    name: CheckedName
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = ANY
+    """Address of the client. ANY: only rules for each host apply."""
+    version_min: Counter = 0
+    wait_ms: Milliseconds = 0

@@ -70,6 +70,19 @@ class Acl(msgspec.Struct, array_like=True, frozen=True):
         return f"{self.permission} {self.principal!r} {self.operation} on {resource}{host}"
 
 
+class AclFilter(msgspec.Struct, array_like=True, frozen=True):
+    """ACLs to look for (Kafka's AclBindingFilter). None: whatever it is."""
+
+    principal: Name | None = None
+    permission: PermissionType | None = None
+    operation: Operation | None = None
+    resource_type: ResourceType | None = None
+    name: Name | None = None
+    pattern: Literal["literal", "prefixed", "match"] | None = None
+    """`match`: each pattern that matches the resource called `name`."""
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] | None = None
+
+
 class Right(NamedTuple):
     """An operation on a resource that the sender of a request must be allowed."""
 

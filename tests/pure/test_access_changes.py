@@ -110,6 +110,32 @@ def test_a_principal_has_few_valid_tokens_and_expired_ones_make_room(state: Clus
     assert left == [f"{number:016x}" for number in (0, 2, 4, 6, 99)]
 
 
+def test_a_rotation_has_the_other_tokens_expire_unless_they_do_so_sooner(
+    state: ClusterState,
+) -> None:
+    for number, expires_ms in enumerate((None, 150, 300)):
+        change(state, token(number, expires_ms))
+    rotated = messages.CreateToken("anna", "new", VERIFIERS, 900, others_expire_ms=200)
+    change(state, rotated)
+    tokens = state.principals["anna"].tokens
+    assert [(token.token_id, token.expires_ms) for token in tokens.values()] == [
+        ("0" * 16, 200), ("0" * 15 + "1", 150), ("0" * 15 + "2", 200), ("new", 900),
+    ]  # fmt: skip
+    replayed = ClusterState()
+    for record in state.snapshot():
+        replayed.replay(record)
+    assert replayed.principals == state.principals
+
+
+def test_a_rotation_without_overlap_makes_room_at_once(state: ClusterState) -> None:
+    for number in range(access_changes.TOKENS_MAX):
+        change(state, token(number))
+    with pytest.raises(PrincipalLimitError):
+        decide(state, messages.CreateToken("anna", "new", VERIFIERS, others_expire_ms=101))
+    change(state, messages.CreateToken("anna", "new", VERIFIERS, others_expire_ms=100))
+    assert list(state.principals["anna"].tokens) == ["new"]
+
+
 def test_acls_are_added_once_and_removed_exactly(state: ClusterState) -> None:
     prefixed = Acl("anna", "allow", "read", "topic", "orders", "prefixed")
     change(state, messages.CreateAcls([READS, READS]))

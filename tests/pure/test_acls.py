@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.access.acls import AclTable, Verdict
-from rayq.messages.acls import Acl, Operation, PatternType, PermissionType, ResourceType
+from rayq.core.access.acls import AclTable, Verdict, passes
+from rayq.messages.acls import (
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    PermissionType,
+    ResourceType,
+)
 
 NAMES = ["orders", "orders.eu", "orders.eu.dead", "o", "billing", "*"]
 HOSTS = ["*", "10.0.0.1", "10.0.0.2"]
@@ -108,6 +116,36 @@ def test_who_may_do_something_may_describe_it(operation: Operation) -> None:
     assert table.decide("anna", "describe", "topic", "orders", "h").is_allowed
     assert not table.decide("anna", "describe_configs", "topic", "orders", "h").is_allowed
     assert not table.decide("ben", "describe", "topic", "orders", "h").is_allowed
+
+
+@given(ACLS, ASKED)
+def test_the_rules_that_match_a_name_are_those_that_decide_about_it(acl: Acl, asked: Asked) -> None:
+    wanted = AclFilter(resource_type=asked[2], name=asked[3], pattern="match")
+    allow = msgspec.structs.replace(
+        acl, principal=asked[0], permission="allow", operation=asked[1], host="*"
+    )
+    assert passes(acl, wanted) == AclTable([allow]).decide(*asked).is_allowed
+
+
+@given(ACLS)
+def test_a_filter_passes_the_rules_that_have_its_values(acl: Acl) -> None:
+    assert passes(acl, AclFilter())
+    assert passes(acl, AclFilter(**msgspec.structs.asdict(acl)))
+    for field, value in msgspec.structs.asdict(acl).items():
+        others = (AclFilter(**{field: other}) for other in OTHER_VALUES[field] if other != value)
+        assert passes(acl, AclFilter(**{field: value}))
+        assert not any(passes(acl, other) for other in others)
+
+
+OTHER_VALUES = {
+    "principal": ["anna", "*"],
+    "permission": get_args(PermissionType),
+    "operation": OPERATIONS,
+    "resource_type": ["topic", "group"],
+    "name": NAMES,
+    "pattern": get_args(PatternType),
+    "host": HOSTS,
+}
 
 
 def test_a_rule_says_what_it_allows() -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from rayq import messages
 from rayq.core.access.acls import AclTable
-from rayq.core.access.rights import check_rights, may_describe, needed_by
+from rayq.core.access.rights import Needed, check_rights, decide, may_describe, needed_by
 from rayq.core.cluster.access_changes import OPERATIONS
 from rayq.errors import AuthorizationError
-from rayq.messages.acls import Acl
+from rayq.messages.access import TokenVerifiers
+from rayq.messages.acls import Acl, AclFilter
 from tests.wire.recorded_messages import example_of
 
 CLIENT_REQUESTS = [
@@ -58,6 +59,7 @@ class NothingExists:
 
 
 NAMES = EverythingExists()
+VERIFIERS = TokenVerifiers(b"a" * 32, b"b" * 32, b"c" * 64, b"d" * 64)
 
 
 @pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
@@ -171,3 +173,43 @@ def test_lists_show_what_a_principal_may_describe() -> None:
     ]
     assert shown == ["orders", "orders.eu"]
     assert may_describe(acls, None, "h", "topic", "billing")
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda name: messages.CreateToken(name, "1", VERIFIERS),
+        lambda name: messages.RevokeToken(name, "1"),
+        lambda name: messages.DescribePrincipals([name]),
+        lambda name: messages.DescribeAcls(AclFilter(principal=name)),
+        lambda name: messages.CheckAcl(name, "read", "topic", "orders"),
+    ],
+)
+def test_a_principal_may_look_at_itself_and_rotate_its_own_tokens_unless_a_rule_denies_it(
+    request_of: Any,
+) -> None:
+    check_rights(AclTable(), "anna", "h", request_of("anna"), NAMES)
+    with pytest.raises(AuthorizationError, match="principal 'anna': no ACL allows it"):
+        check_rights(AclTable(), "ben", "h", request_of("anna"), NAMES)
+    denied = AclTable([Acl("anna", "deny", "all", "principal", "anna")])
+    with pytest.raises(AuthorizationError, match="an ACL says: deny"):
+        check_rights(denied, "anna", "h", request_of("anna"), NAMES)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        messages.DeletePrincipal("anna"),
+        messages.CreatePrincipal("anna", b"0" * 16),
+        messages.CreateAcls([Acl("anna", "allow", "read", "topic", "orders")]),
+        messages.DeleteAcls([Acl("anna", "deny", "read", "topic", "orders")]),
+    ],
+)
+def test_a_principal_gives_itself_no_rights(request_: messages.AnyRequest) -> None:
+    with pytest.raises(AuthorizationError):
+        check_rights(AclTable(), "anna", "h", request_, NAMES)
+
+
+def test_the_superuser_may_do_everything_whatever_the_rules_say() -> None:
+    denied = AclTable([Acl("*", "deny", "all", "topic", "*")])
+    assert decide(denied, "superuser", Needed("read", "topic", "orders"), "h").is_allowed

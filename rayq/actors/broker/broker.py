@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, cast
 
 from rayq import messages
+from rayq.actors.broker.access_answers import AccessAnswers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
@@ -120,6 +121,7 @@ class Broker:
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )
+        self._access_answers = AccessAnswers(self.metadata)
         self._objects = (
             None
             if config.remote_storage_url is None
@@ -517,5 +519,9 @@ def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int
 
 
 Broker.handlers = HandlerTable(
-    "broker", Broker, metadata=MetadataKeeper, _replicas=ReplicaSupervisor
+    "broker",
+    Broker,
+    metadata=MetadataKeeper,
+    _access_answers=AccessAnswers,
+    _replicas=ReplicaSupervisor,
 )

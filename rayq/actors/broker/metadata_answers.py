@@ -58,7 +58,7 @@ class MetadataAnswers:
         self, request: messages.Metadata, room: AnswerRoom
     ) -> messages.MetadataResponse:
         asked = None if request.topics is None else set(request.topics)
-        await self._await_version(request.version_min, request.wait_ms)
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
         async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
             answer = self._page(asked, request)
             await asyncio.sleep(0)  # and others have their turn before its next.
@@ -107,7 +107,7 @@ class MetadataAnswers:
     async def queues(
         self, request: messages.DescribeQueues, room: AnswerRoom
     ) -> messages.DescribeQueuesResponse:
-        await self._await_version(request.version_min, request.wait_ms)
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
         async with room.take(ANSWER_BYTES_MAX):
             state = self._metadata.state
             names = set(state.queue_ids)
@@ -144,13 +144,6 @@ class MetadataAnswers:
             trouble=None if objects is None else objects.trouble or objects.halt,
             version=self._metadata.version,
         )
-
-    async def _await_version(self, version_min: int, wait_ms: int) -> None:
-        metadata = self._metadata
-        if metadata.version < version_min and wait_ms:
-            await metadata.changed.wait(
-                wait_ms / 1000, holds=lambda: metadata.version >= version_min
-            )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
         """A topic's description for clients, encoded once for all clients until metadata change."""

@@ -102,6 +102,11 @@ class MetadataKeeper:
                 return f"a write to {self._directory.path} has not ended for {writing_s:.1f} s"
         return self._directory.trouble or self._failure
 
+    async def wait_for_version(self, version_min: int, wait_ms: int) -> None:
+        """Returns once the state is of at least this version, or that time has passed."""
+        if self.version < version_min and wait_ms:
+            await self.changed.wait(wait_ms / 1000, holds=lambda: self.version >= version_min)
+
     def note_heard(self) -> None:
         """Notes that the controller answered."""
         self._heard_s = self._now_s()

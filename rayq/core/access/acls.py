@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rayq.messages.acls import ANY, Acl, Operation, ResourceType
+from rayq.messages.acls import ANY, Acl, AclFilter, Operation, ResourceType
 
 IMPLIED_BY: dict[Operation, tuple[Operation, ...]] = {
     "describe": ("read", "write", "delete", "alter"),
@@ -117,3 +117,24 @@ class AclTable:
             for length, prefixes in self._prefixed.get((who, resource_type), {}).items():
                 if length <= len(name):
                     yield from prefixes.get(name[:length], ())
+
+
+def passes(acl: Acl, wanted: AclFilter) -> bool:
+    """Returns whether a rule is one of those that a filter looks for (KIP-290)."""
+    if (
+        wanted.principal not in (None, acl.principal)
+        or wanted.permission not in (None, acl.permission)
+        or wanted.operation not in (None, acl.operation)
+        or wanted.resource_type not in (None, acl.resource_type)
+        or wanted.host not in (None, acl.host)
+    ):
+        return False
+    if wanted.pattern == "match":
+        return wanted.name is None or _matches(acl, wanted.name)
+    return wanted.name in (None, acl.name) and wanted.pattern in (None, acl.pattern)
+
+
+def _matches(acl: Acl, name: str) -> bool:
+    if acl.pattern == "prefixed":
+        return name.startswith(acl.name)
+    return acl.name in (name, ANY)

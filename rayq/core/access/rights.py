@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
-from rayq.core.access.acls import AclTable
+from rayq.core.access.acls import AclTable, Verdict
 from rayq.errors import AuthorizationError
-from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
+from rayq.messages.acls import CLUSTER, SUPERUSER, Acl, Operation, ResourceType
 
 
 class Names(Protocol):
@@ -52,6 +52,27 @@ def needed_by(request: messages.AnyRequest, names: Names) -> Iterator[Needed]:
         yield from more(request, names)
 
 
+def decide(acls: AclTable, principal: str, needed: Needed, host: str) -> Verdict:
+    """Returns whether a principal may do what is needed, and the rule that says so. Without a rule
+    it may describe and alter itself, so that it can rotate its tokens; and the superuser may do
+    everything."""
+    if principal == SUPERUSER:
+        return Verdict(True, None)
+    verdict = acls.decide(principal, *needed, host)
+    if verdict.acl is None and _is_itself(principal, needed):
+        return Verdict(True, None)
+    return verdict
+
+
+def _is_itself(principal: str, needed: Needed) -> bool:
+    operation, resource_type, name = needed
+    return (
+        resource_type == "principal"
+        and name == principal
+        and operation in ("describe", "alter")
+    )
+
+
 def check_rights(
     acls: AclTable, principal: str, host: str, request: messages.AnyRequest, names: Names
 ) -> None:
@@ -63,7 +84,7 @@ def check_rights(
 def check_needed(acls: AclTable, principal: str, host: str, all_needed: Iterable[Needed]) -> None:
     """Raises AuthorizationError unless the named principal may do all of it from this host."""
     for needed in all_needed:
-        verdict = acls.decide(principal, *needed, host)
+        verdict = decide(acls, principal, needed, host)
         if not verdict.is_allowed:
             raise _refusal(principal, needed, verdict.acl)
 
@@ -74,7 +95,7 @@ def may_describe(
     """Returns whether lists show this resource to a principal; None is the superuser."""
     return (
         principal is None
-        or acls.decide(principal, "describe", resource_type, name, host).is_allowed
+        or decide(acls, principal, Needed("describe", resource_type, name), host).is_allowed
     )
 
 
@@ -117,6 +138,18 @@ def _unpin_snapshot(request: messages.UnpinSnapshot, names: Names) -> Iterator[N
         yield from _of_topic_ids("read", {topic_id}, names)
 
 
+def _describe_principals(
+    request: messages.DescribePrincipals, names: Names
+) -> Iterator[Needed]:
+    for name in sorted(set(request.names or ())):
+        yield Needed("describe", "principal", name)
+
+
+def _describe_acls(request: messages.DescribeAcls, names: Names) -> Iterator[Needed]:
+    if request.filter.principal is not None:
+        yield Needed("describe", "principal", request.filter.principal)
+
+
 def _create_queue(request: messages.CreateQueue, names: Names) -> Iterator[Needed]:
     if request.partitions is not None:
         yield Needed("create", "topic", request.topic)
@@ -141,6 +174,8 @@ NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterat
     messages.SetGroupOffsets: _set_group_offsets,
     messages.GroupHeartbeat: _group_heartbeat,
     messages.UnpinSnapshot: _unpin_snapshot,
+    messages.DescribePrincipals: _describe_principals,
+    messages.DescribeAcls: _describe_acls,
     messages.CreateQueue: _create_queue,
     messages.AlterQueue: _alter_queue,
 }

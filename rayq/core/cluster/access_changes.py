@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from rayq import messages
 from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.records import (
@@ -93,17 +95,18 @@ def delete_principal(
         raise InvalidRequestError(
             f"{SUPERUSER!r} cannot be deleted: nobody could create principals any more."
         )
-    _find(state, request.name)
+    find_principal(state, request.name)
     return changed([PrincipalDeleted(request.name)])
 
 
 def create_token(
     state: ClusterState, request: messages.CreateToken, facts: Facts
 ) -> ClusterDecision:
-    """Adds a token, and forgets those of this principal that have expired. Raises
-    UnknownPrincipalError, PrincipalLimitError, InvalidRequestError."""
+    """Adds a token, forgets those of this principal that have expired, and has the others expire
+    where the request says so. Raises UnknownPrincipalError, PrincipalLimitError,
+    InvalidRequestError."""
     name, now_ms = request.principal, facts.now_ms()
-    principal = _find(state, name)
+    principal = find_principal(state, name)
     if request.token_id in principal.tokens:
         raise InvalidRequestError(
             f"Principal {name!r} has a token {request.token_id} already: draw another id."
@@ -113,28 +116,44 @@ def create_token(
             f"The token of {name!r} would expire {(now_ms - request.expires_ms) / 1000:.0f} s ago: "
             "choose a time to come, and look at this machine's clock."
         )
-    expired = [
-        token_id
+    expiries = {
+        token_id: _earlier(token.expires_ms, request.others_expire_ms)
         for token_id, token in principal.tokens.items()
-        if token.expires_ms is not None and token.expires_ms <= now_ms
-    ]
-    if len(principal.tokens) - len(expired) >= TOKENS_MAX:
+    }
+    left = {
+        token_id: expires_ms
+        for token_id, expires_ms in expiries.items()
+        if expires_ms is None or expires_ms > now_ms
+    }
+    if len(left) >= TOKENS_MAX:
         raise PrincipalLimitError(
             f"Principal {name!r} has {TOKENS_MAX} valid tokens, its limit: revoke one of "
-            f"{', '.join(principal.tokens)}."
+            f"{', '.join(left)}."
         )
-    records: list[MetadataRecord] = [TokenRevoked(name, token_id) for token_id in expired]
+    records: list[MetadataRecord] = [
+        TokenRevoked(name, token_id) for token_id in principal.tokens if token_id not in left
+    ]
+    records += [
+        msgspec.structs.replace(principal.tokens[token_id], expires_ms=expires_ms)
+        for token_id, expires_ms in left.items()
+        if expires_ms != principal.tokens[token_id].expires_ms
+    ]
     records.append(
         TokenCreated(name, request.token_id, request.verifiers, now_ms, request.expires_ms)
     )
     return changed(records)
 
 
+def _earlier(left_ms: int | None, right_ms: int | None) -> int | None:
+    """The earlier one of two times; None never comes."""
+    return min((time_ms for time_ms in (left_ms, right_ms) if time_ms is not None), default=None)
+
+
 def revoke_token(
     state: ClusterState, request: messages.RevokeToken, facts: Facts
 ) -> ClusterDecision:
     """Removes a token. Raises UnknownPrincipalError, UnknownTokenError."""
-    principal = _find(state, request.principal)
+    principal = find_principal(state, request.principal)
     if request.token_id not in principal.tokens:
         raise UnknownTokenError(
             f"Principal {request.principal!r} has no token {request.token_id}: it has "
@@ -151,7 +170,7 @@ def create_acls(
     for acl in request.acls:
         _check_acl(acl)
         if acl.principal != ANY:
-            _find(state, acl.principal)
+            find_principal(state, acl.principal)
     new = [acl for acl in dict.fromkeys(request.acls) if acl not in state.acls]
     if len(state.acls) + len(new) > ACLS_MAX:
         raise PrincipalLimitError(
@@ -171,12 +190,8 @@ def delete_acls(
 
 def _check_acl(acl: Acl) -> None:
     """Raises InvalidRequestError for a rule that could never decide anything."""
-    operations = OPERATIONS[acl.resource_type]
-    if acl.operation not in ("all", *operations):
-        raise InvalidRequestError(
-            f"{acl.operation!r} is no operation on a {acl.resource_type}: it is one of all, "
-            f"{', '.join(operations)}."
-        )
+    if acl.operation != "all":
+        check_operation(acl.operation, acl.resource_type)
     if acl.resource_type == "cluster" and (acl.pattern, acl.name) != ("literal", CLUSTER):
         raise InvalidRequestError(
             f"An ACL of the cluster names {CLUSTER!r}, literally, and not {acl.name!r}."
@@ -188,7 +203,18 @@ def _check_acl(acl: Acl) -> None:
         )
 
 
-def _find(state: ClusterState, name: str) -> Principal:
+def check_operation(operation: Operation, resource_type: ResourceType) -> None:
+    """Raises InvalidRequestError for an operation that this type of resource does not have."""
+    operations = OPERATIONS[resource_type]
+    if operation not in operations:
+        raise InvalidRequestError(
+            f"{operation!r} is no operation on a {resource_type}: it is one of all, "
+            f"{', '.join(operations)}."
+        )
+
+
+def find_principal(state: ClusterState, name: str) -> Principal:
+    """Raises UnknownPrincipalError."""
     principal = state.principals.get(name)
     if principal is None:
         raise UnknownPrincipalError(

@@ -292,7 +292,7 @@ class PrincipalDeleted(MetadataRecord, frozen=True):
 
 
 class TokenCreated(MetadataRecord, frozen=True):
-    """A token of a principal, as servers know it."""
+    """A token of a principal, as servers know it. Again with the same id: it expires sooner."""
 
     principal: str
     token_id: str

@@ -1,0 +1,114 @@
+"""A broker's answers from the committed metadata: principals and ACLs."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Sequence
+
+import msgspec
+
+from rayq import messages
+from rayq.actors.handlers import answers_peer
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.core.access.acls import passes
+from rayq.core.access.rights import Needed, decide, may_describe
+from rayq.core.cluster.access_changes import check_operation, find_principal
+from rayq.core.cluster.state import Principal
+from rayq.errors import InvalidRequestError
+from rayq.messages.acls import SUPERUSER, Acl
+from rayq.wire.answer_room import ANSWER_BYTES_MAX
+from rayq.wire.peer import Peer
+
+ACLS_PER_TURN = 5_000
+"""Maximum number of ACLs that are looked at before other requests have their turn."""
+
+
+class AccessAnswers:
+    """Answers clients from this broker's copy of the metadata. Lists leave out what the peer may
+    not describe."""
+
+    def __init__(self, metadata: MetadataKeeper) -> None:
+        self._metadata = metadata
+
+    @answers_peer(messages.DescribePrincipals)
+    async def principals(
+        self, peer: Peer, request: messages.DescribePrincipals, _: memoryview
+    ) -> messages.DescribePrincipalsResponse:
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
+        async with peer.room.take(ANSWER_BYTES_MAX):
+            state = self._metadata.state
+            names = set(state.principals)
+            if request.names is not None:
+                names.intersection_update(request.names)
+            left = sorted(
+                name for name in names if name > request.after and self._may_see(peer, name)
+            )
+            page = left[: messages.PRINCIPALS_PAGE]
+            return messages.DescribePrincipalsResponse(
+                self._metadata.version,
+                [_described(state.principals[name]) for name in page],
+                page[-1] if len(page) < len(left) else None,
+            )
+
+    @answers_peer(messages.DescribeAcls)
+    async def acls(
+        self, peer: Peer, request: messages.DescribeAcls, _: memoryview
+    ) -> messages.DescribeAclsResponse:
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
+        async with peer.room.take(ANSWER_BYTES_MAX):
+            version, acls = self._metadata.version, list(self._metadata.state.acls)
+            page: list[Acl] = []
+            count = 0
+            for first in range(0, len(acls), ACLS_PER_TURN):
+                found = self._shown(peer, request, acls[first : first + ACLS_PER_TURN])
+                count += len(found)
+                page = heapq.nsmallest(messages.ACLS_PAGE, page + found, msgspec.structs.astuple)
+                await asyncio.sleep(0)
+            return messages.DescribeAclsResponse(
+                version, page, page[-1] if len(page) < count else None
+            )
+
+    def _shown(
+        self, peer: Peer, request: messages.DescribeAcls, acls: Sequence[Acl]
+    ) -> list[Acl]:
+        after = () if request.after is None else msgspec.structs.astuple(request.after)
+        passed = [acl for acl in acls if passes(acl, request.filter)]
+        principals = dict.fromkeys(acl.principal for acl in passed)
+        seen = {name for name in principals if self._may_see(peer, name)}
+        return [
+            acl for acl in passed if acl.principal in seen and msgspec.structs.astuple(acl) > after
+        ]
+
+    @answers_peer(messages.CheckAcl)
+    async def check(
+        self, _: Peer, request: messages.CheckAcl, __: memoryview
+    ) -> messages.CheckAclResponse:
+        """Raises UnknownPrincipalError, InvalidRequestError."""
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
+        if request.operation == "all":
+            raise InvalidRequestError("'all' is no single operation to check: name one of them.")
+        check_operation(request.operation, request.resource_type)
+        state = self._metadata.state
+        if request.principal != SUPERUSER:
+            find_principal(state, request.principal)
+        needed = Needed(request.operation, request.resource_type, request.name)
+        verdict = decide(state.acls, request.principal, needed, request.host)
+        return messages.CheckAclResponse(self._metadata.version, *verdict)
+
+    def _may_see(self, peer: Peer, principal: str) -> bool:
+        acls = self._metadata.state.acls
+        return may_describe(acls, peer.principal, peer.address, "principal", principal)
+
+
+def _described(principal: Principal) -> messages.PrincipalMetadata:
+    created = principal.created
+    return messages.PrincipalMetadata(
+        created.name,
+        created.salt,
+        created.created_ms,
+        [
+            messages.TokenMetadata(token.token_id, token.created_ms, token.expires_ms)
+            for token in principal.tokens.values()
+        ],
+    )
