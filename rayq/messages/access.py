@@ -183,8 +183,8 @@ class CheckAclResponse(Response, frozen=True):
     """Metadata version, as that of `MetadataResponse`."""
     is_allowed: bool
     acl: Acl | None
-    """The rule that decides. None: there is none, and the principal may do what each principal may
-    do with itself, and nothing else."""
+    """The rule that decides. None: there is none. Then only the superuser may do it, or a principal
+    describe and alter itself."""
 
 
 class CheckAcl(ToBroker[CheckAclResponse], frozen=True):

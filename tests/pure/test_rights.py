@@ -8,7 +8,7 @@ import pytest
 
 from rayq import messages
 from rayq.core.access.acls import AclTable
-from rayq.core.access.rights import Needed, check_rights, decide, may_describe, needed_by
+from rayq.core.access.rights import check_rights, may_describe, needed_by
 from rayq.core.cluster.access_changes import OPERATIONS
 from rayq.errors import AuthorizationError
 from rayq.messages.access import TokenVerifiers
@@ -208,8 +208,3 @@ def test_a_principal_may_look_at_itself_and_rotate_its_own_tokens_unless_a_rule_
 def test_a_principal_gives_itself_no_rights(request_: messages.AnyRequest) -> None:
     with pytest.raises(AuthorizationError):
         check_rights(AclTable(), "anna", "h", request_, NAMES)
-
-
-def test_the_superuser_may_do_everything_whatever_the_rules_say() -> None:
-    denied = AclTable([Acl("*", "deny", "all", "topic", "*")])
-    assert decide(denied, "superuser", Needed("read", "topic", "orders"), "h").is_allowed

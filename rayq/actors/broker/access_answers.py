@@ -11,8 +11,8 @@ import msgspec
 from rayq import messages
 from rayq.actors.handlers import answers_peer
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.access.acls import passes
-from rayq.core.access.rights import Needed, decide, may_describe
+from rayq.core.access.acls import Verdict, passes
+from rayq.core.access.rights import may_describe
 from rayq.core.cluster.access_changes import check_operation, find_principal
 from rayq.core.cluster.state import Principal
 from rayq.errors import InvalidRequestError
@@ -88,12 +88,14 @@ class AccessAnswers:
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
         if request.operation == "all":
             raise InvalidRequestError("'all' is no single operation to check: name one of them.")
-        check_operation(request.operation, request.resource_type)
-        state = self._metadata.state
-        if request.principal != SUPERUSER:
-            find_principal(state, request.principal)
-        needed = Needed(request.operation, request.resource_type, request.name)
-        verdict = decide(state.acls, request.principal, needed, request.host)
+        asked = request.operation, request.resource_type
+        check_operation(*asked)
+        state, principal = self._metadata.state, request.principal
+        if principal == SUPERUSER:
+            verdict = Verdict(True, None)
+        else:
+            find_principal(state, principal)
+            verdict = state.acls.decide(principal, *asked, request.name, request.host)
         return messages.CheckAclResponse(self._metadata.version, *verdict)
 
     def _may_see(self, peer: Peer, principal: str) -> bool:

@@ -3,6 +3,8 @@
 A deny wins over each allow. Without an allow the answer is no: there is no "open until the first
 ACL", so that removing somebody's ACL never opens a resource. Read, write, delete and alter imply
 describe, and alter_configs implies describe_configs; a deny denies only its own operation.
+
+Each principal may describe and alter itself without a rule, so that it can rotate its own tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ IMPLIED_BY: dict[Operation, tuple[Operation, ...]] = {
     "describe_configs": ("alter_configs",),
 }
 """The operations that imply an operation when they are allowed."""
+OF_ITSELF: tuple[Operation, ...] = ("describe", "alter")
+"""The operations that a principal may do on itself."""
 
 
 class Verdict(NamedTuple):
@@ -24,7 +28,8 @@ class Verdict(NamedTuple):
 
     is_allowed: bool
     acl: Acl | None
-    """None: no rule allows it."""
+    """None: there is no rule, and a principal may do nothing but look at itself and alter itself.
+    """
 
 
 class AclTable:
@@ -108,7 +113,8 @@ class AclTable:
                     return Verdict(False, acl)
             elif allow is None and acl.operation in allowing:
                 allow = acl
-        return Verdict(allow is not None, allow)
+        is_itself = resource_type == "principal" and name == principal and operation in OF_ITSELF
+        return Verdict(allow is not None or is_itself, allow)
 
     def _matching(self, principal: str, resource_type: ResourceType, name: str) -> Iterator[Acl]:
         for who in (principal, ANY):

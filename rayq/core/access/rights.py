@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
-from rayq.core.access.acls import AclTable, Verdict
+from rayq.core.access.acls import AclTable
 from rayq.errors import AuthorizationError
-from rayq.messages.acls import CLUSTER, SUPERUSER, Acl, Operation, ResourceType
+from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
 
 
 class Names(Protocol):
@@ -52,27 +52,6 @@ def needed_by(request: messages.AnyRequest, names: Names) -> Iterator[Needed]:
         yield from more(request, names)
 
 
-def decide(acls: AclTable, principal: str, needed: Needed, host: str) -> Verdict:
-    """Returns whether a principal may do what is needed, and the rule that says so. Without a rule
-    it may describe and alter itself, so that it can rotate its tokens; and the superuser may do
-    everything."""
-    if principal == SUPERUSER:
-        return Verdict(True, None)
-    verdict = acls.decide(principal, *needed, host)
-    if verdict.acl is None and _is_itself(principal, needed):
-        return Verdict(True, None)
-    return verdict
-
-
-def _is_itself(principal: str, needed: Needed) -> bool:
-    operation, resource_type, name = needed
-    return (
-        resource_type == "principal"
-        and name == principal
-        and operation in ("describe", "alter")
-    )
-
-
 def check_rights(
     acls: AclTable, principal: str, host: str, request: messages.AnyRequest, names: Names
 ) -> None:
@@ -84,7 +63,7 @@ def check_rights(
 def check_needed(acls: AclTable, principal: str, host: str, all_needed: Iterable[Needed]) -> None:
     """Raises AuthorizationError unless the named principal may do all of it from this host."""
     for needed in all_needed:
-        verdict = decide(acls, principal, needed, host)
+        verdict = acls.decide(principal, *needed, host)
         if not verdict.is_allowed:
             raise _refusal(principal, needed, verdict.acl)
 
@@ -95,7 +74,7 @@ def may_describe(
     """Returns whether lists show this resource to a principal; None is the superuser."""
     return (
         principal is None
-        or decide(acls, principal, Needed("describe", resource_type, name), host).is_allowed
+        or acls.decide(principal, "describe", resource_type, name, host).is_allowed
     )
 
 
