@@ -131,6 +131,10 @@ class PrincipalLimitError(RayqError):
     """
 
 
+class QuotaLimitError(RayqError):
+    """A principal has as many topics, partitions or connections as its quota allows."""
+
+
 class UnknownTopicError(RayqError, KeyError):
     """No such topic or partition, or the topic was deleted (and perhaps created again)."""
 

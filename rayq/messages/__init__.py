@@ -20,6 +20,7 @@ from rayq.messages.limits import *
 from rayq.messages.objects import *
 from rayq.messages.partition_leader import *
 from rayq.messages.queues import *
+from rayq.messages.quotas import *
 from rayq.messages.replicas import *
 from rayq.messages.transactions import *
 from rayq.messages.voters import *

@@ -57,7 +57,7 @@ class CreatePrincipal(Change, frozen=True):
 
 
 class DeletePrincipal(Change, frozen=True):
-    """Deletes a principal with its tokens and its ACLs, so that a later principal of that name
+    """Deletes a principal with its tokens, ACLs and quotas, so that a later principal of that name
     inherits nothing. Raises UnknownPrincipalError."""
 
     api: ClassVar[int] = 141

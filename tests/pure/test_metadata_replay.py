@@ -26,6 +26,7 @@ from rayq.core.cluster.records import (
     ProducerIdsAllocated,
     QueueChanged,
     QueueDeleted,
+    QuotaChanged,
     RemoteDoubted,
     RemoteGarbage,
     RemoteGarbageRemoved,
@@ -62,6 +63,7 @@ from rayq.core.cluster.state import (
 from rayq.errors import UnknownQueueError, UnknownTopicError
 from rayq.messages.access import TokenVerifiers
 from rayq.messages.acls import Acl
+from rayq.messages.quotas import Quota
 from rayq.messages.remote_pointer import RemotePointer
 from tests.pure.test_cluster_state import apply, registration
 
@@ -115,6 +117,9 @@ RECORDS: list[MetadataRecord] = [
     TokenCreated("anna", "02", VERIFIERS, 10, 99),
     AclCreated(ANNA_READS),
     AclCreated(BEN_READS),
+    QuotaChanged(None, None, {"max_topics": 3.0}),
+    QuotaChanged("anna", None, {"producer_byte_rate": 1e6, "warp": 1.5}),
+    QuotaChanged("anna", "etl", {"producer_byte_rate": 0.0}),
     ProducerIdsAllocated(3000),
     RequestDone("r1"),
     RequestDone("r2"),
@@ -123,7 +128,8 @@ RECORDS: list[MetadataRecord] = [
 
 def whole(state: ClusterState) -> dict[str, Any]:
     """All that a state holds; of what was done it keeps the order, too."""
-    return {**vars(state), "requests_done": list(state.requests_done), "acls": list(state.acls)}
+    listed = ("requests_done", "acls", "quotas")
+    return {**vars(state), **{name: list(getattr(state, name)) for name in listed}}
 
 
 def built(records: list[MetadataRecord]) -> ClusterState:
@@ -206,6 +212,11 @@ def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None
             "ben": Principal(PrincipalCreated("ben", b"t" * 16, 8)),
         },
         "acls": [ANNA_READS, BEN_READS],
+        "quotas": [
+            Quota(None, None, {"max_topics": 3.0}),
+            Quota("anna", None, {"producer_byte_rate": 1e6, "warp": 1.5}),
+            Quota("anna", "etl", {"producer_byte_rate": 0.0}),
+        ],
     }
 
 
@@ -432,9 +443,10 @@ def test_a_request_and_a_block_of_ids_change_nothing_else(state: ClusterState) -
     assert changed(state, RequestDone("r1")) == {}
 
 
-def test_a_principal_that_is_deleted_takes_its_tokens_and_acls_along(state: ClusterState) -> None:
+def test_a_principal_that_is_deleted_takes_all_that_is_its_own_along(state: ClusterState) -> None:
     without = changed(state, PrincipalDeleted("anna"))
     assert list(without["principals"]) == ["ben"] and without["acls"] == [BEN_READS]
+    assert without["quotas"] == [Quota(None, None, {"max_topics": 3.0})]
     again = changed(state, PrincipalCreated("anna", b"u" * 16, 9))
     assert again["principals"]["anna"].tokens == {} and "acls" not in again
 

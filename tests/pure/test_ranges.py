@@ -50,7 +50,7 @@ def leaves(of: inspect.Type, path: Path = ()) -> Iterator[tuple[Path, inspect.Ty
 
 def is_bounded(of: inspect.Type) -> bool:
     match of:
-        case inspect.IntType():
+        case inspect.IntType() | inspect.FloatType():
             low = of.ge if of.gt is None else of.gt
             high = of.le if of.lt is None else of.lt
             return low is not None and high is not None
@@ -91,6 +91,8 @@ def wrong_values(of: inspect.Type) -> list[Any]:
     match of:
         case inspect.IntType():
             return [I64_MIN, U64_MAX, 1.5, float("nan"), float("inf"), "1"]
+        case inspect.FloatType():
+            return [float("inf"), float("-inf"), "1"]
         case inspect.StrType():
             return ["x" * (1 + (of.max_length or 0)), 7]
         case inspect.BytesType():

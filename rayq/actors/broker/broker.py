@@ -444,6 +444,10 @@ class Broker:
     ) -> Awaitable[messages.DescribeQueuesResponse]:
         return self._answers.queues(request, peer.room)
 
+    @answers(messages.DescribeQuotas)
+    def _describe_quotas(self, _: messages.DescribeQuotas) -> messages.DescribeQuotasResponse:
+        return messages.DescribeQuotasResponse([*self.metadata.state.quotas])
+
     @answers(messages.DescribeObjectStore)
     def _describe_object_store(
         self, _: messages.DescribeObjectStore

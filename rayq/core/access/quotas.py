@@ -1,4 +1,5 @@
-"""Quotas: a cluster-wide rate divided among the processes that serve, and the account of each.
+"""Quotas: which limits hold for whom, a cluster-wide rate divided among the processes that serve,
+and the account of each.
 
 Kafka's quotas hold for each broker, so more brokers give more. Here a rate holds for the cluster:
 each process reports its demand, and the controller divides the rate.
@@ -6,11 +7,81 @@ each process reports its demand, and the controller divides the rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from rayq.messages.quotas import Quota, QuotaName
 
 ProcessT = TypeVar("ProcessT")
+
+
+class AccountKey(NamedTuple):
+    """The account of a limit: all that share it have one."""
+
+    principal: str
+    client_id: str | None
+    """None: of all clients of the principal without a limit of their own."""
+    name: QuotaName
+
+
+class Limit(NamedTuple):
+    """A limit, and the account that it holds for."""
+
+    key: AccountKey
+    value: float
+
+
+class QuotaTable:
+    """The quotas of a cluster. A limit of a client id holds before one of its principal, and that
+    before the default. A default is for each principal by itself."""
+
+    def __init__(self) -> None:
+        self._limits: dict[tuple[str | None, str | None], Mapping[str, float]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QuotaTable) and self._limits == other._limits
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"QuotaTable({self._limits})"
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def __iter__(self) -> Iterator[Quota]:
+        for (principal, client_id), limits in self._limits.items():
+            yield Quota(principal, client_id, limits)
+
+    def replace(
+        self, principal: str | None, client_id: str | None, limits: Mapping[str, float]
+    ) -> None:
+        """Sets all limits of a principal, of one of its client ids, or by default."""
+        if limits:
+            self._limits[principal, client_id] = limits
+        else:
+            self._limits.pop((principal, client_id), None)
+
+    def forget(self, principal: str) -> None:
+        """Removes the limits of a principal and of its client ids."""
+        for key in [key for key in self._limits if key[0] == principal]:
+            del self._limits[key]
+
+    def limits_of(self, principal: str | None, client_id: str | None) -> Mapping[str, float]:
+        """The limits that were set for exactly this principal or client id."""
+        return self._limits.get((principal, client_id), {})
+
+    def limit(self, principal: str, client_id: str, name: QuotaName) -> Limit | None:
+        """The limit that holds for a client of a principal. None: there is none."""
+        own = self._limits.get((principal, client_id), {}).get(name)
+        if own is not None:
+            return Limit(AccountKey(principal, client_id, name), own)
+        for entity in ((principal, None), (None, None)):
+            shared = self._limits.get(entity, {}).get(name)
+            if shared is not None:
+                return Limit(AccountKey(principal, None, name), shared)
+        return None
 
 
 def max_min_shares(rate: float, demands: Mapping[ProcessT, float]) -> dict[ProcessT, float]:

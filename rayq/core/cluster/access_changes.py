@@ -89,7 +89,7 @@ def create_principal(
 def delete_principal(
     state: ClusterState, request: messages.DeletePrincipal, facts: Facts
 ) -> ClusterDecision:
-    """Deletes a principal with its tokens and ACLs. Raises UnknownPrincipalError, and
+    """Deletes a principal with its tokens, ACLs and quotas. Raises UnknownPrincipalError, and
     InvalidRequestError for the superuser."""
     if request.name == SUPERUSER:
         raise InvalidRequestError(
@@ -214,7 +214,7 @@ def check_operation(operation: Operation, resource_type: ResourceType) -> None:
 
 
 def find_principal(state: ClusterState, name: str) -> Principal:
-    """Raises UnknownPrincipalError."""
+    """The principal of that name. Raises UnknownPrincipalError."""
     principal = state.principals.get(name)
     if principal is None:
         raise UnknownPrincipalError(

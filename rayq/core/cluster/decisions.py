@@ -11,6 +11,7 @@ from rayq.core.cluster import (
     access_changes,
     broker_changes,
     queue_changes,
+    quota_changes,
     reassignment,
     remote_changes,
     topic_changes,
@@ -70,3 +71,6 @@ decides(messages.CreateToken)(access_changes.create_token)
 decides(messages.RevokeToken)(access_changes.revoke_token)
 decides(messages.CreateAcls)(access_changes.create_acls)
 decides(messages.DeleteAcls)(access_changes.delete_acls)
+
+decides(messages.SetQuota)(quota_changes.set_quota)
+decides(messages.RemoveQuota)(quota_changes.remove_quota)

@@ -286,7 +286,7 @@ class PrincipalCreated(MetadataRecord, frozen=True):
 
 
 class PrincipalDeleted(MetadataRecord, frozen=True):
-    """A principal is gone, with all its tokens and ACLs."""
+    """A principal is gone, with all its tokens, ACLs and quotas."""
 
     name: str
 
@@ -313,6 +313,15 @@ class AclCreated(MetadataRecord, frozen=True):
 
 class AclDeleted(MetadataRecord, frozen=True):
     acl: Acl
+
+
+class QuotaChanged(MetadataRecord, frozen=True):
+    """All limits of a principal, of one of its client ids, or by default of each principal."""
+
+    principal: str | None
+    client_id: str | None
+    limits: Mapping[str, float]
+    """Empty: it has none any more."""
 
 
 class RequestDone(MetadataRecord, frozen=True):

@@ -14,6 +14,7 @@ from typing import Any
 from rayq import messages
 from rayq.config import QueueConfig, TopicConfig, as_dict, parse_stored
 from rayq.core.access.acls import AclTable
+from rayq.core.access.quotas import QuotaTable
 from rayq.core.cluster.partition_index import PartitionIndex
 from rayq.core.cluster.records import (
     AclCreated,
@@ -32,6 +33,7 @@ from rayq.core.cluster.records import (
     ProducerIdsAllocated,
     QueueChanged,
     QueueDeleted,
+    QuotaChanged,
     RemoteDoubted,
     RemoteGarbage,
     RemoteGarbageRemoved,
@@ -170,6 +172,7 @@ class ClusterState:
         self.principals: dict[str, Principal] = {}
         """Principals by name."""
         self.acls = AclTable()
+        self.quotas = QuotaTable()
 
     # --- look-ups ---------------------------------------------------------------------------
 
@@ -416,6 +419,7 @@ class ClusterState:
         del self.principals[record.name]
         for acl in [acl for acl in self.acls if acl.principal == record.name]:
             self.acls.remove(acl)
+        self.quotas.forget(record.name)
 
     def _token_created(self, record: TokenCreated) -> None:
         self.principals[record.principal].tokens[record.token_id] = record
@@ -429,15 +433,21 @@ class ClusterState:
     def _acl_deleted(self, record: AclDeleted) -> None:
         self.acls.remove(record.acl)
 
+    def _quota_changed(self, record: QuotaChanged) -> None:
+        self.quotas.replace(record.principal, record.client_id, record.limits)
+
     # --- snapshot ---------------------------------------------------------------------------
 
     def access_records(self) -> list[MetadataRecord]:
-        """Records of the principals, tokens and ACLs."""
+        """Records of the principals, tokens, ACLs and quotas."""
         records: list[MetadataRecord] = []
         for principal in self.principals.values():
             records.append(principal.created)
             records.extend(principal.tokens.values())
         records.extend(AclCreated(acl) for acl in self.acls)
+        records.extend(
+            QuotaChanged(quota.principal, quota.client_id, quota.limits) for quota in self.quotas
+        )
         return records
 
     def snapshot(self) -> list[MetadataRecord]:
@@ -536,6 +546,10 @@ class ClusterState:
         assert sum(map(len, self._queues_of.values())) == len(self.queues)
         for acl in self.acls:
             assert acl.principal == ANY or acl.principal in self.principals, acl
+        for quota in self.quotas:
+            assert quota.limits, quota
+            assert quota.principal is None or quota.principal in self.principals, quota
+            assert quota.principal is not None or quota.client_id is None, quota
         assert list(self.marks) == sorted(self.marks), self.marks
 
 
@@ -607,4 +621,5 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     TokenRevoked: ClusterState._token_revoked,
     AclCreated: ClusterState._acl_created,
     AclDeleted: ClusterState._acl_deleted,
+    QuotaChanged: ClusterState._quota_changed,
 }

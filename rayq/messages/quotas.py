@@ -1,0 +1,79 @@
+"""Requests about quotas: how much a principal may use of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, Right, Rights
+from rayq.messages.any_broker import Change
+from rayq.messages.base import CheckedName, Response, ToBroker
+
+QuotaName = Literal[
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+    "take_rate",
+    "max_connections",
+    "max_topics",
+    "max_partitions",
+]
+"""Kafka's words where it has one. Rates are per second, in the whole cluster: bytes of produce
+requests and of fetch answers, created and deleted partitions, new connections, records taken from
+queues. `request_percentage` is the share of one server process's time, in each of them. `max_` are
+counts: open connections in the cluster, and the topics and partitions that the principal has
+created."""
+CheckedNumber = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+"""A number that the handler checks; also NaN."""
+ClientId = Annotated[str, msgspec.Meta(max_length=PRINCIPAL_NAME_LENGTH_MAX)]
+Limits = Annotated[dict[QuotaName, CheckedNumber], msgspec.Meta(max_length=32)]
+
+
+class Quota(msgspec.Struct, array_like=True, frozen=True):
+    """The limits of a principal, of one of its client ids, or by default of each principal."""
+
+    principal: str | None
+    """None: the default of principals that have no limit of that name."""
+    client_id: str | None
+    """None: all clients of the principal together, except those with a limit of their own."""
+    limits: Mapping[str, float]
+    """Values by `QuotaName`; also names that only a newer version knows."""
+
+
+class SetQuota(Change, frozen=True):
+    """Sets limits; those that are not named stay. Raises UnknownPrincipalError,
+    InvalidRequestError, PrincipalLimitError."""
+
+    api: ClassVar[int] = 150
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
+    principal: CheckedName | None
+    client_id: CheckedName | None
+    limits: Limits
+
+
+class RemoveQuota(Change, frozen=True):
+    """Removes limits. Those that do not exist are passed over, also of unknown principals."""
+
+    api: ClassVar[int] = 151
+    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
+    principal: CheckedName | None
+    client_id: CheckedName | None
+    names: Annotated[list[QuotaName], msgspec.Meta(max_length=32)] = msgspec.field(
+        default_factory=list
+    )
+    """The limits to remove. Empty: all of this principal or client id."""
+
+
+class DescribeQuotasResponse(Response, frozen=True):
+    quotas: list[Quota]
+
+
+class DescribeQuotas(ToBroker[DescribeQuotasResponse], frozen=True):
+    """Lists all quotas."""
+
+    api: ClassVar[int] = 152
+    rights: ClassVar[Rights] = (Right("describe", "cluster"),)

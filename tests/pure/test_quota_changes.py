@@ -1,0 +1,186 @@
+"""The controller's decisions about quotas, and whose limit holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rayq import messages
+from rayq.core.access.quotas import AccountKey, Limit, QuotaTable
+from rayq.core.cluster import quota_changes
+from rayq.core.cluster.records import decode_records, encode_records
+from rayq.core.cluster.state import ClusterState
+from rayq.errors import (
+    InvalidRequestError,
+    PrincipalLimitError,
+    RayqError,
+    UnknownPrincipalError,
+)
+from rayq.messages.acls import SUPERUSER
+from rayq.messages.quotas import Quota, QuotaName
+from tests.pure.deciding import decide
+from tests.pure.test_cluster_state import apply
+
+SALT = b"0123456789abcdef"
+
+
+def change(state: ClusterState, request: messages.AnyRequest) -> None:
+    apply(state, decide(state, request))
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    state = ClusterState()
+    change(state, messages.CreatePrincipal("anna", SALT))
+    change(state, messages.CreatePrincipal("ben", SALT))
+    return state
+
+
+def test_limits_are_set_one_by_one_and_removed_one_by_one(state: ClusterState) -> None:
+    change(state, messages.SetQuota("anna", None, {"producer_byte_rate": 10, "take_rate": 5}))
+    change(state, messages.SetQuota("anna", None, {"producer_byte_rate": 20}))
+    assert [*state.quotas] == [Quota("anna", None, {"producer_byte_rate": 20, "take_rate": 5})]
+    change(state, messages.RemoveQuota("anna", None, ["take_rate", "max_topics"]))
+    assert [*state.quotas] == [Quota("anna", None, {"producer_byte_rate": 20})]
+    change(state, messages.SetQuota("anna", "etl", {"take_rate": 0}))
+    change(state, messages.RemoveQuota("anna", None))
+    assert [*state.quotas] == [Quota("anna", "etl", {"take_rate": 0})]
+    change(state, messages.RemoveQuota("anna", "etl", ["take_rate"]))
+    assert len(state.quotas) == 0
+
+
+def test_what_changes_nothing_writes_nothing(state: ClusterState) -> None:
+    change(state, messages.SetQuota(None, None, {"take_rate": 5}))
+    assert decide(state, messages.SetQuota(None, None, {"take_rate": 5})) == []
+    assert decide(state, messages.RemoveQuota("ben", None)) == []
+    assert decide(state, messages.RemoveQuota("carl", "etl", ["take_rate"])) == []
+
+
+@pytest.mark.parametrize(
+    "value", [-1, -0.001, math.nan, math.inf, -math.inf, 1e16, 1e300]
+)
+def test_a_limit_that_is_no_limit_is_refused(state: ClusterState, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match="producer_byte_rate is"):
+        decide(state, messages.SetQuota("anna", None, {"producer_byte_rate": value}))
+
+
+def test_counts_are_whole_numbers(state: ClusterState) -> None:
+    with pytest.raises(InvalidRequestError, match="max_topics is 1.5: it counts"):
+        decide(state, messages.SetQuota("anna", None, {"max_topics": 1.5}))
+    change(state, messages.SetQuota("anna", None, {"max_topics": 0, "take_rate": 0.5}))
+
+
+@pytest.mark.parametrize("client_id", ["", "a\n", "a\0", "x" * 250, "\ud800"])
+def test_an_illegal_client_id_is_refused(state: ClusterState, client_id: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no client id"):
+        decide(state, messages.SetQuota("anna", client_id, {"take_rate": 1}))
+
+
+def test_a_quota_is_of_somebody_who_exists(state: ClusterState) -> None:
+    limits: dict[QuotaName, float] = {"take_rate": 1}
+    with pytest.raises(UnknownPrincipalError, match="no principal 'carl'"):
+        decide(state, messages.SetQuota("carl", None, limits))
+    with pytest.raises(UnknownPrincipalError):
+        decide(state, messages.SetQuota("x" * 60_000, None, limits))
+    with pytest.raises(InvalidRequestError, match="'superuser' has no quotas"):
+        decide(state, messages.SetQuota(SUPERUSER, None, limits))
+    with pytest.raises(InvalidRequestError, match="name the principal of client id 'etl'"):
+        decide(state, messages.SetQuota(None, "etl", limits))
+    with pytest.raises(InvalidRequestError, match="Name a limit to set: producer_byte_rate, "):
+        decide(state, messages.SetQuota("anna", None, {}))
+
+
+def test_deleting_a_principal_deletes_its_quotas(state: ClusterState) -> None:
+    for principal, client_id in (("anna", None), ("anna", "etl"), ("ben", "etl"), (None, None)):
+        change(state, messages.SetQuota(principal, client_id, {"take_rate": 1}))
+    change(state, messages.DeletePrincipal("anna"))
+    assert [*state.quotas] == [
+        Quota("ben", "etl", {"take_rate": 1}),
+        Quota(None, None, {"take_rate": 1}),
+    ]
+    state.validate()
+
+
+def test_the_number_of_quotas_has_a_limit(
+    state: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_changes, "QUOTAS_MAX", 1)
+    change(state, messages.SetQuota("anna", None, {"take_rate": 1}))
+    change(state, messages.SetQuota("anna", None, {"take_rate": 2}))
+    with pytest.raises(PrincipalLimitError, match="quotas of 1 principals"):
+        decide(state, messages.SetQuota("ben", None, {"take_rate": 1}))
+
+
+ENTITIES = st.sampled_from(
+    [(None, None), ("anna", None), ("anna", "a"), ("anna", "b"), ("ben", None), ("ben", "a")]
+)
+NAMES = st.sampled_from(get_args(QuotaName))
+
+
+@given(st.dictionaries(st.tuples(ENTITIES, NAMES), st.floats(0, 9)))
+def test_the_most_specific_limit_holds(limits: dict[tuple[Any, QuotaName], float]) -> None:
+    table = QuotaTable()
+    for entity in {entity for entity, _ in limits}:
+        named = {name: value for (other, name), value in limits.items() if other == entity}
+        table.replace(*entity, named)
+    for principal in ("anna", "ben", "carl"):
+        for client_id in ("a", "b", "c", ""):
+            for name in get_args(QuotaName):
+                expected = None
+                for entity, owner in (
+                    ((None, None), None),
+                    ((principal, None), None),
+                    ((principal, client_id), client_id),
+                ):
+                    if (entity, name) in limits:
+                        key = AccountKey(principal, owner, name)
+                        expected = Limit(key, limits[entity, name])
+                assert table.limit(principal, client_id, name) == expected
+
+
+VALUES = st.dictionaries(NAMES, st.floats() | st.integers(0, 5).map(float), max_size=3)
+
+
+class AnyChanges(RuleBasedStateMachine):
+    """Requests in any order: each is refused by an error, or leaves a valid state that a snapshot
+    has whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ClusterState()
+
+    def ask(self, request: messages.AnyRequest) -> None:
+        try:
+            records = decide(self.state, request)
+        except RayqError:
+            return
+        apply(self.state, records)
+
+    @rule(name=st.sampled_from(["anna", "ben"]), is_new=st.booleans())
+    def change_principal(self, name: str, is_new: bool) -> None:
+        create, delete = messages.CreatePrincipal(name, SALT), messages.DeletePrincipal(name)
+        self.ask(create if is_new else delete)
+
+    @rule(entity=ENTITIES, limits=VALUES)
+    def set_quota(self, entity: tuple[str | None, str | None], limits: Any) -> None:
+        self.ask(messages.SetQuota(*entity, limits))
+
+    @rule(entity=ENTITIES, names=st.lists(NAMES, max_size=2))
+    def remove_quota(self, entity: tuple[str | None, str | None], names: Any) -> None:
+        self.ask(messages.RemoveQuota(*entity, names))
+
+    @invariant()
+    def a_snapshot_has_all_of_it(self) -> None:
+        self.state.validate()
+        copy = ClusterState()
+        apply(copy, decode_records(encode_records(self.state.snapshot())))
+        assert copy.quotas == self.state.quotas
+
+
+TestAnyChanges = AnyChanges.TestCase
+TestAnyChanges.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
