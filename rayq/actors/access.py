@@ -18,9 +18,11 @@ from rayq.core.access.rights import (
     Needed,
     check_needed,
     needed_by,
+    no_longer_valid,
 )
 from rayq.core.cluster.state import ClusterState
-from rayq.errors import AuthorizationError, RayqError
+from rayq.environment import Clock
+from rayq.errors import ControllerUnavailableError
 from rayq.messages import REQUESTS, AnyRequest
 from rayq.messages.acls import Operation, ResourceType
 from rayq.wire.authentication import Credentials, ValidToken
@@ -36,14 +38,14 @@ _IDS = ("topic_id", "queue_id")
 class Access(Gate):
     """See the module. It knows nobody before the first `update`."""
 
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
-        """`wall_ms()` is the time by which tokens expire."""
-        self._wall_ms = wall_ms
+    def __init__(self, clock: Clock) -> None:
+        """Tokens expire by the wall clock."""
+        self._wall_ms = clock.wall_ms
         self._state = ClusterState()
         self._names: Names = self._state
         self._version = object()
         """Another object after each change, so that no earlier grant counts."""
-        self._refusal: RayqError | None = None
+        self._now_s, self._known_until_s = clock.monotonic, 0.0
 
     def update(self, state: ClusterState, names: Names) -> None:
         """Takes the principals, tokens and ACLs of a state, and where ids have their names. Call it
@@ -51,12 +53,10 @@ class Access(Gate):
         self._state, self._names = state, names
         self._version = object()
 
-    def refuse_all(self, refusal: RayqError | None) -> None:
-        """Refuses all named principals, by a retriable error, while this server cannot know what
-        they may do now. None: takes them again."""
-        if (refusal is None) != (self._refusal is None):
-            self._version = object()
-        self._refusal = refusal
+    def known_for(self, duration_s: float) -> None:
+        """Notes that what this server knows is current, and good enough for this long. Then all
+        named principals are refused, by a retriable error, until it is current again."""
+        self._known_until_s = self._now_s() + duration_s
 
     @property
     def knows_somebody(self) -> bool:
@@ -68,7 +68,8 @@ class Access(Gate):
     def credentials_of(self, principal: str) -> Credentials | None:
         """The salt and the tokens that are valid now, by the wall clock: a clock that is set back
         makes an expired token valid again, and never one that was revoked. None: there is no such
-        principal."""
+        principal. Raises as `_check_known`."""
+        self._check_known()
         known = self._state.principals.get(principal)
         if known is None:
             return None
@@ -86,8 +87,9 @@ class Access(Gate):
         )
 
     def check(self, peer: Peer, request: AnyRequest) -> None:
-        """Raises AuthorizationError unless the peer's principal may send the request now, and the
-        error of `refuse_all`."""
+        """Raises AuthorizationError unless the peer's principal may send the request now, and
+        ControllerUnavailableError while this server cannot know."""
+        self._check_known()
         kind = type(request)
         ids_of = _GRANTED_BY_IDS.get(kind)
         if ids_of is None:
@@ -105,21 +107,25 @@ class Access(Gate):
         """Raises as `check`. Returns whether each right of the request's class was looked at."""
         needed = list(needed_by(request, self._names))
         if peer.principal is not None:
-            self._check_known(peer, peer.principal)
+            self._check_exists(peer, peer.principal)
             check_needed(self._state.acls, peer.principal, peer.address, needed)
         return len(needed) == len(request.rights or ())
 
-    def _check_known(self, peer: Peer, principal: str) -> None:
+    def _check_known(self) -> None:
+        """Raises ControllerUnavailableError while this server cannot know who may do what."""
+        if self._now_s() > self._known_until_s:
+            raise ControllerUnavailableError(
+                "This server has not heard from a controller lately, so it cannot know which "
+                "principals and ACLs are still valid, and serves superusers only. Try again, or "
+                "another broker."
+            )
+
+    def _check_exists(self, peer: Peer, principal: str) -> None:
         """Raises AuthorizationError if the peer's principal is gone, or its token was revoked: then
         the connection is about to end."""
-        if self._refusal is not None:
-            raise type(self._refusal)(self._refusal.message)
         known = self._state.principals.get(principal)
         if known is None or (peer.token_id is not None and peer.token_id not in known.tokens):
-            raise AuthorizationError(
-                f"Principal {principal!r}, or its token, is no longer valid: ask whoever "
-                "administers the cluster for a new one (rayq token create)."
-            )
+            raise no_longer_valid(principal)
 
     # --- for handlers ---------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class ClusterKeywords(TypedDict, total=False):
     heartbeat_interval_ms: int
     session_timeout_ms: int
     controller_patience_ms: int
+    access_patience_ms: int
     replica_lag_time_max_ms: int
     max_replicas_per_broker: int | None
     replica_rebuild_delay_ms: int | None

@@ -215,6 +215,10 @@ class ClusterConfig:
     """The time without a word from a controller (plus up to half of it, at random) after which a
     voter stands for election."""
 
+    access_patience_ms: Positive = 15_000
+    """The time without news of the metadata after which a server refuses named principals: somebody
+    may have revoked their tokens meanwhile. Superusers are served on."""
+
     replica_lag_time_max_ms: Positive = 10_000
     """The maximum time that a follower may be behind before it leaves the in-sync set."""
 

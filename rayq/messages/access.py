@@ -11,15 +11,19 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rayq.messages.acls import ANY, Acl, AclFilter, Operation, ResourceType, Right, Rights
-from rayq.messages.any_broker import Change
+from rayq.messages.any_broker import Change, ChangeResponse
 from rayq.messages.base import (
+    Answerer,
     CheckedInt,
     CheckedName,
     Counter,
+    HostName,
     Id,
     Milliseconds,
+    Name,
     Response,
     ToBroker,
+    ToController,
 )
 
 ACLS_AT_ONCE_MAX = 1_000
@@ -202,3 +206,24 @@ class CheckAcl(ToBroker[CheckAclResponse], frozen=True):
     """Address of the client. ANY: only rules for each host apply."""
     version_min: Counter = 0
     wait_ms: Milliseconds = 0
+# --- to the controller ----------------------------------------------------------------------------
+
+FORWARDED_BYTES_MAX = 4 * 1024**2
+
+
+class Forward(ToController[ChangeResponse], frozen=True):
+    """A broker forwards a request for a named principal, which the controller checks again: the
+    broker may know less than the controller. The handler of that request answers it. (That of a
+    superuser is forwarded as it is.)"""
+
+    api: ClassVar[int] = 160
+    answered_by: ClassVar[tuple[Answerer, ...]] = ()
+    by: Name
+    address: HostName
+    """Address of the client, as the broker sees it."""
+    client_id: CheckedName
+    token_id: Id | None
+    """The token that the principal has proven. None: a server acts for it."""
+    kind: Counter
+    """The `api` of the request."""
+    request: Annotated[bytes, msgspec.Meta(max_length=FORWARDED_BYTES_MAX)]

@@ -71,6 +71,9 @@ UNSENT_BYTES_MAX = 64 * 1024**2
 UNSENT_TIMEOUT_S = 60.0
 """A client that has taken nearly no bytes of its answers for this long is disconnected."""
 
+EXPIRY_INTERVAL_S = 1.0
+"""Interval at which connections are ended whose token has expired."""
+
 PORTS_TRIED_MAX = 1000
 IDLE_CHECKS_PER_LIMIT = 4
 
@@ -114,6 +117,7 @@ class Server:
         )
         self._refused = RateLimitedLogger(logger, logging.INFO, environment.clock.monotonic)
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
         self.turns = Turns()
@@ -144,9 +148,10 @@ class Server:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        for timer in (self._idle_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._expiry_timer = None
         if self._forget_connections is not None:
             self._forget_connections()
             self._forget_connections = None
@@ -167,12 +172,15 @@ class Server:
 
     def end_revoked(self) -> None:
         """Ends the connections of principals that are gone, or whose token was revoked or has
-        expired. Call it after each change of them, and now and then for the tokens that expire."""
+        expired. Call it after each change of them; for tokens that expire it looks by itself."""
         for stream in list(self._authenticated):
             peer = stream.peer
             if peer is None or peer.principal is None:
                 continue
-            known = self.gate.credentials_of(peer.principal)
+            try:
+                known = self.gate.credentials_of(peer.principal)
+            except RayqError:
+                return  # Nobody can say now. Each request is refused meanwhile.
             valid = {token.token_id for token in known.tokens} if known else set[str]()
             if known is None or (peer.token_id is not None and peer.token_id not in valid):
                 self.refused(
@@ -189,6 +197,12 @@ class Server:
             self._check_room(stream)
         self._unauthenticated.remove(stream)
         self._authenticated[stream] = None
+
+    def watch_expiry(self) -> None:
+        """Looks now and then for tokens that have expired, as long as principals are connected."""
+        if self._expiry_timer is None:
+            loop = asyncio.get_running_loop()
+            self._expiry_timer = loop.call_later(EXPIRY_INTERVAL_S, self._end_expired)
 
     def _check_room(self, stream: _ServerStream) -> None:
         if len(self._authenticated) >= self.config.max_connections:
@@ -246,6 +260,12 @@ class Server:
             if stream.is_idle_since(loop.time() - limit_s):
                 stream.end_unless_writing()
         self._idle_timer = loop.call_later(limit_s / IDLE_CHECKS_PER_LIMIT, self._check_idle)
+
+    def _end_expired(self) -> None:
+        self._expiry_timer = None
+        if any(stream.peer and stream.peer.principal for stream in self._authenticated):
+            self.watch_expiry()
+            self.end_revoked()
 
 
 def _name_of(api: int) -> str:
@@ -365,6 +385,8 @@ class _ServerStream(FrameStream):
             handshake.hello.client_id,
         )
         self.is_client = handshake.role == "client"
+        if handshake.principal is not None:
+            self._server.watch_expiry()
         if self.is_client:
             self._slice = Slice(self._server.turns, self._clock, self._release)
         self._handshake = None

@@ -51,7 +51,9 @@ class Stage:
     def __init__(self, *records: MetadataRecord) -> None:
         self.now_ms = 1_000
         self.state = ClusterState()
-        self.access = Access(lambda: self.now_ms)
+        self.now_s = 0.0
+        self.access = Access(self)  # type: ignore[arg-type]
+        self.access.known_for(15.0)
         self.anna = peer("anna", "01")
         self.happens(
             TopicCreated("T", "orders", {}, 1),
@@ -60,6 +62,12 @@ class Stage:
             TokenCreated("anna", "01", VERIFIERS, 0, None),
             *records,
         )
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def happens(self, *records: MetadataRecord) -> None:
         for record in records:
@@ -168,12 +176,16 @@ def test_tokens_expire_by_the_wall_clock_of_each_moment() -> None:
 def test_who_cannot_know_refuses_all_and_then_takes_them_again() -> None:
     stage = Stage(AclCreated(READ))
     assert stage.may(fetch("T"))
-    stage.access.refuse_all(ControllerUnavailableError("no controller"))
-    for _ in range(2):
-        with pytest.raises(ControllerUnavailableError, match="no controller"):
-            stage.access.check(stage.anna, fetch("T"))
-    stage.access.refuse_all(None)
+    stage.now_s = 15.0
     assert stage.may(fetch("T"))
+    stage.now_s = 15.1
+    for _ in range(2):
+        with pytest.raises(ControllerUnavailableError, match="superusers only"):
+            stage.access.check(stage.anna, fetch("T"))
+        with pytest.raises(ControllerUnavailableError):
+            stage.access.credentials_of("anna")
+    stage.access.known_for(15.0)
+    assert stage.may(fetch("T")) and stage.valid_tokens() == ["01"]
 
 
 def test_handlers_ask_for_what_only_they_know() -> None:

@@ -14,6 +14,7 @@ from rayq.core.cluster import access_changes
 from rayq.core.cluster.records import decode_records, encode_records
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     PrincipalExistsError,
     PrincipalLimitError,
@@ -260,3 +261,27 @@ class AnyChanges(RuleBasedStateMachine):
 
 TestAnyChanges = AnyChanges.TestCase
 TestAnyChanges.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState) -> None:
+    may_create = Acl("anna", "allow", "create", "topic", "orders", "prefixed")
+    change(state, token(1))
+    change(state, messages.CreateAcls([may_create]))
+
+    def check(name: str, by: str = "anna", token_id: str | None = f"{1:016x}") -> None:
+        request = messages.CreateTopic(name, 1, 1, {})
+        forward = messages.Forward(by, "10.0.0.1", "", token_id, request.api, b"")
+        access_changes.check_forwarded(state, forward, request)
+
+    check("orders.eu")
+    check("orders.eu", token_id=None)
+    with pytest.raises(AuthorizationError, match="may not create topic 'billing'"):
+        check("billing")
+    with pytest.raises(AuthorizationError, match="'nobody', or its token, is no longer valid"):
+        check("orders.eu", by="nobody")
+    change(state, messages.RevokeToken("anna", f"{1:016x}"))
+    with pytest.raises(AuthorizationError, match="no longer valid"):
+        check("orders.eu")
+    change(state, messages.DeleteAcls([may_create]))
+    with pytest.raises(AuthorizationError, match="may not create"):
+        check("orders.eu", token_id=None)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, cast
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.broker.access_answers import AccessAnswers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
@@ -23,7 +24,7 @@ from rayq.actors.hosting import Runtime
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
-from rayq.core.cluster.records import MetadataRecord
+from rayq.core.cluster.records import ACCESS_RECORDS, MetadataRecord
 from rayq.core.cluster.topic_changes import offline_reason
 from rayq.environment import Address, Environment
 from rayq.errors import (
@@ -37,6 +38,7 @@ from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.authentication import Identity
+from rayq.wire.codec import ENCODER
 from rayq.wire.descriptors import shares
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
@@ -88,6 +90,8 @@ class Broker:
             environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
         self._registered_epoch: int | None = None
+        self._has_registered = False
+        """True once the committed metadata here showed this process with a session."""
         self._search: asyncio.Task[None] | None = None
         """The search for a controller, while one is under way."""
         self._producer_ids = range(0)
@@ -98,6 +102,8 @@ class Broker:
         self.endpoint: Address = host, port
         """Address at which others reach it, once it has started."""
         meta = directory.meta
+        self.access = Access(environment.clock)
+        """The gate: what the metadata here say of principals and ACLs."""
         with contextlib.ExitStack() as opened:
             opened.callback(directory.close)
             identity = Identity(
@@ -111,13 +117,15 @@ class Broker:
                 snapshot_records=config.metadata_snapshot_records,
                 now_s=self._listening.now_s,
                 on_applied=self._on_metadata,
+                on_followed=self._on_followed,
             )
             opened.pop_all()  # It succeeded: nothing is closed.
         unheard_s = self._listening.unheard_s
         self._pool = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         self._heartbeats = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         """The connection for heartbeats: on that of all else they would wait behind it."""
-        self._server = Server(environment, identity, self._handle, config)
+        self._server = Server(environment, identity, self._handle, config, self.access)
+        self.access.update(self.metadata.state, self.metadata.state)
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )
@@ -261,8 +269,18 @@ class Broker:
         return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
+        if records is None or any(isinstance(record, ACCESS_RECORDS) for record in records):
+            self.access.update(self.metadata.state, self.metadata.state)
+            self._server.end_revoked()
         self._answers.forget(records)
         self._replicas.on_metadata(records)
+
+    def _on_followed(self) -> None:
+        """Takes note that the metadata here are current, unless they may still lack what happened
+        before this start."""
+        self._has_registered = self._has_registered or self.is_registered
+        if self._has_registered:
+            self.access.known_for(self._config.access_patience_ms / 1000)
 
     def _known_brokers(self) -> list[Address]:
         return list(
@@ -426,6 +444,15 @@ class Broker:
         if self.controller_host.controller is None and not is_ours:
             raise NotControllerError(
                 f"Broker {self._directory.meta.broker} does not host the controller."
+            )
+        if peer.principal is not None:
+            request = messages.Forward(
+                by=peer.principal,
+                address=peer.address,
+                client_id=peer.client_id,
+                token_id=peer.token_id,
+                kind=request.api,
+                request=ENCODER.encode(request),
             )
         try:
             return await self._ask_controller(request)

@@ -21,6 +21,7 @@ from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
 from rayq.core.cluster import (
+    access_changes,
     broker_changes,
     queue_changes,
     reassignment,
@@ -52,9 +53,11 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.logs import RateLimitedLogger, log_event
+from rayq.wire.codec import DECODERS, decode
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
+
 
 SILENT_HEARTBEATS = 2
 """Number of heartbeat intervals after which a silent broker may be gone. A voter that heard a
@@ -159,9 +162,18 @@ class Controller:
         if isinstance(request, messages.BrokerHeartbeat) and self._is_renewal(request):
             self._note_heard(request)
             return messages.BrokerHeartbeatResponse(self.epoch)
+        forward = None
+        if isinstance(request, messages.Forward):
+            forward, request = request, _forwarded(request)
         if isinstance(request, messages.Change):
             await self._turn_of_a_change()
-        return await once_committed(self._quorum.until_committed, lambda: self._carry_out(request))
+
+        def carry_out() -> messages.Response:
+            if forward is not None:
+                access_changes.check_forwarded(self.state, forward, request)
+            return self._carry_out(request)
+
+        return await once_committed(self._quorum.until_committed, carry_out)
 
     async def _turn_of_a_change(self) -> None:
         """Waits for a turn, so that one client's change is decided in each turn of the loop and
@@ -560,6 +572,16 @@ class Controller:
             self._watch.cancel()
         if not self.ended.done():
             self.ended.set_result(reason)
+
+
+def _forwarded(forward: messages.Forward) -> messages.AnyRequest:
+    """The request that a broker forwards for a principal. Raises ProtocolError for one that no
+    client sends to a controller."""
+    kind = messages.REQUESTS.get(forward.kind)
+    if kind is None or not kind.sent_by_clients or not issubclass(kind, messages.ToController):
+        raise ProtocolError(f"No client sends a request of kind {forward.kind} to the controller.")
+    request: messages.AnyRequest = decode(DECODERS[kind], forward.request, kind.__name__)
+    return request
 
 
 Controller.handlers = HandlerTable("controller", Controller, decisions=DECISIONS)

@@ -54,9 +54,11 @@ class MetadataKeeper:
         snapshot_records: int,
         now_s: Callable[[], float],
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
+        on_followed: Callable[[], None] = lambda: None,
     ) -> None:
         """`now_s()` is the time by which the silence of controllers, and of the disk, is measured
-        (`ListeningClock`)."""
+        (`ListeningClock`). `on_followed()` is called each time when all that a controller said is
+        committed was applied here."""
         self._environment = environment
         self._now_s = now_s
         self._directory = directory
@@ -64,6 +66,7 @@ class MetadataKeeper:
         self._incarnation = incarnation
         self._snapshot_records = snapshot_records
         self._on_applied = on_applied
+        self._on_followed = on_followed
         # The log's methods block on the disk, so they run in threads, one at a time.
         self._lock = asyncio.Lock()
         self._reopen_from_s = 0.0
@@ -252,6 +255,8 @@ class MetadataKeeper:
                 request.previous_index + len(entries), min(snapshot_index, self.version)
             )
             await self._apply(min(request.commit_index, agreed_index))
+            if self.version >= request.commit_index:
+                self._on_followed()
         return messages.AppendMetadataResponse(self._directory.meta.directory_id, agreed_index)
 
     async def install(

@@ -68,6 +68,14 @@ def check_needed(acls: AclTable, principal: str, host: str, all_needed: Iterable
             raise _refusal(principal, needed, verdict.acl)
 
 
+def no_longer_valid(principal: str) -> AuthorizationError:
+    """The error for a connection of a principal that is gone, or whose token was revoked."""
+    return AuthorizationError(
+        f"Principal {principal!r}, or its token, is no longer valid: ask whoever administers the "
+        "cluster for a new one (rayq token create)."
+    )
+
+
 def may_describe(
     acls: AclTable, principal: str | None, host: str, resource_type: ResourceType, name: str
 ) -> bool:

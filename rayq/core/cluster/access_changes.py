@@ -10,6 +10,7 @@ import re
 import msgspec
 
 from rayq import messages
+from rayq.core.access.rights import check_rights, no_longer_valid
 from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.records import (
     AclCreated,
@@ -186,6 +187,19 @@ def delete_acls(
     """Removes ACLs. Those that do not exist are passed over."""
     found = [acl for acl in dict.fromkeys(request.acls) if acl in state.acls]
     return changed([AclDeleted(acl) for acl in found])
+
+
+def check_forwarded(
+    state: ClusterState, forward: messages.Forward, request: messages.AnyRequest
+) -> None:
+    """Raises AuthorizationError unless the principal for which a broker forwards the request exists
+    with that token, and may send it."""
+    principal = state.principals.get(forward.by)
+    if principal is None or (
+        forward.token_id is not None and forward.token_id not in principal.tokens
+    ):
+        raise no_longer_valid(forward.by)
+    check_rights(state.acls, forward.by, forward.address, request, state)
 
 
 def _check_acl(acl: Acl) -> None:

@@ -324,6 +324,12 @@ class QuotaChanged(MetadataRecord, frozen=True):
     """Empty: it has none any more."""
 
 
+ACCESS_RECORDS = (
+    PrincipalCreated, PrincipalDeleted, TokenCreated, TokenRevoked, AclCreated, AclDeleted
+)  # fmt: skip
+"""Records of principals, their tokens and ACLs."""
+
+
 class RequestDone(MetadataRecord, frozen=True):
     """The records before this one are what a client's request asked for: if the client asks again
     under the same id, because the answer was lost, it is done already."""
