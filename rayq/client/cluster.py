@@ -32,7 +32,7 @@ from rayq.config.keywords import PoolKeywords
 from rayq.environment import Address
 from rayq.errors import ConfigError, InvalidRequestError, NoClusterError, RayqError
 from rayq.metrics import Sample
-from rayq.wire.authentication import token_of_key
+from rayq.wire.authentication import ClientKey, text_of
 
 RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
@@ -97,17 +97,19 @@ class Cluster(ClientFactory):
     def __init__(
         self,
         addresses: str | Iterable[str | Address],
-        key: bytes,
+        key: ClientKey,
         *,
         cluster_id: str | None = None,
         name: str = "default",
         lifecycle: Lifecycle | None = None,
         config: ClusterConfig | None = None,
+        client_id: str = "",
     ) -> None:
         """`addresses` are the `host:port` (port 9392 by default), or pairs, of some brokers. `key`
-        is the client key (`rayq.wire.authentication`). `cluster_id` is the id that the cluster must
-        have; None accepts any. Only the TLS files and limits of `config` are used."""
-        access = ClusterAccess(addresses, key, cluster_id, config or ClusterConfig())
+        is the client key, or a principal's token (`rayq.wire.authentication`). `cluster_id` is the
+        id that the cluster must have; None accepts any. Only the TLS files and limits of `config`
+        are used. `client_id` names this program to the servers."""
+        access = ClusterAccess(addresses, key, cluster_id, config or ClusterConfig(), client_id)
         super().__init__(access)
         self.name = name
         self._lifecycle = lifecycle
@@ -169,7 +171,7 @@ class Cluster(ClientFactory):
     def token(self) -> str:
         """The token that a client outside Ray needs besides an address: `rayq.connect(address,
         token=...)`. Treat it as a password."""
-        return token_of_key(self._access.key)
+        return text_of(self._access.key)
 
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
         """Adds addresses of brokers, which may have moved since this object was made. Raises
@@ -186,8 +188,9 @@ class Cluster(ClientFactory):
         return f"<{type(self).__name__} {self.name!r} at {', '.join(self.addresses)}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self.addresses, self._access.key, self.cluster_id, self.name)
-        return _unpickled, (*arguments, self._lifecycle, self._access.config)
+        access = self._access
+        arguments = (self.addresses, access.key, self.cluster_id, self.name)
+        return _unpickled, (*arguments, self._lifecycle, access.config, access.client_id)
 
     # --- consumer pools -------------------------------------------------------------------------
 
@@ -425,11 +428,12 @@ os.register_at_fork(after_in_child=Cluster._running_here.clear)
 
 def _unpickled(
     addresses: list[str],
-    key: bytes,
+    key: ClientKey,
     cluster_id: str | None,
     name: str,
     lifecycle: Lifecycle | None,
     config: ClusterConfig,
+    client_id: str = "",
 ) -> Cluster:
     return Cluster(
         addresses,
@@ -438,4 +442,5 @@ def _unpickled(
         name=name,
         lifecycle=lifecycle,
         config=config,
+        client_id=client_id,
     )

@@ -14,7 +14,7 @@ from rayq.client.environment import process_name, system_environment
 from rayq.config import ClusterConfig
 from rayq.environment import Address
 from rayq.errors import ClosedError, ConfigError
-from rayq.wire.authentication import Identity
+from rayq.wire.authentication import ClientKey, Identity
 
 
 class ClusterAccess:
@@ -27,15 +27,18 @@ class ClusterAccess:
     def __init__(
         self,
         addresses: str | Iterable[str | Address],
-        key: bytes,
+        key: ClientKey,
         cluster_id: str | None,
         config: ClusterConfig,
+        client_id: str = "",
     ) -> None:
         """Takes the arguments of `Cluster`. Raises ConfigError."""
         self._bootstrap = parse_addresses(addresses)
         if not self._bootstrap:
             raise ConfigError("A cluster needs the address of at least one broker, host:port.")
         self.key = key
+        self.client_id = client_id
+        Identity.of_client(key, cluster_id, client_id=client_id)  # Checks it.
         self.config = config
         self.is_closed = False
         self._cluster_id = cluster_id
@@ -76,7 +79,7 @@ class ClusterAccess:
 
     def new_client(self) -> Client:
         """Makes a client for the running loop that is not shared."""
-        identity = Identity(role="client", key=self.key, cluster_id=self._cluster_id, broker=None)
+        identity = Identity.of_client(self.key, self._cluster_id, client_id=self.client_id)
         environment = system_environment(self.config)
         client = Client(environment, identity, self._bootstrap, self.config, name=process_name())
         self._clients.add(client)
@@ -84,7 +87,9 @@ class ClusterAccess:
 
     def acquire(self) -> tuple[Client, Callable[[], None]]:
         """The shared client for the running loop, and the function that gives it back."""
-        client, release = _acquire((self._goes_to, self.key, self.config), self.new_client)
+        # Principals share no client: each connection has the rights of one.
+        shared_by = (self._goes_to, self.key, self.client_id, self.config)
+        client, release = _acquire(shared_by, self.new_client)
         self._clients.add(client)
         client.add_bootstrap(self._bootstrap)
         return client, release

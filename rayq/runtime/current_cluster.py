@@ -17,7 +17,7 @@ from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.cluster import Cluster, Lifecycle
 from rayq.config import ClusterConfig, parse_stored
 from rayq.errors import AuthenticationError, ConfigError, RayqError
-from rayq.wire.authentication import HasSecret, key_of_token
+from rayq.wire.authentication import HasSecret, client_key_of
 
 
 class Current(HasSecret, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def cluster_of(current: Current, lifecycle: Lifecycle | None = None) -> Cluster:
     """Asks no server yet. Raises ConfigError for what is no address, token or config."""
     return Cluster(
         current.brokers,
-        key_of_token(current.token),
+        client_key_of(current.token),
         name=current.name,
         config=parse_stored(ClusterConfig, current.config),
         lifecycle=lifecycle,

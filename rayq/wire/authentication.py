@@ -27,6 +27,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -44,7 +45,7 @@ from rayq.messages.access import Salt
 from rayq.messages.acls import PrincipalName
 from rayq.wire.codec import ENCODER, decode
 from rayq.wire.scram import ITERATIONS, Verifier, client_keys, decoy_salt, prove, proven
-from rayq.wire.tokens import PrincipalToken
+from rayq.wire.tokens import PrincipalToken, is_principal_token, principal_token
 
 HANDSHAKE_VERSION = 1
 """The version byte of handshake frames. Their layout (append-only arrays) never changes."""
@@ -106,6 +107,21 @@ def key_of_token(token: str) -> bytes:
     return key
 
 
+ClientKey = bytes | PrincipalToken
+"""What a client proves: the cluster's client key, which makes it the superuser, or the token of a
+principal."""
+
+
+def client_key_of(token: str) -> ClientKey:
+    """What the text of a token stands for. Raises ConfigError."""
+    return principal_token(token) if is_principal_token(token) else key_of_token(token)
+
+
+def text_of(key: ClientKey) -> str:
+    """The token that `client_key_of` takes."""
+    return token_of_key(key) if isinstance(key, bytes) else key.text
+
+
 class HasSecret(msgspec.Struct, frozen=True):
     """Base of the structs that carry the cluster's `secret` or a `token`. Their repr hides both,
     since it ends up in logs, tracebacks and notebooks."""
@@ -138,6 +154,25 @@ class Identity:
     """The principal for which a server opens the connection, and whose rights it then has."""
     client_id: str = ""
     """A name that the client gives itself, for quotas and for people. Nothing proves it."""
+
+    @classmethod
+    def of_client(
+        cls, key: ClientKey, cluster_id: str | None, *, client_id: str = ""
+    ) -> Identity:
+        """The identity of a client. Raises ConfigError for a client id that is none."""
+        if len(client_id) > CLIENT_ID_LENGTH_MAX or re.search(r"[\x00-\x1f\x7f]", client_id):
+            raise ConfigError(
+                f"client_id {client_id[:CLIENT_ID_LENGTH_MAX]!r} is none: use at most "
+                f"{CLIENT_ID_LENGTH_MAX} characters, without control characters."
+            )
+        return cls(
+            role="client",
+            key=key if isinstance(key, bytes) else b"",
+            cluster_id=cluster_id,
+            broker=None,
+            token=None if isinstance(key, bytes) else key,
+            client_id=client_id,
+        )
 
     def handshake_key(self, role: Role) -> bytes:
         """The key of both proofs in a handshake whose client has this `role`."""

@@ -21,7 +21,7 @@ from rayq.runtime.current_cluster import Current
 from rayq.runtime.kept_settings import DEFAULT_NAME
 from rayq.runtime.ray.specs import ClusterSpec
 from rayq.runtime.ray.token import use_ray_token
-from rayq.wire.authentication import client_key, key_of_token
+from rayq.wire.authentication import client_key, client_key_of
 
 CONNECT_TIMEOUT_S = 60.0
 """Default of how long `connect` waits for a controller's process that is being started again."""
@@ -92,6 +92,7 @@ def connect(
     *,
     name: str | None = None,
     token: str | None = None,
+    client_id: str = "",
     timeout_s: float = CONNECT_TIMEOUT_S,
     **config: Unpack[ClusterKeywords],
 ) -> Cluster:
@@ -103,7 +104,9 @@ def connect(
     or that RAY_ADDRESS names; else, unless that Ray may be one of others, the one that `rayq start`
     has started on this machine. With `address`, "host:port" of any of its brokers, several with
     commas: from outside Ray, with `token`, else RAYQ_TOKEN, else that of the cluster that `rayq
-    start` has started here, else the file ~/.rayq/token. `config` are the TLS fields of
+    start` has started here, else the file ~/.rayq/token. It is the cluster's token, or that of a
+    principal (`rayq2-...`), whose rights the connection then has. `client_id` names this program
+    to the servers, for quotas and for people. `config` are the TLS fields of
     `rayq.config.ClusterConfig`.
 
     While Ray starts the controller's process again, this waits, for `timeout_s` at most.
@@ -115,9 +118,12 @@ def connect(
         if token is None:
             token, known = current_cluster.saved_access(address)
             options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
-        key = key_of_token(token.strip())
         return Cluster(
-            address, key=key, name=name or DEFAULT_NAME, config=options
+            address,
+            key=client_key_of(token),
+            name=name or DEFAULT_NAME,
+            config=options,
+            client_id=client_id,
         ).make_current()
     local = Cluster.running_here(name)
     if local is not None:
