@@ -57,8 +57,8 @@ def end_answered_before_it_is_committed() -> list[Patch]:
 def only_what_is_open_fenced() -> list[Patch]:
     init_producer = transaction_changes._init_producer
 
-    def mutated(state: Any, request: Any, now_ms: int) -> Any:
-        records = init_producer(state, request, now_ms)
+    def mutated(state: Any, request: Any, *others: Any) -> Any:
+        records = init_producer(state, request, *others)
         transactional_id = request.transactional_id
         before = state.ids.get(transactional_id)
         if before is None or not records or before.next in state.transactions:
@@ -175,9 +175,9 @@ def joined_without_epoch() -> list[Patch]:
         return Step.APPEND if step is Step.JOIN and had_joined else step
 
     def marker(self: Any, *key: int, **log: Any) -> Any:
-        joined = set(self._joined)
+        joined = dict(self._joined)
         is_new = before(self, *key, **log)
-        self._joined |= joined
+        self._joined.update(joined)
         return is_new
 
     before = TransactionAdmission.marker

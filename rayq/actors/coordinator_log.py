@@ -126,7 +126,7 @@ class CoordinatorLog(Generic[RecordT]):
         )
         try:
             batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
-            outcome = self._leader.produce(request, memoryview(batch))
+            outcome = self._leader.produce(request, memoryview(batch), principal=None)
         except RayqError as error:
             self._on_failure(error)
             return

@@ -71,18 +71,26 @@ class Peers:
 
     # --- coordinators -----------------------------------------------------------------------
 
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
-        """Returns once the partition is a participant of the transaction, durably. Raises
-        TransactionEndedError, TransactionLimitError, and TimeoutError if no coordinator answers
-        within `PATIENCE_S`."""
+    async def join(
+        self,
+        family: int,
+        epoch: int,
+        topic_id: str,
+        partition: int,
+        *,
+        principal: str | None,
+    ) -> None:
+        """Returns once the partition is a participant of the transaction, durably, in which the
+        principal may write. Raises TransactionEndedError, TransactionLimitError,
+        AuthorizationError, and TimeoutError if no coordinator answers within `PATIENCE_S`."""
 
         def build(where: str, number: int, leader_epoch: int) -> messages.JoinTransaction:
             return messages.JoinTransaction(
-                where, number, leader_epoch, family, epoch, topic_id, partition
+                where, number, leader_epoch, family, epoch, topic_id, partition, principal
             )
 
         await self._once(
-            ("join", family, epoch, topic_id, partition),
+            ("join", family, epoch, topic_id, partition, principal),
             lambda: self._ask_coordinator(family, build),
         )
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import PrincipalName, Right, Rights
 from rayq.messages.any_broker import ChangeResponse
 from rayq.messages.base import (
     Answerer,
@@ -55,8 +55,9 @@ class InitProducerResponse(Response, frozen=True):
 
 class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
     """Makes `owner` the only producer of a transactional id: the previous owner's open transaction
-    is aborted, and that owner is fenced. A repetition by the present owner answers the same. Raises
-    ProducerFenced (a former owner asks), TransactionLimit."""
+    is aborted, and that owner is fenced. The family is then that of the owner's principal. A
+    repetition by the present owner answers the same. Raises ProducerFenced (a former owner asks),
+    TransactionLimit."""
 
     api: ClassVar[int] = 70
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
@@ -223,13 +224,17 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
 class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
     """Sent by the leader of a partition before it appends the transaction's first batch (or by the
     group coordinator, before it takes positions): from now on the partition gets a marker when the
-    transaction ends. Answers once that is committed. Raises TransactionEnded, TransactionLimit."""
+    transaction ends. Answers once that is committed. Raises TransactionEnded, TransactionLimit, and
+    Authorization if the family is another principal's."""
 
     api: ClassVar[int] = 54
     family: Family
     epoch: TransactionEpoch
     participant_topic_id: Id
     participant_partition: Partition
+    principal: PrincipalName | None = None
+    """The principal that sent the batch or the positions. None: a superuser, or an older leader
+    asks."""
 
 
 OUTCOMES_OVER = ("committed", "aborted", "unknown")

@@ -51,7 +51,7 @@ Transaction = tuple[int, int]
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test is the coordinator."""
 
-    async def join(*_: object) -> None:
+    async def join(*_: object, principal: object) -> None:
         """The coordinator agrees."""
 
     monkeypatch.setattr(Peers, "join", join)

@@ -104,7 +104,7 @@ def test_what_no_coordinator_knows_is_found_and_aborted(
 ) -> None:
     topic, admin = new_topic(partitions=2), cluster.admin
 
-    async def join(*_: object) -> None:
+    async def join(*_: object, principal: object) -> None:
         """The coordinator agrees, and forgets it."""
 
     with cluster.producer(transactional_id="known") as producer:
@@ -138,7 +138,7 @@ def test_positions_of_a_transaction_that_its_coordinator_forgot_hang_no_group(
     topic, admin = new_topic(partitions=1), cluster.admin
     group, place = f"of-{topic}", TopicPartition(topic, 0)
 
-    async def join(*_: object) -> None:
+    async def join(*_: object, principal: object) -> None:
         """The coordinator agrees, and forgets it."""
 
     async def told(*_: object) -> str:
@@ -222,7 +222,7 @@ def test_the_command_finds_what_hangs(
 ) -> None:
     rayq = rayq_command
 
-    async def join(*_: object) -> None:
+    async def join(*_: object, principal: object) -> None:
         """The coordinator agrees, and forgets it."""
 
     with monkeypatch.context() as patch:

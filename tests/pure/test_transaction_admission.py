@@ -22,16 +22,21 @@ def admission(*joined: int) -> TransactionAdmission:
     """One in which these epochs of the family have joined."""
     made = TransactionAdmission()
     for epoch in joined:
-        made.joined(FAMILY, epoch, ended_epoch=-1)
+        made.joined(FAMILY, epoch, principal=None, ended_epoch=-1)
     return made
 
 
 def step(
     made: TransactionAdmission, epoch: int, *, open_epoch: int | None = None, ended: int = -1,
-    count: int = 0, family: int = FAMILY,
+    count: int = 0, family: int = FAMILY, principal: str | None = None,
 ) -> Step:
     return made.batch(
-        family, epoch, open_epoch=open_epoch, ended_epoch=ended, open_count=count
+        family,
+        epoch,
+        principal=principal,
+        open_epoch=open_epoch,
+        ended_epoch=ended,
+        open_count=count,
     )
 
 
@@ -109,7 +114,7 @@ def test_a_partition_joins_a_sealed_transaction_anew_before_it_takes_more(has_jo
     made.seal(FAMILY, 5, open_epoch=5, ended_epoch=4)
     for open_epoch in (5, None):
         assert step(made, 5, open_epoch=open_epoch, ended=3) is Step.JOIN
-    made.joined(FAMILY, 5, ended_epoch=4)
+    made.joined(FAMILY, 5, principal=None, ended_epoch=4)
     assert step(made, 5) is Step.APPEND
     assert is_appended(made, 5, open_epoch=5, ended=4)
     with pytest.raises(TransactionEndedError):
@@ -131,7 +136,7 @@ def test_a_refused_marker_leaves_the_membership() -> None:
 
 def test_who_speaks_after_the_end_does_not_make_a_member() -> None:
     made = admission()
-    made.joined(FAMILY, 5, ended_epoch=5)
+    made.joined(FAMILY, 5, principal=None, ended_epoch=5)
     assert step(made, 5) is Step.JOIN
 
 
@@ -194,8 +199,8 @@ def test_a_seal_of_what_nobody_has_leaves_nothing() -> None:
 
 def test_a_marker_or_a_seal_ends_the_membership_of_its_transaction_alone() -> None:
     made = admission(4, 5, 6)
-    made.joined(OTHER, 5, ended_epoch=-1)
-    made.joined(OTHER, 6, ended_epoch=-1)
+    made.joined(OTHER, 5, principal=None, ended_epoch=-1)
+    made.joined(OTHER, 6, principal=None, ended_epoch=-1)
     made.seal(FAMILY, 6, open_epoch=None, ended_epoch=-1)
     assert is_appended(made, 5)
     assert [step(made, epoch) for epoch in (4, 5, 6)] == [Step.APPEND, Step.JOIN, Step.JOIN]
@@ -205,9 +210,20 @@ def test_a_marker_or_a_seal_ends_the_membership_of_its_transaction_alone() -> No
 @pytest.mark.parametrize("ended, is_member", [(-1, True), (4, True), (5, False), (6, False)])
 def test_a_partition_joins_what_has_not_ended(ended: int, is_member: bool) -> None:
     made = admission()
-    made.joined(FAMILY, 5, ended_epoch=ended)
+    made.joined(FAMILY, 5, principal=None, ended_epoch=ended)
     assert step(made, 5) is (Step.APPEND if is_member else Step.JOIN)
     assert step(made, 5, family=OTHER) is Step.JOIN
+
+
+def test_the_membership_of_one_principal_is_not_that_of_another() -> None:
+    made = admission(5)  # A superuser's.
+    assert step(made, 5, principal="orders") is Step.JOIN
+    made.joined(FAMILY, 5, principal="orders", ended_epoch=-1)
+    assert step(made, 5, principal="orders") is Step.APPEND
+    assert step(made, 5, principal="billing") is Step.JOIN
+    assert step(made, 5) is Step.APPEND
+    assert is_appended(made, 5)
+    assert step(made, 5, principal="orders") is Step.JOIN
 
 
 @pytest.mark.parametrize("coordinator, is_heard", [(6, False), (7, True), (8, True)])
@@ -259,7 +275,7 @@ def test_no_data_follow_their_marker_and_no_two_transactions_of_a_family_overlap
             assert open_epoch in (None, epoch) and epoch not in markers
             open_epoch = epoch
         elif needed is Step.JOIN and chance.random() < 0.5:
-            made.joined(FAMILY, epoch, ended_epoch=ended)
+            made.joined(FAMILY, epoch, principal=None, ended_epoch=ended)
         if chance.random() < 0.02:  # Another leads, by the same log.
             made = TransactionAdmission()
     assert markers == sorted(markers)

@@ -20,6 +20,7 @@ from rayq.core.transactions.records import (
 from rayq.core.transactions.state import TransactionState
 from rayq.errors import (
     AlreadyCommittedError,
+    AuthorizationError,
     CoordinatorLoadingError,
     InvalidRequestError,
     ProducerFencedError,
@@ -58,9 +59,11 @@ def end(of: Coordinator, key: TransactionKey = KEY, owner: str = "a", **how: Any
     return transaction_requests.end(of.state, "id", owner, key, **how, now_ms=of.now_ms)
 
 
-def init(of: Coordinator, owner: str, timeout_ms: int = 5_000, name: str = "id") -> list[Record]:
+def init(
+    of: Coordinator, owner: str, timeout_ms: int = 5_000, name: str = "id", **who: Any
+) -> list[Record]:
     return transaction_requests.init_producer(
-        of.state, name, owner, transaction_timeout_ms=timeout_ms, now_ms=of.now_ms
+        of.state, name, owner, transaction_timeout_ms=timeout_ms, now_ms=of.now_ms, **who
     )
 
 
@@ -90,6 +93,45 @@ def test_the_same_owner_changes_nothing_and_a_former_one_is_fenced() -> None:
     assert init(of, "a", 7_000) == []
     with pytest.raises(ProducerFencedError, match="Another producer has the transactional id 'id'"):
         init(of, "z")
+
+
+def test_a_family_is_its_owners_principals_and_goes_with_the_id_to_the_next() -> None:
+    of = Coordinator()
+    of.state.families = [4]
+    of.apply(init(of, "a", principal="orders"))
+    value = of.state.ids["id"]
+    assert value.principal == "orders"
+    assert init(of, "a", principal="orders") == []
+    # A superuser's repetition, and a new owner, of another principal that may write to the id.
+    assert init(of, "a") == [IdRecord("id", replace(value, principal=None))]
+    of.apply(init(of, "b", principal="billing"))
+    taken = of.state.ids["id"]
+    assert taken.principal == "billing" and taken.next == value.next._replace(epoch=1)
+    assert join_as(of, taken.next, "billing")
+    with pytest.raises(AuthorizationError):
+        join_as(of, taken.next, "orders")
+
+
+def join_as(of: Coordinator, key: TransactionKey, principal: str | None) -> list[Record]:
+    return transaction_requests.join(
+        of.state, key, P0, now_s=0, now_ms=of.now_ms, principal=principal
+    )
+
+
+@pytest.mark.parametrize("transaction", [None, OPEN, replace(OPEN, state="sealed")])
+def test_only_its_principal_and_superusers_write_in_a_transaction(transaction: Any) -> None:
+    of = begun(replace(VALUE, principal="orders"), transaction)
+    for stranger in ("billing", "order", "superuser"):
+        with pytest.raises(AuthorizationError, match=f"'{stranger}' may not write") as refused:
+            join_as(of, KEY, stranger)
+        assert "'id'" not in str(refused.value), "a family can be guessed, a name is not told"
+    assert (KEY in of.state.transactions) == (transaction is not None)
+    if transaction is not None and transaction.state == "sealed":
+        return
+    for writer in ("orders", None):
+        assert join_as(of, KEY, writer)
+    with pytest.raises(AuthorizationError):
+        join_as(begun(VALUE, transaction), KEY, "orders")  # A superuser's.
 
 
 def test_the_ten_latest_former_owners_are_known() -> None:

@@ -35,7 +35,7 @@ records = st.one_of(
         st.none()
         | st.builds(
             IdValue, names, numbers, keys, numbers, st.none() | st.builds(Outcome, keys, st.booleans()),
-            st.none() | names, st.lists(names, max_size=3).map(tuple),
+            st.none() | names, st.lists(names, max_size=3).map(tuple), st.none() | names,
         ),
     ),
     st.builds(
@@ -71,11 +71,11 @@ OPEN = TransactionValue("i", "open", 7, frozenset([("u", 1), ("t", 2), ("t", 0)]
     "record, key, value",
     [
         (IdRecord("i", None), ["id", "i"], None),
-        (IdRecord("i", IdValue("o", 1, KEY, 2)), ["id", "i"], [1, "o", 1, [9, 5], 2, None, None, []]),
+        (IdRecord("i", IdValue("o", 1, KEY, 2)), ["id", "i"], [1, "o", 1, [9, 5], 2, None, None, [], None]),
         (
             IdRecord("i", IdValue("o", 1, KEY, 2, Outcome(TransactionKey(9, 4), True), "n", ("p", "q"))),
             ["id", "i"],
-            [1, "o", 1, [9, 5], 2, [[9, 4], True], "n", ["p", "q"]],
+            [1, "o", 1, [9, 5], 2, [[9, 4], True], "n", ["p", "q"], None],
         ),
         (TransactionRecord(KEY, None), ["transaction", 9, 5], None),
         (
@@ -94,6 +94,14 @@ def test_what_stands_in_the_log_stays_readable(record: Record, key: Any, value: 
     written = msgspec.msgpack.encode(key), None if value is None else msgspec.msgpack.encode(value)
     assert encode(record) == written
     assert decode(*written) == record
+
+
+def test_an_id_of_an_older_rayq_is_a_superusers() -> None:
+    value = msgspec.msgpack.encode([1, "o", 1, [9, 5], 2, None, None, []])
+    expected = IdRecord("i", IdValue("o", 1, KEY, 2))
+    assert decode(encode(expected)[0], value) == expected
+    owned = IdRecord("i", IdValue("o", 1, KEY, 2, principal="orders"))
+    assert decode(*encode(owned)) == owned
 
 
 def test_a_transaction_of_an_older_rayq_was_never_touched() -> None:

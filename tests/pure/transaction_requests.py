@@ -22,10 +22,16 @@ def decide(
 
 
 def init_producer(
-    state: TransactionState, name: str, owner: str, *, transaction_timeout_ms: int, now_ms: int
+    state: TransactionState,
+    name: str,
+    owner: str,
+    *,
+    transaction_timeout_ms: int,
+    now_ms: int,
+    principal: str | None = None,
 ) -> list[Record]:
     request = messages.InitProducer(*WHERE, name, owner, transaction_timeout_ms)
-    return decide(state, request, now_ms=now_ms)
+    return [*changes.init_producer(state, request, Times(0, now_ms), principal).records]
 
 
 def join(
@@ -35,8 +41,9 @@ def join(
     *,
     now_s: float,
     now_ms: int,
+    principal: str | None = None,
 ) -> list[Record]:
-    request = messages.JoinTransaction(*WHERE, *key, *participant)
+    request = messages.JoinTransaction(*WHERE, *key, *participant, principal)
     return decide(state, request, now_s=now_s, now_ms=now_ms)
 
 

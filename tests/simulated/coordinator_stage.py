@@ -111,7 +111,7 @@ class Led:
         for key, value in records:
             batch = encode_batch([value], None if key is None else [key], timestamps_ms=1)
             request = messages.Produce(self.topic_id, self.partition, EPOCH, -1, 60_000)
-            answer = self.leader.produce(request, memoryview(batch))
+            answer = self.leader.produce(request, memoryview(batch), principal=None)
             if isinstance(answer, asyncio.Future):
                 await answer
 
@@ -123,10 +123,10 @@ class Led:
         """Each append fails from now on, or none does."""
 
         def produce(
-            request: messages.Produce, payload: memoryview
+            request: messages.Produce, payload: memoryview, *, principal: str | None
         ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
             if error is None:
-                return Leader.produce(self.leader, request, payload)
+                return Leader.produce(self.leader, request, payload, principal=principal)
             raise error
 
         self.leader.produce = produce  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from rayq.actors.peers import Peers
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
+    AuthorizationError,
     RayqError,
 )
 from rayq.messages.transaction_ids import make_family
@@ -35,10 +37,16 @@ class Transactions(Peers):
         self.gate = asyncio.Event()
         self.gate.set()
         self.refusal: RayqError | None = None
+        self.principal: str | None = None
+        """The principal of all families."""
 
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
+    async def join(
+        self, family: int, epoch: int, topic_id: str, partition: int, *, principal: str | None
+    ) -> None:
         self.joins.append((family, epoch, topic_id, partition))
         await self.gate.wait()
+        if principal not in (None, self.principal):
+            raise AuthorizationError(f"{principal!r} may not write in the transaction")
         if self.refusal is not None:
             raise self.refusal
 
@@ -175,12 +183,14 @@ class Groups(Led):
         member: str = "",
         member_epoch: int = 0,
         sequence: int = 1,
+        principal: str | None = None,
     ) -> list[tuple[str, int, str, str]]:
         offsets = [messages.OffsetCommit("T", one, offset, None, "") for one in partitions]
         answer = await self.ask(
             messages.CommitOffsets(
                 *WHERE, "g", member, member_epoch, sequence, offsets, transaction
-            )
+            ),
+            dataclasses.replace(self.peer, principal=principal),
         )
         return answer.refused
 

@@ -184,7 +184,8 @@ class QueueStage:
         batch = encode_batch(
             list(values), keys, headers, timestamps_ms=1, is_chunk=is_chunk, is_large=is_large
         )
-        self.leader.produce(messages.Produce("id", 0, self.epoch, -1, 30_000), memoryview(batch))
+        request = messages.Produce("id", 0, self.epoch, -1, 30_000)
+        self.leader.produce(request, memoryview(batch), principal=None)
         if is_committed:
             await self.copied()
 

@@ -53,7 +53,7 @@ class _Played:
         )
 
     def _produce(
-        self, request: messages.Produce, batch: memoryview
+        self, request: messages.Produce, batch: memoryview, *, principal: str | None
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
         if self.refusal is not None:
             raise self.refusal

@@ -9,6 +9,7 @@ import pytest
 
 from rayq import messages
 from rayq.errors import (
+    AuthorizationError,
     OffsetPendingError,
     TimeoutError,
     TransactionEndedError,
@@ -51,6 +52,26 @@ def test_a_transaction_joins_once_for_all_its_positions() -> None:
         assert len(led.transactions.joins) == 1
         await led.end()
         assert await led.fetch() == {0: 5, 1: 4}
+
+    coordinating(work)
+
+
+def test_a_stranger_puts_no_positions_into_a_transaction() -> None:
+    async def work(led: Groups) -> None:
+        led.transactions.principal = "orders"
+        await led.send(3, 0, principal="orders")
+        await led.send(4, 0, sequence=2, principal="orders")
+        assert len(led.transactions.joins) == 1
+        for _ in range(2):
+            with pytest.raises(AuthorizationError):
+                await led.send(9, 1, sequence=3, principal="billing")
+        await led.send(5, 0, sequence=4, principal="orders")
+        await led.end()
+        assert await led.fetch() == {0: 5}
+        led.transactions.principal = "billing"  # It owns the transactional id by now.
+        with pytest.raises(AuthorizationError):
+            await led.send(9, 0, transaction=(FAMILY, 1), principal="orders")
+        await led.send(6, 0, transaction=(FAMILY, 1), principal="billing")
 
     coordinating(work)
 

@@ -13,6 +13,7 @@ from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import MARKER_WAIT_S, OPEN_MAX_S
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
+    AuthorizationError,
     CoordinatorLoadingError,
     FencedEpochError,
     InvalidRecordError,
@@ -238,6 +239,66 @@ def test_a_topic_that_does_not_wait_for_its_disk_takes_no_transactions() -> None
         assert await led.written(7) == 0
 
     leading(work, config={"flush": "os"})
+
+
+# --- principals -----------------------------------------------------------------------------------
+
+
+def test_a_stranger_does_not_write_in_a_transaction_that_has_joined() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.principal = "orders"
+        written = led.waiting(principal="orders")
+        await led.settle()
+        forged = led.waiting(sequence=1, principal="billing")
+        await led.settle()
+        with pytest.raises(AuthorizationError):
+            forged.result()
+        assert led.end == 1
+        own = led.produce(sequence=1, principal="orders")
+        assert isinstance(own, asyncio.Future), "it waits for the copy alone"
+        await led.copied()
+        assert [written.result().base_offset, own.result().base_offset] == [0, 1]
+        assert len(led.coordinators.asked) == 2
+        assert await led.written(sequence=2) == 2, "a superuser may"
+
+    leading(work)
+
+
+def test_what_a_stranger_sends_holds_up_nobody() -> None:
+    """His batch waits for the end of the transaction that is open; others do not wait behind it."""
+
+    async def work(led: Led) -> None:
+        led.coordinators.principal = "orders"
+        first = led.waiting(principal="orders")
+        await led.settle()
+        later = led.waiting(epoch=7, principal="billing")
+        own = led.produce(sequence=1, principal="orders")
+        await led.copied()
+        assert isinstance(own, asyncio.Future)
+        assert first.result().base_offset == 0 and own.result().base_offset == 1
+        assert not later.done()
+        await led.ended()
+        await led.settle()
+        with pytest.raises(AuthorizationError):
+            later.result()
+        assert led.end == 3, "two records and their marker"
+
+    leading(work)
+
+
+def test_a_join_that_a_seal_overtakes_counts_for_no_principal() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.principal = "orders"
+        led.coordinators.answers_at_once = False
+        waiting = led.waiting(principal="orders")
+        await led.settle()
+        led.seal()
+        led.coordinators.answer()
+        await led.settle()
+        assert not waiting.done() and led.end == 0
+        assert len(led.coordinators.asked) == 2, "it asks again"
+
+    leading(work)
 
 
 # --- markers --------------------------------------------------------------------------------------

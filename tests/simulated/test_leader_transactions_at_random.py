@@ -38,7 +38,9 @@ class Coordinator(Peers):
         self.members: dict[Key, None] = {}
         self.outcomes: dict[Key, bool] = {}
 
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
+    async def join(
+        self, family: int, epoch: int, topic_id: str, partition: int, *, principal: str | None
+    ) -> None:
         if epoch != self.epochs[family]:
             raise TransactionEndedError("over")
         self.members[family, epoch] = None
@@ -106,7 +108,7 @@ class Partition:
             number = (family, epoch, sequence)
             assert self.acknowledged.setdefault(number, answer.base_offset) == answer.base_offset
 
-        self._ask(lambda: self.leader.produce(request, memoryview(payload)), acknowledged)
+        self._ask(lambda: self.leader.produce(request, memoryview(payload), principal=None), acknowledged)
 
     def mark(self, key: Key) -> None:
         request = messages.WriteMarker(

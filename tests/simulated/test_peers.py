@@ -199,11 +199,11 @@ def test_a_topic_is_gone_once_it_was_missing_for_long() -> None:
 
 def test_one_question_is_under_way_for_all_who_join_alike() -> None:
     async def work(of: Servers) -> None:
-        await asyncio.gather(*(of.peers.join(FAMILY, 3, "T", 0) for _ in range(5)))
+        await asyncio.gather(*(of.peers.join(FAMILY, 3, "T", 0, principal=None) for _ in range(5)))
         assert of.hosts == ["host-1"], "the family names the coordinator's partition"
         request = of.asked[0][1]
         assert (request.topic_id, request.partition, request.family) == ("S", 1, FAMILY)
-        await asyncio.gather(of.peers.join(FAMILY, 3, "T", 1), of.peers.join(FAMILY, 4, "T", 1))
+        await asyncio.gather(of.peers.join(FAMILY, 3, "T", 1, principal=None), of.peers.join(FAMILY, 4, "T", 1, principal=None))
         assert len(of.asked) == 3
 
     played(work)
@@ -212,11 +212,11 @@ def test_one_question_is_under_way_for_all_who_join_alike() -> None:
 def test_questions_are_repeated_while_coordinators_move_and_begin() -> None:
     async def work(of: Servers) -> None:
         of.fails(CoordinatorLoadingError("."), NotLeaderError("."), UnknownTopicError("."))
-        await of.peers.join(FAMILY, 3, "T", 0)
+        await of.peers.join(FAMILY, 3, "T", 0, principal=None)
         assert len(of.asked) == 4
         of.fails(TransactionEndedError("late"))
         with pytest.raises(TransactionEndedError):
-            await of.peers.join(FAMILY, 3, "T", 0)
+            await of.peers.join(FAMILY, 3, "T", 0, principal=None)
 
     played(work)
 
@@ -227,7 +227,7 @@ def test_without_an_answer_a_question_ends_in_time() -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         with pytest.raises(TimeoutError, match="__transaction_state"):
-            await of.peers.join(FAMILY, 3, "T", 0)
+            await of.peers.join(FAMILY, 3, "T", 0, principal=None)
         assert PATIENCE_S - 2 < loop.time() - began_s <= PATIENCE_S
         with pytest.raises(UnknownTopicError):
             await of.peers.coordinators()
@@ -257,7 +257,7 @@ def test_each_question_says_all_that_its_caller_said() -> None:
             return messages.Done()
 
         of.answer = answer
-        await of.peers.join(FAMILY, 3, "T", 9)
+        await of.peers.join(FAMILY, 3, "T", 9, principal=None)
         await of.peers.abort(FAMILY, 4)
         assert await of.peers.outcome(FAMILY, 5) == "open"
         assert of.asked == [
@@ -287,9 +287,9 @@ def test_questions_that_differ_are_asked_apart_and_equal_ones_together() -> None
         await asyncio.gather(*(of.peers.abort(*one) for one in 2 * [(FAMILY, 0), (FAMILY, 1)]))
         assert len(of.asked) == 5
         joins = [(FAMILY, 0, "T", 0), (FAMILY, 0, "T", 1), (FAMILY, 0, "U", 0), (FAMILY, 1, "T", 0)]
-        await asyncio.gather(*(of.peers.join(*one) for one in 2 * joins))
+        await asyncio.gather(*(of.peers.join(*one, principal=None) for one in 2 * joins))
         assert len(of.asked) == 9
-        await of.peers.join(*joins[0])
+        await of.peers.join(*joins[0], principal=None)
         assert len(of.asked) == 10, "an answer is for those who waited for it"
 
     played(work)
@@ -298,7 +298,7 @@ def test_questions_that_differ_are_asked_apart_and_equal_ones_together() -> None
 def test_who_gives_up_a_question_leaves_it_to_the_others() -> None:
     async def work(of: Servers) -> None:
         of.fails(*(NotLeaderError(".") for _ in range(3)), TransactionEndedError("late"))
-        waiting = [asyncio.ensure_future(of.peers.join(FAMILY, 3, "T", 0)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(of.peers.join(FAMILY, 3, "T", 0, principal=None)) for _ in range(3)]
         await asyncio.sleep(0.01)
         waiting[0].cancel()
         found = await asyncio.gather(*waiting, return_exceptions=True)
@@ -316,7 +316,7 @@ def test_a_question_ends_with_its_process() -> None:
 
         of.answer = answer
         before = set(asyncio.all_tasks())
-        waiting = asyncio.ensure_future(of.peers.join(FAMILY, 3, "T", 0))
+        waiting = asyncio.ensure_future(of.peers.join(FAMILY, 3, "T", 0, principal=None))
         await asyncio.sleep(0.1)
         for task in asyncio.all_tasks() - before - {waiting}:
             task.cancel()
@@ -336,7 +336,7 @@ def test_a_question_is_repeated_less_and_less_often() -> None:
 
         of.answer = answer
         with pytest.raises(TimeoutError) as told:
-            await of.peers.join(FAMILY, 3, "T", 0)
+            await of.peers.join(FAMILY, 3, "T", 0, principal=None)
         assert told.value.message == (
             "The coordinator of transactions in __transaction_state-1 did not answer for 30 s: "
             "not yet"

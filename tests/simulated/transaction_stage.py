@@ -14,6 +14,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import (
+    AuthorizationError,
     CoordinatorLoadingError,
     RayqError,
     TimeoutError,
@@ -37,6 +38,8 @@ class Coordinators(Peers):
     def __init__(self) -> None:  # It has no network.
         self.answers_at_once = True
         self.refusal: RayqError | None = None
+        self.principal: str | None = None
+        """The principal of all families; only superusers may write in those of None."""
         self.asked: list[tuple[int, int, str, int]] = []
         self.outcomes: dict[tuple[int, int], str] = {}
         self.asked_outcomes: list[tuple[int, int]] = []
@@ -45,11 +48,15 @@ class Coordinators(Peers):
     def answer(self, family: int = FAMILY) -> None:
         self.answers[family].set_result(None)
 
-    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
+    async def join(
+        self, family: int, epoch: int, topic_id: str, partition: int, *, principal: str | None
+    ) -> None:
         self.asked.append((family, epoch, topic_id, partition))
         if not self.answers_at_once:
             self.answers[family] = asyncio.get_running_loop().create_future()
             await self.answers[family]
+        if principal not in (None, self.principal):
+            raise AuthorizationError(f"{principal!r} may not write in the transaction")
         if self.refusal is not None:
             raise self.refusal
 
@@ -113,19 +120,19 @@ class Led:
     def produce(
         self, family: int | None = FAMILY, epoch: int = 0, sequence: int = 0, *,
         acks: int = -1, timeout_ms: int = 30_000, is_transactional: bool | None = None,
-        is_numbered: bool = True,
+        is_numbered: bool = True, principal: str | None = None,
     ) -> Answer:
         payload = batch_of(
             family, epoch, sequence, is_transactional=is_transactional, is_numbered=is_numbered
         )
         request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
-        return self.leader.produce(request, memoryview(payload))
+        return self.leader.produce(request, memoryview(payload), principal=principal)
 
     def waiting(
         self, family: int | None = FAMILY, epoch: int = 0, sequence: int = 0,
-        timeout_ms: int = 30_000,
+        timeout_ms: int = 30_000, principal: str | None = None,
     ) -> asyncio.Future[messages.ProduceResponse]:
-        found = self.produce(family, epoch, sequence, timeout_ms=timeout_ms)
+        found = self.produce(family, epoch, sequence, timeout_ms=timeout_ms, principal=principal)
         assert isinstance(found, asyncio.Future)
         return found
 

@@ -90,6 +90,8 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         self._peers = peers
         self._aborts: set[group_transactions.Transaction] = set()
         """Transactions that are being aborted because their members are gone."""
+        self._principals: dict[int, tuple[int, str]] = {}
+        """Epoch and principal of each open family whose coordinator let a named principal join."""
         self._topic_id = assignment.topic_id
         self._partitions = assignment.partitions
         """Number of partitions of `__consumer_offsets`. 0: from an older broker; then the topics
@@ -210,18 +212,31 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
 
     # --- offsets ----------------------------------------------------------------------------
 
-    @answers(messages.CommitOffsets)
-    async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
+    @answers_peer(messages.CommitOffsets)
+    async def commit(
+        self, peer: Peer, request: messages.CommitOffsets, _: memoryview
+    ) -> messages.CommitOffsetsResponse:
         """See `messages.CommitOffsets`."""
         transaction, decide = request.transaction, group_offsets.commit
         if transaction is not None:
             decide = group_transactions.commit
-            if not group_transactions.has_joined(self.state, *transaction):
-                await self._peers.join(*transaction, self._topic_id, self._partition)
+            if not self._has_joined(*transaction, peer.principal):
+                await self._peers.join(
+                    *transaction, self._topic_id, self._partition, principal=peer.principal
+                )
                 # Everything is checked after the join: the member may have lost its partitions
                 # meanwhile.
                 await self._admit(request)
+                if peer.principal is not None:
+                    family, epoch = transaction
+                    self._principals[family] = epoch, peer.principal
         return await self._answer(lambda: decide(self.state, request, self._times()))
+
+    def _has_joined(self, family: int, epoch: int, principal: str | None) -> bool:
+        """Returns whether a commit needs no question to the transaction's coordinator."""
+        return group_transactions.has_joined(self.state, family, epoch) and (
+            principal is None or self._principals.get(family) == (epoch, principal)
+        )
 
     async def _abort(self, transaction: group_transactions.Transaction) -> None:
         try:
@@ -335,6 +350,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
     def _fail_all(self, error: RayqError) -> None:
         super()._fail_all(error)
         self._has_topics = False
+        self._principals.clear()
         for key in list(self._held):
             self._release(key)
         for closed in self._watched:
@@ -414,6 +430,8 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         )
         if goes_on:
             self._append(group_transactions.forget_ended(self.state, now_ms=old_ms))
+            for family in self._principals.keys() - self.state.transactions.keys():
+                del self._principals[family]
         if goes_on and self._has_topics:
             gone = group_offsets.topics_gone(self.state, now_s=now_s)
             if gone:

@@ -238,7 +238,9 @@ class Leader:
         self, peer: Peer, request: messages.Produce, payload: memoryview
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
         check_not_internal(self._assignment.topic)
-        return self.produce(request, payload, is_move=peer.role == "server")
+        return self.produce(
+            request, payload, principal=peer.principal, is_move=peer.role == "server"
+        )
 
     @answers_peer(messages.Fetch)
     def _answer_fetch(
@@ -247,9 +249,14 @@ class Leader:
         return self.reads.fetch(request, peer.room)
 
     def produce(
-        self, request: messages.Produce, payload: memoryview, *, is_move: bool = False
+        self,
+        request: messages.Produce,
+        payload: memoryview,
+        *,
+        principal: str | None,
+        is_move: bool = False,
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
-        """Appends the payload's batch. See `messages.Produce` for the errors. `is_move`: a queue's
+        """Appends a principal's batch. See `messages.Produce` for the errors. `is_move`: a queue's
         leader sends it, so the chunks of a large value may be elsewhere, and the record may be
         unreadable."""
         leader, log = self.state, self._replica_log.log
@@ -269,7 +276,7 @@ class Leader:
             now_ms=self._environment.clock.wall_ms(),
         )
         if is_transactional(header.producer_id):
-            waiting = self.transactions.admit(request, payload, header)
+            waiting = self.transactions.admit(request, payload, header, principal)
             if waiting is not None:
                 return waiting
         duplicate = log.producers.check(header)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from rayq import messages
 from rayq.actors.handlers import answers
@@ -20,6 +20,7 @@ from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.transactions.admission import Step, TransactionAdmission
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     NotLeaderError,
     OpenTransactionError,
@@ -48,10 +49,22 @@ OPEN_MAX_S = 16 * 60.0
 ends after at most 15 minutes, and its marker comes soon after. That of a job may be open for an
 hour."""
 ASK_AGAIN_S = 60.0
+FINAL_REFUSALS = (TransactionEndedError, TransactionLimitError, AuthorizationError)
+"""The answers of a coordinator to a join that no repetition changes."""
 
 Key = tuple[int, int]
 """A transaction: `(family, epoch)`."""
+Writer = tuple[int, str | None]
+"""A family and a principal: batches of different writers do not wait for each other."""
 Answer = messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]
+
+
+class _Produce(Protocol):
+    """Appends a batch as the leader does: `Leader.produce`."""
+
+    def __call__(
+        self, request: messages.Produce, payload: memoryview, *, principal: str | None
+    ) -> Answer: ...
 
 
 class _WaitingBatch(NamedTuple):
@@ -89,7 +102,7 @@ class LeaderTransactions:
         peers: Peers,
         *,
         append_marker: Callable[[Marker], None],
-        produce: Callable[[messages.Produce, memoryview], Answer],
+        produce: _Produce,
         check: Callable[[], None],
     ) -> None:
         self._replica_log = replica_log
@@ -102,10 +115,11 @@ class LeaderTransactions:
         self._check = check
         self._where = replica_log.where
         self._admission = TransactionAdmission()
-        self._waiting: dict[int, list[_WaitingBatch]] = {}
-        """Waiting batches by family, in the order of arrival."""
-        self._joining: dict[Key, asyncio.Task[None]] = {}
-        self._sealed_meanwhile: set[Key] = set()
+        self._waiting: dict[Writer, list[_WaitingBatch]] = {}
+        """Waiting batches, in the order of arrival."""
+        self._joining: dict[tuple[int, int, str | None], asyncio.Task[None]] = {}
+        """Questions to coordinators, by family, epoch and principal."""
+        self._sealed_meanwhile: set[tuple[int, int, str | None]] = set()
         """Transactions among those that are joining: the answer may be from before the seal."""
         self._markers: Purgatory[messages.Done] = Purgatory()
         self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
@@ -136,11 +150,15 @@ class LeaderTransactions:
     # --- batches ----------------------------------------------------------------------------
 
     def admit(
-        self, request: messages.Produce, payload: memoryview, header: BatchHeader
+        self,
+        request: messages.Produce,
+        payload: memoryview,
+        header: BatchHeader,
+        principal: str | None,
     ) -> asyncio.Future[messages.ProduceResponse] | None:
-        """Returns None if the batch of a transaction may be appended now. Else returns its answer:
-        the batch waits for its turn, and later batches of its family wait behind it. Raises
-        InvalidRequestError, TransactionEndedError, TransactionLimitError."""
+        """Returns None if the principal's batch of a transaction may be appended now. Else returns
+        its answer: the batch waits for its turn, and later batches of its family and principal wait
+        behind it. Raises InvalidRequestError, TransactionEndedError, TransactionLimitError."""
         if self._replica_log.topic_config.flush == "os":
             raise InvalidRequestError(
                 f'{self._where} takes no transactions: its topic says flush="os", so that a part '
@@ -154,61 +172,74 @@ class LeaderTransactions:
             )
         assert header.producer_id is not None
         family, epoch = family_of(header.producer_id), header.producer_epoch
-        if family not in self._waiting:
-            step = self._next_step(family, epoch)
+        if (family, principal) not in self._waiting:
+            step = self._next_step(family, epoch, principal)
             if step is Step.APPEND:
                 return None
             if step is Step.JOIN:
-                self._join(family, epoch)
+                self._join(family, epoch, principal)
         answer: asyncio.Future[messages.ProduceResponse]
         answer = asyncio.get_running_loop().create_future()
         deadline_s = self._clock.monotonic() + request.timeout_ms / 1000
-        self._waiting.setdefault(family, []).append(
+        self._waiting.setdefault((family, principal), []).append(
             _WaitingBatch(epoch, request, payload, deadline_s, answer)
         )
         return answer
 
-    def _next_step(self, family: int, epoch: int) -> Step:
+    def _next_step(self, family: int, epoch: int, principal: str | None) -> Step:
         log = self._log
         return self._admission.batch(
             family,
             epoch,
+            principal=principal,
             open_epoch=log.open_epoch(family),
             ended_epoch=log.ended_epoch(family),
             open_count=log.open_count,
         )
 
-    def _join(self, family: int, epoch: int) -> None:
-        if (family, epoch) not in self._joining:
-            self._joining[family, epoch] = self._environment.tasks.spawn(
-                self._ask_to_join(family, epoch), f"join a transaction to {self._where}"
+    def _join(self, family: int, epoch: int, principal: str | None) -> None:
+        if (family, epoch, principal) not in self._joining:
+            self._joining[family, epoch, principal] = self._environment.tasks.spawn(
+                self._ask_to_join(family, epoch, principal), f"join a transaction to {self._where}"
             )
 
-    async def _ask_to_join(self, family: int, epoch: int) -> None:
+    async def _ask_to_join(self, family: int, epoch: int, principal: str | None) -> None:
         refusal: RayqError | None = None
         try:
             await self._peers.join(
-                family, epoch, self._assignment.topic_id, self._assignment.partition
+                family,
+                epoch,
+                self._assignment.topic_id,
+                self._assignment.partition,
+                principal=principal,
             )
-            if (family, epoch) not in self._sealed_meanwhile:
-                self._admission.joined(family, epoch, ended_epoch=self._log.ended_epoch(family))
+            if (family, epoch, principal) not in self._sealed_meanwhile:
+                self._admission.joined(
+                    family,
+                    epoch,
+                    principal=principal,
+                    ended_epoch=self._log.ended_epoch(family),
+                )
         except RayqError as error:
             refusal = error
-            if not isinstance(error, TransactionEndedError | TransactionLimitError):
+            if not isinstance(error, FINAL_REFUSALS):
                 refusal = TransactionOrderError(
                     f"The coordinator of transaction {family}:{epoch} did not say that "
                     f"{self._where} takes part in it: nothing was written. It is tried again. "
                     f"({error})"
                 )
         finally:
-            del self._joining[family, epoch]
-            self._sealed_meanwhile.discard((family, epoch))
-        self._retry_waiting(family, epoch, refusal)
+            del self._joining[family, epoch, principal]
+            self._sealed_meanwhile.discard((family, epoch, principal))
+        self._retry_waiting((family, principal), epoch, refusal)
 
-    def _retry_waiting(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
-        """Checks the waiting batches of the family again, in order, as something happened that they
+    def _retry_waiting(
+        self, writer: Writer, epoch: int, refusal: RayqError | None = None
+    ) -> None:
+        """Checks the waiting batches of a writer again, in order, as something happened that they
         may have waited for. Those of `epoch` fail if it was refused."""
-        for batch in self._waiting.pop(family, []):
+        _, principal = writer
+        for batch in self._waiting.pop(writer, []):
             if batch.answer.done():
                 continue
             if refusal is not None and batch.epoch == epoch:
@@ -216,7 +247,7 @@ class LeaderTransactions:
                 continue
             try:
                 self._check()
-                answer = self._produce(batch.request, batch.payload)
+                answer = self._produce(batch.request, batch.payload, principal=principal)
             except Exception as error:  # noqa: BLE001 - the batches behind it have an answer, too
                 _fail(batch, error)
             else:
@@ -268,8 +299,9 @@ class LeaderTransactions:
             open_epoch=self._log.open_epoch(family),
             ended_epoch=self._log.ended_epoch(family),
         )
-        if (family, epoch) in self._joining:
-            self._sealed_meanwhile.add((family, epoch))
+        self._sealed_meanwhile.update(
+            joining for joining in self._joining if joining[:2] == (family, epoch)
+        )
         written = self._replica_log.log.producers.records_of(family, epoch)
         answer = messages.SealPartitionResponse(written, self._assignment.leader_epoch)
         return self._when_committed(self._seals, answer)
@@ -278,7 +310,8 @@ class LeaderTransactions:
         self._append_marker(
             Marker(family, epoch, is_commit, coordinator_of(family), coordinator_epoch)
         )
-        self._retry_waiting(family, epoch)
+        for writer in [writer for writer in self._waiting if writer[0] == family]:
+            self._retry_waiting(writer, epoch)
 
     def reached(self, high_watermark: int) -> None:
         """Answers waiting requests, as everything below is committed."""
@@ -309,15 +342,15 @@ class LeaderTransactions:
             )
             self._markers.expire(now_s, error)
             self._seals.expire(now_s, error)
-        for family, batches in list(self._waiting.items()):
+        for (family, principal), batches in list(self._waiting.items()):
             kept = [batch for batch in batches if batch.deadline_s > now_s]
             for batch in batches:
                 if batch.deadline_s <= now_s:
                     _fail(batch, self._waited_too_long(family, batch.epoch))
             if kept:
-                self._waiting[family] = kept
+                self._waiting[family, principal] = kept
             else:
-                del self._waiting[family]
+                del self._waiting[family, principal]
 
     def _waited_too_long(self, family: int, epoch: int) -> TransactionOrderError:
         return TransactionOrderError(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rayq import messages
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
-from rayq.actors.handlers import HandlerTable, answers
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.leader import Leader
@@ -44,6 +44,7 @@ from rayq.messages.secret_names import shown_part
 from rayq.messages.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
 from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
+from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,15 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         super().end(reason)
 
     # --- producers --------------------------------------------------------------------------
+
+    @answers_peer(messages.InitProducer)
+    async def init_producer(
+        self, peer: Peer, request: messages.InitProducer, _: memoryview
+    ) -> messages.InitProducerResponse:
+        """See `messages.InitProducer`."""
+        return await self._answer(
+            lambda: changes.init_producer(self.state, request, self._times(), peer.principal)
+        )
 
     @answers(messages.EndTransaction)
     async def end_transaction(

@@ -41,7 +41,8 @@ class TransactionAdmission:
     """
 
     def __init__(self) -> None:
-        self._joined: set[tuple[int, int]] = set()
+        self._joined: dict[tuple[int, int], set[str | None]] = {}
+        """The principals that may write in each transaction, by the coordinator's answers."""
         self._coordinator_epochs: dict[int, int] = {}
         """The highest leader epoch that sent a marker, by partition of `__transaction_state`."""
 
@@ -50,11 +51,12 @@ class TransactionAdmission:
         family: int,
         epoch: int,
         *,
+        principal: str | None,
         open_epoch: int | None,
         ended_epoch: int,
         open_count: int,
     ) -> Step:
-        """Returns the next step of a batch; ask again after each wait. Raises
+        """Returns the next step of a principal's batch; ask again after each wait. Raises
         TransactionEndedError, TransactionLimitError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
         if open_epoch is not None and open_epoch < epoch:
@@ -64,13 +66,15 @@ class TransactionAdmission:
                 f"{open_count} transactions are open in this partition, the limit: nothing was "
                 "written. Let some of them end, or use fewer producers at a time."
             )
-        return Step.APPEND if (family, epoch) in self._joined else Step.JOIN
+        return Step.APPEND if principal in self._joined.get((family, epoch), ()) else Step.JOIN
 
-    def joined(self, family: int, epoch: int, *, ended_epoch: int) -> None:
-        """Notes a coordinator's answer that the partition takes part. It may be a replaced
-        coordinator, which answers after the transaction's end."""
+    def joined(
+        self, family: int, epoch: int, *, principal: str | None, ended_epoch: int
+    ) -> None:
+        """Notes a coordinator's answer that the partition takes part, and the principal may write.
+        It may be a replaced coordinator, which answers after the transaction's end."""
         if epoch > ended_epoch:
-            self._joined.add((family, epoch))
+            self._joined.setdefault((family, epoch), set()).add(principal)
 
     def seal(
         self, family: int, epoch: int, *, open_epoch: int | None, ended_epoch: int
@@ -79,7 +83,7 @@ class TransactionAdmission:
         later leader. A coordinator that has sealed the transaction does not let it join. So there
         is nothing to remember, and nobody else's seal does harm. Raises TransactionEndedError."""
         self._check_not_ended(family, epoch, open_epoch, ended_epoch)
-        self._joined.discard((family, epoch))
+        self._joined.pop((family, epoch), None)
 
     def _check_not_ended(
         self, family: int, epoch: int, open_epoch: int | None, ended_epoch: int
@@ -114,5 +118,5 @@ class TransactionAdmission:
                 f"The transaction {family}:{open_epoch} is open in this partition: its marker "
                 f"comes before that of {family}:{epoch}."
             )
-        self._joined.discard((family, epoch))
+        self._joined.pop((family, epoch), None)
         return epoch > ended_epoch and (open_epoch is None or open_epoch == epoch)

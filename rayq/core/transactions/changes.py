@@ -26,6 +26,7 @@ from rayq.core.transactions.records import (
 from rayq.core.transactions.state import TransactionState
 from rayq.errors import (
     AlreadyCommittedError,
+    AuthorizationError,
     CoordinatorLoadingError,
     InvalidRequestError,
     ProducerFencedError,
@@ -62,20 +63,24 @@ def needs_family(state: TransactionState, transactional_id: str) -> bool:
 
 
 def init_producer(
-    state: TransactionState, request: messages.InitProducer, times: Times
+    state: TransactionState, request: messages.InitProducer, times: Times, principal: str | None
 ) -> Decision[Record, messages.InitProducerResponse]:
-    """Makes the sender the owner of an id. Raises the errors of `_init_producer`."""
+    """Makes the sender, which has this principal, the owner of an id. Raises the errors of
+    `_init_producer`."""
     name = request.transactional_id
 
     def answer() -> messages.InitProducerResponse:
         value = state.ids[name]
         return messages.InitProducerResponse(value.next.family, value.next.epoch, value.last_name)
 
-    return Decision(_init_producer(state, request, times.now_ms), answer)
+    return Decision(_init_producer(state, request, principal, times.now_ms), answer)
 
 
 def _init_producer(
-    state: TransactionState, request: messages.InitProducer, now_ms: int
+    state: TransactionState,
+    request: messages.InitProducer,
+    principal: str | None,
+    now_ms: int,
 ) -> list[Record]:
     """Makes `owner` the owner of an id; the previous owner's open transaction is aborted. Raises
     ProducerFencedError, TransactionLimitError, InvalidRequestError."""
@@ -95,10 +100,14 @@ def _init_producer(
                 "more transaction_state_partitions in a new cluster."
             )
         family = _take_family(state)
-        begun = IdValue(owner, transaction_timeout_ms, TransactionKey(family, 0), now_ms)
+        begun = IdValue(
+            owner, transaction_timeout_ms, TransactionKey(family, 0), now_ms, principal=principal
+        )
         return [IdRecord(transactional_id, begun)]
     if owner == value.owner:
-        return []
+        if principal == value.principal:
+            return []
+        return [IdRecord(transactional_id, msgspec.structs.replace(value, principal=principal))]
     if owner in value.former_owners:
         raise _fenced(transactional_id)
     former = (*value.former_owners, value.owner)[-FORMER_OWNERS_MAX:]
@@ -107,6 +116,7 @@ def _init_producer(
         owner=owner,
         transaction_timeout_ms=transaction_timeout_ms,
         former_owners=former,
+        principal=principal,
     )
     return _end(state, transactional_id, value, is_commit=False, name=None, now_ms=now_ms)
 
@@ -114,9 +124,27 @@ def _init_producer(
 def join(
     state: TransactionState, request: messages.JoinTransaction, times: Times
 ) -> Decision[Record, messages.Done]:
-    """Makes a partition a participant of a transaction. Raises the errors of `_join`."""
+    """Makes a partition a participant of a transaction. Raises the errors of `_join` and
+    `_check_principal`."""
     participant = request.participant_topic_id, request.participant_partition
-    return Decision(_join(state, _key(request), participant, times), messages.Done)
+    key = _key(request)
+    _check_principal(state, key, request.principal)
+    return Decision(_join(state, key, participant, times), messages.Done)
+
+
+def _check_principal(
+    state: TransactionState, key: TransactionKey, principal: str | None
+) -> None:
+    """Raises AuthorizationError if a named principal writes in the transaction of another one. The
+    transactional id is not named: a family can be guessed."""
+    transactional_id = state.id_of(key)
+    if principal is None or transactional_id is None:
+        return
+    if principal != state.ids[transactional_id].principal:
+        raise AuthorizationError(
+            f"Principal {principal!r} may not write in transaction {key.family}:{key.epoch}: its "
+            "producer has another principal. Use a transactional id of your own."
+        )
 
 
 def _join(

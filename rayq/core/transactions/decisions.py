@@ -12,7 +12,6 @@ from rayq.core.transactions.state import TransactionState
 DECISIONS: DecisionTable[TransactionState, Times, Record] = DecisionTable()
 decides = DECISIONS.decides
 
-decides(messages.InitProducer)(changes.init_producer)
 decides(messages.TouchTransaction)(changes.touch)
 decides(messages.SealTransaction)(changes.seal)
 

@@ -55,6 +55,9 @@ class IdValue(msgspec.Struct, frozen=True):
     last_name: str | None = None
     """The name of the last named transaction that committed."""
     former_owners: tuple[str, ...] = ()
+    principal: str | None = None
+    """The principal of the owner: the family is its. None: a superuser, or an older rayq wrote it.
+    """
 
 
 class TransactionValue(msgspec.Struct, frozen=True):
@@ -111,6 +114,7 @@ class _StoredId(msgspec.Struct, array_like=True, frozen=True):
     last: Outcome | None
     last_name: str | None
     former_owners: tuple[str, ...]
+    principal: str | None = None
 
 
 class _StoredTransaction(msgspec.Struct, array_like=True, frozen=True):
