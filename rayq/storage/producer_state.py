@@ -4,6 +4,7 @@ of their transactions."""
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum, auto
 from typing import NamedTuple
 
 import msgspec
@@ -57,13 +58,22 @@ class _Batch(NamedTuple):
     append_time_ms: int
 
 
+class _Unknown(Enum):
+    UNKNOWN = auto()
+
+
+_UNKNOWN = _Unknown.UNKNOWN
+
+
 class _Producer:
     """One producer id: its epoch and its last batches, oldest first. It has at least one batch."""
 
-    __slots__ = ("active_ms", "batches", "epoch")
+    __slots__ = ("active_ms", "batches", "epoch", "principal")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.principal: str | _Unknown | None = _UNKNOWN
+        """The principal that wrote here since this replica leads. The log does not say it."""
         self.active_ms = 0
         """The partition's time at the last append."""
         self.batches: deque[_Batch] = deque(maxlen=BATCHES_REMEMBERED)
@@ -156,6 +166,24 @@ class ProducerState:
                 f"{expected}, or one of its last {len(producer.batches)} batches again."
             )
         return None
+
+    def check_principal(self, producer_id: int, principal: str) -> None:
+        """Raises ProducerFencedError if another principal writes under this producer id. Ids are
+        guessed easily: without this, whoever may write to a topic could fence its producers, or
+        take their next sequences, so that their records count as repetitions."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.principal in (_UNKNOWN, principal):
+            return
+        raise ProducerFencedError(
+            f"Another principal than {principal!r} writes under producer id {producer_id} here: "
+            "nothing was written. Take a new producer id."
+        )
+
+    def wrote(self, producer_id: int, principal: str | None) -> None:
+        """Notes the principal of the producer of a batch that was just appended."""
+        producer = self._producers.get(producer_id)
+        if producer is not None and producer.principal is _UNKNOWN:
+            producer.principal = principal
 
     def _expired(self, producer_id: int, producer: _Producer) -> bool:
         is_silent = self._time_ms - producer.active_ms > PRODUCER_EXPIRY_MS

@@ -21,6 +21,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     OpenTransactionError,
+    ProducerFencedError,
     RayqError,
     TimeoutError,
     TransactionEndedError,
@@ -282,6 +283,25 @@ def test_what_a_stranger_sends_holds_up_nobody() -> None:
         with pytest.raises(AuthorizationError):
             later.result()
         assert led.end == 3, "two records and their marker"
+
+    leading(work)
+
+
+def test_a_stranger_neither_fences_a_producer_nor_takes_its_sequences() -> None:
+    """Ids without transactions are drawn in turn, so anybody guesses them."""
+
+    async def work(led: Led) -> None:
+        producer = 17
+        own = led.produce(producer, principal="orders")
+        for epoch, sequence in ((0, 1), (9, 0)):
+            with pytest.raises(ProducerFencedError):
+                led.produce(producer, epoch, sequence, principal="billing")
+        later = led.produce(producer, sequence=1, principal="orders")
+        assert isinstance(own, asyncio.Future) and isinstance(later, asyncio.Future)
+        await led.copied()
+        assert [own.result().base_offset, later.result().base_offset] == [0, 1]
+        assert not later.result().is_repeat
+        assert await led.written(producer, sequence=2) == 2, "a superuser may"
 
     leading(work)
 

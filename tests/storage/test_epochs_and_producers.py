@@ -143,6 +143,22 @@ def test_a_new_producer_epoch_fences_the_old_one_and_begins_at_zero() -> None:
     assert state.check(header_of(1, epoch=4)) is None
 
 
+def test_a_producer_id_is_that_of_the_principal_that_writes_under_it() -> None:
+    state = ProducerState()
+    state.check_principal(7, "orders")  # Nobody has written.
+    state.update(header_of(0))
+    state.check_principal(7, "orders")  # It is not known who has, as after a change of the leader.
+    state.wrote(7, "orders")
+    state.wrote(7, None)
+    state.check_principal(7, "orders")
+    with pytest.raises(ProducerFencedError, match="'billing'.*nothing was written"):
+        state.check_principal(7, "billing")
+    state.update(header_of(0, producer=8))
+    state.wrote(8, None)
+    with pytest.raises(ProducerFencedError):
+        state.check_principal(8, "orders")  # A superuser's.
+
+
 def write_for_a_day(state: ProducerState, producer: int, since_ms: int) -> None:
     for passed_ms in range(0, DAY_MS + 1, producer_state.APPEND_STEP_MAX_MS):
         state.update(header_of(0, producer=producer, now_ms=since_ms + passed_ms))

@@ -279,6 +279,8 @@ class Leader:
             waiting = self.transactions.admit(request, payload, header, principal)
             if waiting is not None:
                 return waiting
+        elif header.producer_id is not None and principal is not None:
+            log.producers.check_principal(header.producer_id, principal)
         duplicate = log.producers.check(header)
         if duplicate is None:
             if header.is_large and not is_move:
@@ -299,6 +301,8 @@ class Leader:
             )
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
+            if header.producer_id is not None:
+                log.producers.wrote(header.producer_id, principal)
             self._metrics.appended(header)
         else:
             base_offset, append_time_ms = duplicate.base_offset, duplicate.append_time_ms
