@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any as _Any
 
     from rayq import errors as errors
+    from rayq.client.admin.access import NewToken
     from rayq.client.admin.admin import Admin, AsyncAdmin
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         QueueConfig,
         TopicConfig,
     )
+    from rayq.core.access.acls import AclVerdict
     from rayq.core.capacity.check import CapacityCheck
     from rayq.core.capacity.plan import CapacityPlan
     from rayq.entry import connect, start
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
         UnknownTopicError,
         UnreadableRecordError,
     )
+    from rayq.messages.acls import Acl
     from rayq.metrics import Sample
     from rayq.records import (
         BrokerInfo,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         PartitionInfo,
         PoolConsumer,
         PoolStatus,
+        PrincipalInfo,
         QueueInfo,
         QueuePartitionInfo,
         QueueRecordInfo,
@@ -96,6 +100,7 @@ if TYPE_CHECKING:
         RemoteVerification,
         ReplicaInfo,
         SnapshotPin,
+        TokenInfo,
         TopicInfo,
         TopicPartition,
         TransactionInfo,
@@ -109,6 +114,7 @@ del TYPE_CHECKING
 # Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
 _HOMES = {
+    "rayq.client.admin.access": ("NewToken",),
     "rayq.client.admin.admin": ("Admin", "AsyncAdmin"),
     "rayq.client.cluster": ("Cluster",),
     "rayq.client.consumer_pool": ("ConsumerPool",),
@@ -128,9 +134,11 @@ _HOMES = {
         "QueueConfig",
         "TopicConfig",
     ),
+    "rayq.core.access.acls": ("AclVerdict",),
     "rayq.core.capacity.plan": ("CapacityPlan",),
     "rayq.core.capacity.check": ("CapacityCheck",),
     "rayq.entry": ("connect", "start"),
+    "rayq.messages.acls": ("Acl",),
     "rayq.metrics": ("Sample",),
     "rayq.client.serialization": (
         "json_deserializer",
@@ -167,6 +175,8 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Acl",
+    "AclVerdict",
     "Admin",
     "AlreadyCommittedError",
     "AsyncAdmin",
@@ -202,6 +212,7 @@ __all__ = [
     "LockLostError",
     "ManyDeliveryFuture",
     "MovedRecords",
+    "NewToken",
     "ObjectStoreInfo",
     "OffsetAndMetadata",
     "OffsetOutOfRangeError",
@@ -212,6 +223,7 @@ __all__ = [
     "PoolConfig",
     "PoolConsumer",
     "PoolStatus",
+    "PrincipalInfo",
     "Producer",
     "ProducerConfig",
     "ProducerFencedError",
@@ -236,6 +248,7 @@ __all__ = [
     "SnapshotPin",
     "TaskFunction",
     "TimeoutError",
+    "TokenInfo",
     "TopicConfig",
     "TopicExistsError",
     "TopicInfo",

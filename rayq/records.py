@@ -395,6 +395,24 @@ class ObjectStoreInfo(msgspec.Struct, frozen=True):
     """Deleted topics that still have objects there."""
 
 
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A token of a principal, without its secret part; times are Unix time."""
+
+    token_id: str
+    created_ms: int
+    expires_ms: int | None
+    """The token is refused from then on. None: it does not expire."""
+
+
+class PrincipalInfo(msgspec.Struct, frozen=True):
+    """A principal: a program or a person that has rights of its own."""
+
+    name: str
+    created_ms: int
+    tokens: list[TokenInfo]
+    """The oldest first; also those that have expired, until the next one is created."""
+
+
 class QueuePartitionInfo(msgspec.Struct, frozen=True):
     """The state of a queue in one partition of its topic, as its leader answered just now. The
     fields after the partition are None where no leader answered; `trouble` says why."""

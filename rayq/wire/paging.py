@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rayq.errors import ProtocolError
 
-Place = TypeVar("Place", str, bytes, int)
+Place = TypeVar("Place", str, bytes, int, tuple[str, ...])
 
 
 def check_advances(before: Place, after: Place | None, what: str) -> None:

@@ -17,6 +17,8 @@ import rayq
 from rayq import errors
 
 NAMES = {
+    "Acl",
+    "AclVerdict",
     "Admin",
     "AsyncAdmin",
     "AsyncConsumer",
@@ -43,6 +45,7 @@ NAMES = {
     "HangingTransaction",
     "ManyDeliveryFuture",
     "MovedRecords",
+    "NewToken",
     "ObjectStoreInfo",
     "OffsetAndMetadata",
     "OffsetRange",
@@ -51,6 +54,7 @@ NAMES = {
     "PoolConfig",
     "PoolConsumer",
     "PoolStatus",
+    "PrincipalInfo",
     "Producer",
     "ProducerConfig",
     "Queue",
@@ -69,6 +73,7 @@ NAMES = {
     "Sample",
     "SnapshotPin",
     "TaskFunction",
+    "TokenInfo",
     "TopicConfig",
     "TopicInfo",
     "TopicPartition",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.core.access.acls import AclTable, Verdict, passes
+from rayq.core.access.acls import AclTable, AclVerdict, passes
 from rayq.messages.acls import (
     Acl,
     AclFilter,
@@ -107,7 +107,7 @@ def test_no_removal_of_an_allow_and_no_new_deny_opens_anything(
 
 
 def test_without_any_rule_everything_is_denied() -> None:
-    assert AclTable().decide("anna", "read", "topic", "orders", "h") == Verdict(False, None)
+    assert AclTable().decide("anna", "read", "topic", "orders", "h") == AclVerdict(False, None)
 
 
 @pytest.mark.parametrize("operation", ["read", "write", "delete", "alter"])

@@ -11,7 +11,7 @@ import msgspec
 from rayq import messages
 from rayq.actors.handlers import answers_peer
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.access.acls import Verdict, passes
+from rayq.core.access.acls import AclVerdict, passes
 from rayq.core.access.rights import may_describe
 from rayq.core.cluster.access_changes import check_operation, find_principal
 from rayq.core.cluster.state import Principal
@@ -92,7 +92,7 @@ class AccessAnswers:
         check_operation(*asked)
         state, principal = self._metadata.state, request.principal
         if principal == SUPERUSER:
-            verdict = Verdict(True, None)
+            verdict = AclVerdict(True, None)
         else:
             find_principal(state, principal)
             verdict = state.acls.decide(principal, *asked, request.name, request.host)

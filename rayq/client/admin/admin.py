@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from rayq.client.admin.access import AccessAdmin
 from rayq.client.admin.brokers import BrokerAdmin
 from rayq.client.admin.capacity import CapacityAdmin
 from rayq.client.admin.groups import GroupAdmin
@@ -52,6 +53,7 @@ class AdminCore:
 # The reference shows the methods of the last class first.
 class AsyncAdmin(
     CapacityAdmin,
+    AccessAdmin,
     QueueAdmin,
     RemoteAdmin,
     TransactionAdmin,
@@ -152,5 +154,18 @@ class Admin:
     purge_queue = _blocking(AsyncAdmin.purge_queue)
     move_queue_records = _blocking(AsyncAdmin.move_queue_records)
     discard_queue_records = _blocking(AsyncAdmin.discard_queue_records)
+    create_principal = _blocking(AsyncAdmin.create_principal)
+    delete_principal = _blocking(AsyncAdmin.delete_principal)
+    list_principals = _blocking(AsyncAdmin.list_principals)
+    describe_principal = _blocking(AsyncAdmin.describe_principal)
+    describe_principals = _blocking(AsyncAdmin.describe_principals)
+    create_token = _blocking(AsyncAdmin.create_token)
+    rotate_token = _blocking(AsyncAdmin.rotate_token)
+    revoke_token = _blocking(AsyncAdmin.revoke_token)
+    list_tokens = _blocking(AsyncAdmin.list_tokens)
+    create_acls = _blocking(AsyncAdmin.create_acls)
+    delete_acls = _blocking(AsyncAdmin.delete_acls)
+    list_acls = _blocking(AsyncAdmin.list_acls)
+    check_acl = _blocking(AsyncAdmin.check_acl)
     plan = _blocking(AsyncAdmin.plan)
     check_plan = _blocking(AsyncAdmin.check_plan)

@@ -23,7 +23,7 @@ OF_ITSELF: tuple[Operation, ...] = ("describe", "alter")
 """The operations that a principal may do on itself."""
 
 
-class Verdict(NamedTuple):
+class AclVerdict(NamedTuple):
     """A decision: is the operation allowed, and by which rule."""
 
     is_allowed: bool
@@ -100,7 +100,7 @@ class AclTable:
         resource_type: ResourceType,
         name: str,
         host: str,
-    ) -> Verdict:
+    ) -> AclVerdict:
         """Returns whether the named principal may do the operation, and the rule that says so: the
         first deny, or else the first allow."""
         allowing = (operation, "all", *IMPLIED_BY.get(operation, ()))
@@ -110,11 +110,11 @@ class AclTable:
                 continue
             if acl.permission == "deny":
                 if acl.operation in (operation, "all"):
-                    return Verdict(False, acl)
+                    return AclVerdict(False, acl)
             elif allow is None and acl.operation in allowing:
                 allow = acl
         is_itself = resource_type == "principal" and name == principal and operation in OF_ITSELF
-        return Verdict(allow is not None or is_itself, allow)
+        return AclVerdict(allow is not None or is_itself, allow)
 
     def _matching(self, principal: str, resource_type: ResourceType, name: str) -> Iterator[Acl]:
         for who in (principal, ANY):
