@@ -206,6 +206,8 @@ class CheckAcl(ToBroker[CheckAclResponse], frozen=True):
     """Address of the client. ANY: only rules for each host apply."""
     version_min: Counter = 0
     wait_ms: Milliseconds = 0
+
+
 # --- to the controller ----------------------------------------------------------------------------
 
 FORWARDED_BYTES_MAX = 4 * 1024**2
