@@ -13,6 +13,7 @@ topic. A *client* holds the cluster's secret or a token; a *server* is a rayq pr
 
 from rayq.messages.access import *
 from rayq.messages.any_broker import *
+from rayq.messages.audit import *
 from rayq.messages.base import *
 from rayq.messages.controller import *
 from rayq.messages.group_coordinator import *

@@ -214,13 +214,15 @@ FORWARDED_BYTES_MAX = 4 * 1024**2
 
 
 class Forward(ToController[ChangeResponse], frozen=True):
-    """A broker forwards a request for a named principal, which the controller checks again: the
-    broker may know less than the controller. The handler of that request answers it. (That of a
-    superuser is forwarded as it is.)"""
+    """A broker forwards a request with the client that sent it. The controller checks a principal's
+    rights again, as the broker may know less, and the metadata log names whoever made a change. The
+    handler of that request answers it. (In a cluster without principals requests are forwarded as
+    they are.)"""
 
     api: ClassVar[int] = 160
     answered_by: ClassVar[tuple[Answerer, ...]] = ()
-    by: Name
+    by: Name | None
+    """None: a superuser."""
     address: HostName
     """Address of the client, as the broker sees it."""
     client_id: CheckedName

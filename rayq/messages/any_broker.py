@@ -140,6 +140,8 @@ class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
     """Base of the changes that clients ask for. A client repeats a change whose answer was lost,
     under the same `request_id`: then it is answered as the first time, and not applied again."""
 
+    is_audited: ClassVar[bool] = True
+    """False: it changes nothing that administrators care about, and comes often."""
     request_id: Id | None = None
     """A random id that the client makes for each call. None: a repetition is another request."""
 

@@ -220,6 +220,7 @@ class PinSnapshot(Change, frozen=True, kw_only=True):
 
     api: ClassVar[int] = 85
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    is_audited: ClassVar[bool] = False
     pin_id: Id
     topic_id: Id
     starts: Annotated[dict[CheckedInt, CheckedInt], msgspec.Meta(max_length=PARTITIONS_LISTED_MAX)]
@@ -231,6 +232,7 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
 
     api: ClassVar[int] = 86
     rights: ClassVar[Rights] = ()
+    is_audited: ClassVar[bool] = False
     pin_id: Id
 
 

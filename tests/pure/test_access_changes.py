@@ -265,16 +265,21 @@ TestAnyChanges.settings = settings(max_examples=50, stateful_step_count=20, dead
 
 def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState) -> None:
     may_create = Acl("anna", "allow", "create", "topic", "orders", "prefixed")
-    change(state, token(1))
+    change(state, token(1, expires_ms=1_000))
     change(state, messages.CreateAcls([may_create]))
 
-    def check(name: str, by: str = "anna", token_id: str | None = f"{1:016x}") -> None:
+    def check(
+        name: str, by: str | None = "anna", token_id: str | None = f"{1:016x}", now_ms: int = 999
+    ) -> None:
         request = messages.CreateTopic(name, 1, 1, {})
         forward = messages.Forward(by, "10.0.0.1", "", token_id, request.api, b"")
-        access_changes.check_forwarded(state, forward, request)
+        access_changes.check_forwarded(state, forward, request, now_ms)
 
     check("orders.eu")
-    check("orders.eu", token_id=None)
+    check("orders.eu", token_id=None, now_ms=1_000)
+    check("billing", by=None, token_id=None)
+    with pytest.raises(AuthorizationError, match="no longer valid"):
+        check("orders.eu", now_ms=1_000)
     with pytest.raises(AuthorizationError, match="may not create topic 'billing'"):
         check("billing")
     with pytest.raises(AuthorizationError, match="'nobody', or its token, is no longer valid"):
@@ -284,4 +289,7 @@ def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState)
         check("orders.eu")
     change(state, messages.DeleteAcls([may_create]))
     with pytest.raises(AuthorizationError, match="may not create"):
-        check("orders.eu", token_id=None)
+        check("orders.eu", token_id=None, now_ms=1_000)
+    check("billing", by=None, token_id=None)
+    with pytest.raises(AuthorizationError, match="no longer valid"):
+        check("orders.eu", now_ms=1_000)

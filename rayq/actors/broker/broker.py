@@ -18,6 +18,7 @@ from rayq.actors.broker.access_answers import AccessAnswers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.actors.change_origin import with_origin
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import Runtime
@@ -38,7 +39,6 @@ from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.authentication import Identity
-from rayq.wire.codec import ENCODER
 from rayq.wire.descriptors import shares
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
@@ -439,23 +439,15 @@ class Broker:
     async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
         """Forwards a change to the controller. Only requests of clients and of this node's own
         replica processes are forwarded, so that two brokers that take each other for the controller
-        cannot forward in circles."""
+        cannot forward in circles. What a client asks for says so: the controller checks it again.
+        """
         is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
         if self.controller_host.controller is None and not is_ours:
             raise NotControllerError(
                 f"Broker {self._directory.meta.broker} does not host the controller."
             )
-        if peer.principal is not None:
-            request = messages.Forward(
-                by=peer.principal,
-                address=peer.address,
-                client_id=peer.client_id,
-                token_id=peer.token_id,
-                kind=request.api,
-                request=ENCODER.encode(request),
-            )
         try:
-            return await self._ask_controller(request)
+            return await self._ask_controller(with_origin(peer, request, self.metadata.state))
         except NotControllerError as error:
             raise ControllerUnavailableError(f"The controller is changing: {error}") from error
 

@@ -22,6 +22,7 @@ from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
 from rayq.core.cluster import (
     access_changes,
+    audited_changes,
     broker_changes,
     queue_changes,
     reassignment,
@@ -167,13 +168,9 @@ class Controller:
             forward, request = request, _forwarded(request)
         if isinstance(request, messages.Change):
             await self._turn_of_a_change()
-
-        def carry_out() -> messages.Response:
-            if forward is not None:
-                access_changes.check_forwarded(self.state, forward, request)
-            return self._carry_out(request)
-
-        return await once_committed(self._quorum.until_committed, carry_out)
+        return await once_committed(
+            self._quorum.until_committed, lambda: self._carry_out(request, forward)
+        )
 
     async def _turn_of_a_change(self) -> None:
         """Waits for a turn, so that one client's change is decided in each turn of the loop and
@@ -191,19 +188,38 @@ class Controller:
 
     # --- deciding ---------------------------------------------------------------------------
 
-    def _carry_out(self, request: messages.AnyRequest) -> messages.Response:
+    def _carry_out(
+        self, request: messages.AnyRequest, forward: messages.Forward | None
+    ) -> messages.Response:
         """Decides on a request and appends the records. Of a change that is repeated it appends
-        nothing."""
-        request_id = request.request_id if isinstance(request, messages.Change) else None
+        nothing. What waited for its turn is checked here, on the state that decides."""
+        if forward is not None:
+            now_ms = self._environment.clock.wall_ms()
+            access_changes.check_forwarded(self.state, forward, request, now_ms)
         before_index = self._quorum.last_index
-        if request_id is not None and request_id in self.state.requests_done:
+        done = self._done(request, forward) if isinstance(request, messages.Change) else None
+        if done is not None and done.request_id in self.state.requests_done:
             return messages.ChangeResponse(before_index)
         records, answer = self._decide(request)
-        if request_id is not None and (records or self._quorum.last_index > before_index):
-            records = [*records, RequestDone(request_id)]
+        if done is not None and (records or self._quorum.last_index > before_index):
+            records = [*records, done]
         # After a controller's death, a retry finds all of it or nothing.
         index = self._append(records, reason_of(request), together=True)
         return answer() or messages.ChangeResponse(index)
+
+    def _done(
+        self, request: messages.Change, forward: messages.Forward | None
+    ) -> RequestDone | None:
+        """The record that remembers a change, and who asked for it. None: it needs none."""
+        change = None
+        if forward is not None and request.is_audited:
+            change = audited_changes.audited_change(
+                self.state, forward, request, self._environment.clock.wall_ms()
+            )
+        elif request.request_id is None:
+            return None
+        request_id = request.request_id or self._environment.new_id()
+        return RequestDone(audited_changes.done_id(request_id, forward), change)
 
     def _decide(self, request: messages.AnyRequest) -> ClusterDecision:
         kind = type(request)

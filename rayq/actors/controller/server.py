@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 
 from rayq import messages
+from rayq.actors.change_origin import with_origin
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.listening_clock import ListeningClock
 from rayq.config import ClusterConfig
@@ -124,7 +125,7 @@ class ControllerServer:
         controller = self.controller_host.controller
         if controller is None:
             raise NotControllerError("The controller is not hosted in this process now.")
-        return controller.handle(request)
+        return controller.handle(with_origin(peer, request, controller.state))
 
     async def _listen_for_another(self) -> None:
         """Keeps the brokers' addresses up to date, and asks the brokers whether they hear a

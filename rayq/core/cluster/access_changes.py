@@ -190,14 +190,18 @@ def delete_acls(
 
 
 def check_forwarded(
-    state: ClusterState, forward: messages.Forward, request: messages.AnyRequest
+    state: ClusterState, forward: messages.Forward, request: messages.AnyRequest, now_ms: int
 ) -> None:
     """Raises AuthorizationError unless the principal for which a broker forwards the request exists
-    with that token, and may send it."""
+    with that token, which has not expired, and may send it."""
+    if forward.by is None:
+        return
     principal = state.principals.get(forward.by)
-    if principal is None or (
-        forward.token_id is not None and forward.token_id not in principal.tokens
-    ):
+    is_valid = principal is not None
+    if principal is not None and forward.token_id is not None:
+        token = principal.tokens.get(forward.token_id)
+        is_valid = token is not None and (token.expires_ms is None or now_ms < token.expires_ms)
+    if not is_valid:
         raise no_longer_valid(forward.by)
     check_rights(state.acls, forward.by, forward.address, request, state)
 

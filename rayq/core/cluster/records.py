@@ -15,6 +15,7 @@ import msgspec
 
 from rayq.messages.access import TokenVerifiers
 from rayq.messages.acls import Acl
+from rayq.messages.audit import AuditedChange
 from rayq.messages.remote_pointer import RemotePointer
 
 
@@ -335,6 +336,10 @@ class RequestDone(MetadataRecord, frozen=True):
     under the same id, because the answer was lost, it is done already."""
 
     request_id: str
+    """The id that the client drew, behind the principal's name and a space if it has one: nobody
+    repeats the request of another."""
+    change: AuditedChange | None = None
+    """None: the audit does not tell it, or the cluster had no principals yet."""
 
 
 RECORDS: tuple[type[MetadataRecord], ...] = tuple(MetadataRecord.__subclasses__())

@@ -53,12 +53,16 @@ from rayq.core.cluster.records import (
 )
 from rayq.errors import FencedEpochError, UnknownQueueError, UnknownTopicError
 from rayq.messages.acls import ANY
+from rayq.messages.audit import AuditedChange
 from rayq.messages.remote_pointer import RemotePointer
 from rayq.records import TopicIdPartition
 
 REQUESTS_REMEMBERED_MAX = 1000
 """Maximum number of remembered ids of done requests. A client retries a request for as long as its
 call lasts, half a minute by default."""
+CHANGES_REMEMBERED_MAX = 5000
+"""Maximum number of remembered changes that the audit tells. Those that `__audit` does not have by
+then are lost to it."""
 MARKS_REMEMBERED_MAX = 1000
 """Maximum number of controller epochs whose marks this cluster can tell from those of another."""
 
@@ -159,8 +163,9 @@ class ClusterState:
         """The partitions that are being moved."""
         self.index = PartitionIndex()
         self.next_producer_id = 0
-        self.requests_done: dict[str, None] = {}
-        """The ids of clients' requests that changed something, the newest last."""
+        self.requests_done: dict[str, AuditedChange | None] = {}
+        """The ids of clients' requests that changed something, the newest last, with what the audit
+        tells of each."""
         self.pins: dict[str, SnapshotPinned] = {}
         """Pins by id: the offsets from which on retention keeps a topic's records."""
         self.garbage: dict[str, RemoteGarbage] = {}
@@ -233,6 +238,16 @@ class ClusterState:
         """The queues that read a topic, by name."""
         queues = (self.queues[queue_id] for queue_id in self._queues_of.get(topic_id, ()))
         return sorted(queues, key=lambda queue: queue.name)
+
+    def changes_after(self, time_ms: int, count_max: int) -> list[AuditedChange]:
+        """The oldest changes after that time which the audit tells, at most so many."""
+        later: list[AuditedChange] = []
+        for change in reversed(self.requests_done.values()):
+            if change is not None:
+                if change.time_ms <= time_ms:
+                    break
+                later.append(change)
+        return later[::-1][:count_max]
 
     # --- names, as `rayq.core.access.rights` asks for them -----------------------------------
 
@@ -408,9 +423,13 @@ class ClusterState:
         self.next_producer_id = record.next_producer_id
 
     def _request_done(self, record: RequestDone) -> None:
-        self.requests_done[record.request_id] = None
-        if len(self.requests_done) > REQUESTS_REMEMBERED_MAX:
-            del self.requests_done[next(iter(self.requests_done))]
+        done = self.requests_done
+        done[record.request_id] = record.change
+        while len(done) > REQUESTS_REMEMBERED_MAX:
+            oldest = next(iter(done))
+            if done[oldest] is not None and len(done) <= CHANGES_REMEMBERED_MAX:
+                break
+            del done[oldest]
 
     def _principal_created(self, record: PrincipalCreated) -> None:
         self.principals[record.name] = Principal(record)
@@ -494,7 +513,7 @@ class ClusterState:
         records.extend(self.pins.values())
         records.extend(self.access_records())
         records.append(ProducerIdsAllocated(self.next_producer_id))
-        records.extend(RequestDone(request_id) for request_id in self.requests_done)
+        records.extend(RequestDone(*done) for done in self.requests_done.items())
         return records
 
     def validate(self) -> None:
