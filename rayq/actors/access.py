@@ -3,7 +3,7 @@
 A broker's gate stands over its copy of the metadata, that of a replica process over what its broker
 sends. A check of the same right on the same connection is a look into `Peer.grants`: a grant counts
 for one version of the access, and each change of principals, tokens or ACLs makes another. Refusals
-are not kept, nor grants for ids that have no name yet.
+are not kept: a server may hear of a topic, or of an ACL, a moment later.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from rayq.core.access.rights import (
     NEEDED_BY_CONTENT,
     Names,
     Needed,
+    View,
     check_needed,
-    needed_by,
+    check_rights,
+    decide,
     no_longer_valid,
 )
 from rayq.core.cluster.state import ClusterState
@@ -98,18 +100,17 @@ class Access(Gate):
         grant = kind, ids_of(request)
         if peer.grants.get(grant) is self._version:
             return
-        if self._check(peer, request):
-            if len(peer.grants) >= GRANTS_MAX:
-                peer.grants.clear()
-            peer.grants[grant] = self._version
+        self._check(peer, request)
+        if len(peer.grants) >= GRANTS_MAX:
+            peer.grants.clear()
+        peer.grants[grant] = self._version
 
-    def _check(self, peer: Peer, request: AnyRequest) -> bool:
-        """Raises as `check`. Returns whether each right of the request's class was looked at."""
-        needed = list(needed_by(request, self._names))
+    def _check(self, peer: Peer, request: AnyRequest) -> None:
         if peer.principal is not None:
             self._check_exists(peer, peer.principal)
-            check_needed(self._state.acls, peer.principal, peer.address, needed)
-        return len(needed) == len(request.rights or ())
+            check_rights(
+                self._state.acls, peer.principal, peer.address, request, self._names
+            )
 
     def _check_known(self) -> None:
         """Raises ControllerUnavailableError while this server cannot know who may do what."""
@@ -134,12 +135,16 @@ class Access(Gate):
     ) -> bool:
         """Returns whether the ACLs let the peer do an operation on a resource: a superuser, and a
         server, may do everything."""
-        return (
-            peer.principal is None
-            or self._state.acls.decide(
-                peer.principal, operation, resource_type, name, peer.address
-            ).is_allowed
-        )
+        if peer.principal is None:
+            return True
+        needed = Needed(operation, resource_type, name)
+        return decide(self._state.acls, peer.principal, peer.address, needed).is_allowed
+
+    def view(self, peer: Peer) -> View | None:
+        """Returns the resources that the peer sees. None: all of them."""
+        if peer.principal is None:
+            return None
+        return View(self._state.acls, peer.principal, peer.address, self._names)
 
     def require(
         self, peer: Peer, operation: Operation, resource_type: ResourceType, name: str

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayq import messages
 from rayq.core.access.acls import AclTable
-from rayq.core.access.rights import check_rights, may_describe, needed_by
+from rayq.core.access.rights import Needed, View, check_rights, may_describe, needed_by
+from rayq.core.access.unknown import unknown_partition, unknown_queue, unknown_topic
 from rayq.core.cluster.access_changes import OPERATIONS
-from rayq.errors import AuthorizationError
+from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
+from rayq.errors import AuthorizationError, RayqError
 from rayq.messages.access import TokenVerifiers
 from rayq.messages.acls import Acl, AclFilter
 from tests.wire.recorded_messages import example_of
@@ -33,11 +36,14 @@ FREE = {
 """Requests that each principal may send."""
 
 
+OWN_TOPIC_ID = "id of rayq's own"
+
+
 class EverythingExists:
     """Metadata in which each id has a name."""
 
     def topic_name(self, topic_id: str) -> str | None:
-        return f"topic of {topic_id}"
+        return OFFSETS_TOPIC if topic_id == OWN_TOPIC_ID else f"topic of {topic_id}"
 
     def queue_name(self, queue_id: str) -> str | None:
         return f"queue of {queue_id}"
@@ -58,8 +64,31 @@ class NothingExists:
     queue_name = topic_of_queue = pinned_topic_id = topic_name
 
 
+class OnlyTopicsExist(EverythingExists):
+    """Metadata without queues."""
+
+    def queue_name(self, queue_id: str) -> str | None:
+        return None
+
+
 NAMES = EverythingExists()
 VERIFIERS = TokenVerifiers(b"a" * 32, b"b" * 32, b"c" * 64, b"d" * 64)
+
+
+def request_of(kind: type[Any]) -> Any:
+    """An example of a request. A coordinator is asked beside one of rayq's own topics."""
+    request = example_of(kind)
+    if isinstance(request, messages.ToCoordinator):
+        return msgspec.structs.replace(request, topic_id=OWN_TOPIC_ID)
+    return request
+
+
+def refused(
+    request: messages.AnyRequest, *acls: Acl, names: Any = NAMES, host: str = "h"
+) -> RayqError:
+    with pytest.raises(RayqError) as caught:
+        check_rights(AclTable(acls), "anna", host, request, names)
+    return caught.value
 
 
 @pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
@@ -72,34 +101,70 @@ def test_each_request_of_clients_declares_its_rights(kind: type[messages.AnyRequ
 
 @pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
 def test_a_stranger_is_refused_and_told_the_command_that_would_allow_it(kind: type[Any]) -> None:
-    request = example_of(kind)
+    request = request_of(kind)
     needed = list(needed_by(request, NAMES))
     if kind.__name__ in FREE or (kind is messages.UnpinSnapshot and not needed):
         assert needed == []
         check_rights(AclTable(), "anna", "h", request, NAMES)
         return
     assert needed
-    with pytest.raises(AuthorizationError) as caught:
-        check_rights(AclTable(), "anna", "h", request, NAMES)
-    operation, resource_type, name = needed[0]
-    assert str(caught.value).endswith(f"rayq acl add anna {operation} {resource_type} {name}")
+    error = refused(request)
+    if type(needed[0]) is Needed and not is_at_hidden_place(request):
+        operation, resource_type, name = needed[0]
+        assert isinstance(error, AuthorizationError)
+        assert str(error).endswith(f"rayq acl add anna {operation} {resource_type} {name}")
+
+
+def is_at_hidden_place(request: messages.AnyRequest) -> bool:
+    return isinstance(request, messages.ToPartition) and request.topic_id != OWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
+def test_a_refusal_has_no_name_that_the_request_does_not_have(kind: type[Any]) -> None:
+    request = request_of(kind)
+    said = msgspec.json.encode(request).decode()
+    for name in {need.name for need in needed_by(request, NAMES)} - {"cluster"}:
+        if name not in said:
+            assert name not in str(refused(request))
+
+
+@pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
+def test_an_id_of_what_is_hidden_is_refused_as_an_id_that_nothing_has(kind: type[Any]) -> None:
+    request = request_of(kind)
+    all_but_topics = [
+        Acl("anna", "allow", "all", resource_type, name)
+        for resource_type, name in (("cluster", "cluster"), ("queue", "*"), ("group", "*"))
+    ]
+    if is_at_hidden_place(request):
+        expected = unknown_partition(request.topic_id, request.partition)
+    elif kind is messages.PinSnapshot:
+        expected = unknown_topic(request.topic_id)
+    else:
+        return
+    error = refused(request, *all_but_topics)
+    assert (type(error), str(error)) == (type(expected), str(expected))
+    error = refused(request, *all_but_topics, names=NothingExists())
+    assert (type(error), str(error)) == (type(expected), str(expected))
 
 
 @pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
 def test_each_right_is_needed_and_all_are_enough(kind: type[Any]) -> None:
-    request = example_of(kind)
+    request = request_of(kind)
     acls = [
         Acl("anna", "allow", operation, resource_type, name)
         for operation, resource_type, name in needed_by(request, NAMES)
     ]
+    if is_at_hidden_place(request):  # Who may not know of the topic knows of no partition.
+        topic = NAMES.topic_name(request.topic_id)
+        assert topic is not None
+        if not any(acl.resource_type == "topic" and acl.name == topic for acl in acls):
+            refused(request, *acls)
+            acls.append(Acl("anna", "allow", "describe", "topic", topic))
     check_rights(AclTable(acls), "anna", "h", request, NAMES)
     for acl in dict.fromkeys(acls):
-        rest = AclTable(other for other in acls if other != acl)
-        with pytest.raises(AuthorizationError):
-            check_rights(rest, "anna", "h", request, NAMES)
+        refused(request, *(other for other in acls if other != acl))
         denied = Acl("*", "deny", "all", acl.resource_type, acl.name)
-        with pytest.raises(AuthorizationError, match="an ACL says: deny"):
-            check_rights(AclTable([*acls, denied]), "anna", "h", request, NAMES)
+        refused(request, *acls, denied)
 
 
 def needs(request: messages.AnyRequest) -> list[tuple[str, str, str]]:
@@ -108,7 +173,7 @@ def needs(request: messages.AnyRequest) -> list[tuple[str, str, str]]:
 
 def commit(*topic_ids: str) -> messages.CommitOffsets:
     offsets = [messages.OffsetCommit(topic_id, 0, 1, None, "") for topic_id in topic_ids]
-    return messages.CommitOffsets("O", 0, 1, "billing", "m", 1, 1, offsets)
+    return messages.CommitOffsets(OWN_TOPIC_ID, 0, 1, "billing", "m", 1, 1, offsets)
 
 
 def test_a_commit_needs_each_topic_that_it_names_once() -> None:
@@ -121,9 +186,20 @@ def test_a_commit_needs_each_topic_that_it_names_once() -> None:
 
 def test_a_take_does_not_launder_a_topic() -> None:
     request = messages.Take("T", 0, 1, "Q", "holder", 1, 1, 0)
-    only_the_queue = AclTable([Acl("anna", "allow", "read", "queue", "queue of Q")])
-    with pytest.raises(AuthorizationError, match="may not read topic 'topic of T'"):
-        check_rights(only_the_queue, "anna", "h", request, NAMES)
+    only_the_queue = Acl("anna", "allow", "read", "queue", "queue of Q")
+    assert str(refused(request, only_the_queue)) == str(unknown_partition("T", 0))
+    seen = Acl("anna", "allow", "describe", "topic", "topic of T")
+    assert "may not read topic 'topic of T'" in str(refused(request, only_the_queue, seen))
+
+
+def test_a_queue_that_is_hidden_is_refused_as_one_that_does_not_exist() -> None:
+    request = messages.Take("T", 0, 1, "Q", "holder", 1, 1, 0)
+    topic = Acl("anna", "allow", "read", "topic", "topic of T")
+    hidden = refused(request, topic)
+    every_queue = Acl("anna", "allow", "all", "queue", "*")
+    missing = refused(request, topic, every_queue, names=OnlyTopicsExist())
+    assert str(hidden) == str(missing) == str(unknown_queue("Q"))
+    assert type(hidden) is type(missing)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +232,75 @@ def test_a_move_of_records_needs_to_write_where_they_go() -> None:
     assert needs(request) == [("alter", "queue", "queue of Q"), ("write", "topic", "elsewhere")]
 
 
-def test_what_does_not_exist_is_left_to_the_handler_to_say() -> None:
-    request = messages.Fetch("T", 0, 1, 0, None, 1, 0)
-    assert list(needed_by(request, NothingExists())) == []
+def test_a_name_is_refused_whether_it_exists_or_not() -> None:
     named = messages.DeleteTopic("nowhere")
-    with pytest.raises(AuthorizationError):
-        check_rights(AclTable(), "anna", "h", named, NothingExists())
+    assert str(refused(named)) == str(refused(named, names=NothingExists()))
+    assert isinstance(refused(named), AuthorizationError)
+
+
+@pytest.mark.parametrize(
+    ("request_", "allowed_by"),
+    [
+        (messages.DescribeReplica(OWN_TOPIC_ID, 0), "describe"),
+        (messages.Fetch(OWN_TOPIC_ID, 0, 1, 0, None, 1, 0), "describe"),
+        (messages.AlterTopicConfig(name=OFFSETS_TOPIC, changes={}), "alter"),
+        (messages.Produce(OWN_TOPIC_ID, 0, 1, -1, 1), None),
+        (messages.DeleteTopic(name=OFFSETS_TOPIC), None),
+        (messages.CreateTopic(name="__mine", partitions=1, replication_factor=1, config={}), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_acl_of_topics_opens_the_topics_that_are_rayqs_own(
+    request_: messages.AnyRequest, allowed_by: Any
+) -> None:
+    for acl in (
+        Acl("anna", "allow", "all", "topic", "*"),
+        Acl("anna", "allow", "all", "topic", OFFSETS_TOPIC),
+        Acl("anna", "allow", "all", "topic", "__", "prefixed"),
+    ):
+        assert isinstance(refused(request_, acl), AuthorizationError)
+    of_cluster = [
+        Acl("anna", "allow", operation, "cluster", "cluster") for operation in ("describe", "alter")
+    ]
+    if allowed_by is None:
+        assert "only servers do" in str(refused(request_, *of_cluster))
+        return
+    assert f"rayq acl add anna {allowed_by} cluster cluster" in str(refused(request_))
+    needed = [acl for acl in of_cluster if acl.operation == allowed_by]
+    check_rights(AclTable(needed), "anna", "h", request_, NAMES)
+
+
+def test_a_member_may_leave_and_give_up_what_it_may_no_longer_read() -> None:
+    in_group = Acl("anna", "allow", "read", "group", "g")
+
+    def heartbeat(epoch: int, topics: list[str]) -> messages.GroupHeartbeat:
+        return messages.GroupHeartbeat(
+            OWN_TOPIC_ID, 0, 1, "g", "m", epoch, None, "", topics, None, "uniform", 1, 1,
+            [("T", 0)], 0,
+        )  # fmt: skip
+
+    for request in (heartbeat(-1, ["orders"]), heartbeat(-2, ["orders"]), heartbeat(3, [])):
+        check_rights(AclTable([in_group]), "anna", "h", request, NAMES)
+    assert "may not read topic 'orders'" in str(refused(heartbeat(3, ["orders"]), in_group))
+
+
+def test_positions_of_hidden_topics_are_neither_told_nor_set() -> None:
+    group = Acl("anna", "allow", "all", "group", "g")
+    told = messages.FetchCommitted(OWN_TOPIC_ID, 0, 1, "g", [("T", 0)])
+    assert "topic of T" not in str(refused(told, group))
+    assert "topic of T" not in str(refused(commit("T"), group))
+    everything = messages.FetchCommitted(OWN_TOPIC_ID, 0, 1, "g", None)
+    check_rights(AclTable([group]), "anna", "h", everything, NAMES)
+
+
+def test_a_view_shows_what_may_be_described() -> None:
+    acls = AclTable([Acl("anna", "allow", "read", "topic", "topic of T", host="10.0.0.1")])
+    view = View(acls, "anna", "10.0.0.1", NAMES)
+    assert view.shows("topic", "topic of T") and view.shows_topic_id("T")
+    assert not view.shows("topic", "topic of U") and not view.shows_topic_id("U")
+    assert not View(acls, "anna", "10.0.0.2", NAMES).shows_topic_id("T")
+    assert View(acls, "anna", "h", NothingExists()).shows_topic_id("gone")
+    assert str(view.refusal("topic", "x")).endswith("rayq acl add anna describe topic x")
 
 
 def test_lists_show_what_a_principal_may_describe() -> None:
@@ -176,7 +315,7 @@ def test_lists_show_what_a_principal_may_describe() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_of",
+    "request_about",
     [
         lambda name: messages.CreateToken(name, "1", VERIFIERS),
         lambda name: messages.RevokeToken(name, "1"),
@@ -186,14 +325,14 @@ def test_lists_show_what_a_principal_may_describe() -> None:
     ],
 )
 def test_a_principal_may_look_at_itself_and_rotate_its_own_tokens_unless_a_rule_denies_it(
-    request_of: Any,
+    request_about: Any,
 ) -> None:
-    check_rights(AclTable(), "anna", "h", request_of("anna"), NAMES)
+    check_rights(AclTable(), "anna", "h", request_about("anna"), NAMES)
     with pytest.raises(AuthorizationError, match="principal 'anna': no ACL allows it"):
-        check_rights(AclTable(), "ben", "h", request_of("anna"), NAMES)
+        check_rights(AclTable(), "ben", "h", request_about("anna"), NAMES)
     denied = AclTable([Acl("anna", "deny", "all", "principal", "anna")])
     with pytest.raises(AuthorizationError, match="an ACL says: deny"):
-        check_rights(denied, "anna", "h", request_of("anna"), NAMES)
+        check_rights(denied, "anna", "h", request_about("anna"), NAMES)
 
 
 @pytest.mark.parametrize(

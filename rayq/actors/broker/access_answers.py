@@ -12,7 +12,7 @@ from rayq import messages
 from rayq.actors.handlers import answers_peer
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.core.access.acls import AclVerdict, passes
-from rayq.core.access.rights import may_describe
+from rayq.core.access.rights import Needed, decide, may_describe
 from rayq.core.cluster.access_changes import check_operation, find_principal
 from rayq.core.cluster.state import Principal
 from rayq.errors import InvalidRequestError
@@ -95,7 +95,8 @@ class AccessAnswers:
             verdict = AclVerdict(True, None)
         else:
             find_principal(state, principal)
-            verdict = state.acls.decide(principal, *asked, request.name, request.host)
+            needed = Needed(*asked, request.name)
+            verdict = decide(state.acls, principal, request.host, needed)
         return messages.CheckAclResponse(self._metadata.version, *verdict)
 
     def _may_see(self, peer: Peer, principal: str) -> bool:

@@ -27,6 +27,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.config import QueueConfig, parse_stored
+from rayq.core.access.unknown import unknown_queue
 from rayq.errors import (
     NotLeaderError,
     QueueLimitError,
@@ -139,10 +140,7 @@ class LeaderQueues:
         if self._ended is not None:
             raise self._ended
         if queue_id not in self._queues:
-            raise UnknownQueueError(
-                f"No queue with id {queue_id} reads {self._replica_log.where}: it was deleted, or "
-                "this server has not heard of it yet."
-            )
+            raise unknown_queue(queue_id)
         return self._queues[queue_id]
 
     def drop_reads(self) -> None:

@@ -25,6 +25,7 @@ from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
+from rayq.core.access.unknown import unknown_partition
 from rayq.core.cluster.topic_changes import check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
@@ -36,7 +37,6 @@ from rayq.errors import (
     RayqError,
     StaleBrokerError,
     StorageError,
-    UnknownTopicError,
 )
 from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
@@ -366,10 +366,7 @@ class ReplicaHost:
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))
         if replica is None:
-            raise UnknownTopicError(
-                f"This process hosts no partition {partition} of a topic with id {topic_id}: it "
-                "was deleted, or moved. Ask for new metadata."
-            )
+            raise unknown_partition(topic_id, partition)
         return replica
 
     @answers(messages.StopReplicaHost)

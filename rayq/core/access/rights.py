@@ -1,18 +1,25 @@
 """The rights that a request needs, and whether its sender has them.
 
 A request class declares what its fields name (`Request.rights`); what only its content tells is
-here. Ids are looked up in the metadata. A name is checked before anybody looks whether it exists,
-so that a refusal tells nothing about that.
+here. A name that the sender gave is checked before anybody looks whether it exists, so that a
+refusal tells nothing about that. Ids are looked up in the metadata: what the sender may not
+describe is refused as what does not exist.
+
+No ACL of topics opens rayq's own topics. To see what they are is to describe the cluster, to
+configure them is to alter it, and only servers write them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
-from rayq.core.access.acls import AclTable
-from rayq.errors import AuthorizationError
+from rayq.core.access.acls import AclTable, AclVerdict
+from rayq.core.access.unknown import unknown_partition, unknown_queue, unknown_topic
+from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
+from rayq.errors import AuthorizationError, RayqError
 from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
 
 
@@ -36,17 +43,69 @@ class Needed(NamedTuple):
     name: str
 
 
+class Found(Needed):
+    """An operation on a resource that the request does not name: the server looked its name up."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The resources that a named principal sees: those that it may describe. All else is not
+    there."""
+
+    acls: AclTable
+    principal: str
+    host: str
+    names: Names
+
+    def shows(self, resource_type: ResourceType, name: str) -> bool:
+        """Returns whether the principal may describe the resource."""
+        return decide(
+            self.acls, self.principal, self.host, Needed("describe", resource_type, name)
+        ).is_allowed
+
+    def knows_of(self, resource_type: ResourceType, name: str) -> bool:
+        """Returns whether the principal may hear of the resource. Everybody knows that rayq's own
+        topics are there: coordinators are found by them."""
+        return is_own_topic(resource_type, name) or self.shows(resource_type, name)
+
+    def shows_topic_id(self, topic_id: str) -> bool:
+        """Returns whether no topic has this id that the principal may not describe: an id without
+        a topic tells nothing."""
+        name = self.names.topic_name(topic_id)
+        return name is None or self.shows("topic", name)
+
+    def refusal(self, resource_type: ResourceType, name: str) -> AuthorizationError:
+        """The error for a principal that named what it may not describe, whether that exists or
+        not."""
+        needed = Needed("describe", resource_type, name)
+        verdict = decide(self.acls, self.principal, self.host, needed)
+        return _refusal(self.principal, needed, verdict.acl)
+
+
+def decide(acls: AclTable, principal: str, host: str, needed: Needed) -> AclVerdict:
+    """Returns whether a named principal may do the operation, and the ACL that says so."""
+    of_cluster = _of_own_topic(needed)
+    if of_cluster is None:
+        return AclVerdict(False, None)
+    return acls.decide(principal, *of_cluster, host)
+
+
 def needed_by(request: messages.AnyRequest, names: Names) -> Iterator[Needed]:
-    """Yields all that the sender of a request must be allowed. What does not exist needs nothing:
-    the handler says that it does not."""
+    """Yields all that the sender of a request must be allowed. What does not exist needs
+    nothing."""
     for right in request.rights or ():
-        named: str | None = getattr(request, right.field) if right.field else CLUSTER
-        if named is not None and right.field == "topic_id":
-            named = names.topic_name(named)
-        elif named is not None and right.field == "queue_id":
-            named = names.queue_name(named)
+        if not right.field:
+            yield Needed(right.operation, right.resource_type, CLUSTER)
+            continue
+        named: str | None = getattr(request, right.field)
+        find = _NAMES_OF_IDS.get(right.field)
+        if find is None:
+            if named is not None:
+                yield Needed(right.operation, right.resource_type, named)
+            continue
+        named = None if named is None else find(names, named)
         if named is not None:
-            yield Needed(right.operation, right.resource_type, named)
+            yield Found(right.operation, right.resource_type, named)
     more = NEEDED_BY_CONTENT.get(type(request))
     if more is not None:
         yield from more(request, names)
@@ -55,17 +114,44 @@ def needed_by(request: messages.AnyRequest, names: Names) -> Iterator[Needed]:
 def check_rights(
     acls: AclTable, principal: str, host: str, request: messages.AnyRequest, names: Names
 ) -> None:
-    """Raises AuthorizationError unless the named principal may send the request from this host."""
+    """Raises AuthorizationError unless the named principal may send the request from this host.
+    Raises UnknownTopicError or UnknownQueueError, as a handler does, for an id that nothing has
+    which the principal may describe."""
     assert request.rights is not None, type(request).__name__
-    check_needed(acls, principal, host, needed_by(request, names))
+    view = View(acls, principal, host, names)
+    _check_topic_id(view, request)
+    for needed in needed_by(request, names):
+        verdict = decide(acls, principal, host, needed)
+        if verdict.is_allowed:
+            continue
+        if isinstance(needed, Found) and not view.knows_of(needed.resource_type, needed.name):
+            raise _as_unknown(principal, request, needed)
+        raise _refusal(principal, needed, verdict.acl)
+    # A queue that is not known here might be known to the handler a moment later.
+    if isinstance(request, messages.ToQueueLeader) and names.queue_name(request.queue_id) is None:
+        raise unknown_queue(request.queue_id)
 
 
 def check_needed(acls: AclTable, principal: str, host: str, all_needed: Iterable[Needed]) -> None:
     """Raises AuthorizationError unless the named principal may do all of it from this host."""
     for needed in all_needed:
-        verdict = acls.decide(principal, *needed, host)
+        verdict = decide(acls, principal, host, needed)
         if not verdict.is_allowed:
             raise _refusal(principal, needed, verdict.acl)
+
+
+def _check_topic_id(view: View, request: messages.AnyRequest) -> None:
+    """Raises UnknownTopicError unless there is a topic of the request's id which the principal may
+    hear of."""
+    topic_id: str | None = getattr(request, "topic_id", None)
+    if topic_id is None:
+        return
+    name = view.names.topic_name(topic_id)
+    if name is not None and view.knows_of("topic", name):
+        return
+    if isinstance(request, messages.ToPartition):
+        raise unknown_partition(topic_id, request.partition)
+    raise unknown_topic(topic_id)
 
 
 def no_longer_valid(principal: str) -> AuthorizationError:
@@ -80,20 +166,59 @@ def may_describe(
     acls: AclTable, principal: str | None, host: str, resource_type: ResourceType, name: str
 ) -> bool:
     """Returns whether lists show this resource to a principal; None is the superuser."""
-    return (
-        principal is None
-        or acls.decide(principal, "describe", resource_type, name, host).is_allowed
+    needed = Needed("describe", resource_type, name)
+    return principal is None or decide(acls, principal, host, needed).is_allowed
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def _as_unknown(principal: str, request: messages.AnyRequest, needed: Needed) -> RayqError:
+    """The error for a resource that the request does not name and its sender may not describe."""
+    if isinstance(request, messages.ToQueueLeader):
+        return unknown_queue(request.queue_id)
+    return AuthorizationError(
+        f"Principal {principal!r} may not {needed.operation} a {needed.resource_type} that this "
+        f"{type(request).__name__} is about: no ACL allows it. Whoever administers the cluster can."
     )
 
 
 def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> AuthorizationError:
-    operation, resource_type, name = needed
+    of_cluster = _of_own_topic(needed)
+    if of_cluster is None:
+        return AuthorizationError(
+            f"Principal {principal!r} may not {needed.operation} topic {needed.name!r}: it is "
+            "rayq's own, and only servers do."
+        )
     why = "no ACL allows it" if denied_by is None else f"an ACL says: {denied_by}"
-    resource = "the cluster" if resource_type == "cluster" else f"{resource_type} {name!r}"
-    return AuthorizationError(
-        f"Principal {principal!r} may not {operation} {resource}: {why}. Whoever administers the "
-        f"cluster can allow it: rayq acl add {principal} {operation} {resource_type} {name}"
+    resource = (
+        "the cluster"
+        if needed.resource_type == "cluster"
+        else f"{needed.resource_type} {needed.name!r}"
     )
+    operation, resource_type, name = of_cluster
+    return AuthorizationError(
+        f"Principal {principal!r} may not {needed.operation} {resource}: {why}. Whoever "
+        f"administers the cluster can allow it: rayq acl add {principal} {operation} "
+        f"{resource_type} {name}"
+    )
+
+
+def is_own_topic(resource_type: ResourceType, name: str) -> bool:
+    """Returns whether the resource is one of rayq's own topics."""
+    return resource_type == "topic" and name.startswith(INTERNAL_PREFIX)
+
+
+def _of_own_topic(needed: Needed) -> Needed | None:
+    """The right on the cluster that an operation on one of rayq's own topics needs; other
+    operations as they are. None: nobody has it."""
+    operation = needed.operation
+    if not is_own_topic(needed.resource_type, needed.name):
+        return needed
+    if operation in ("create", "write", "delete"):
+        return None
+    is_look = operation in ("read", "describe", "describe_configs")
+    return Needed("describe" if is_look else "alter", "cluster", CLUSTER)
 
 
 # --- what only the content of a request tells -----------------------------------------------------
@@ -102,7 +227,7 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
 def _of_topic_ids(operation: Operation, topic_ids: set[str], names: Names) -> Iterator[Needed]:
     found = {names.topic_name(topic_id) for topic_id in topic_ids}
     for name in sorted(name for name in found if name is not None):
-        yield Needed(operation, "topic", name)
+        yield Found(operation, "topic", name)
 
 
 def _commit_offsets(request: messages.CommitOffsets, names: Names) -> Iterator[Needed]:
@@ -113,10 +238,16 @@ def _set_group_offsets(request: messages.SetGroupOffsets, names: Names) -> Itera
     yield from _of_topic_ids("read", {topic_id for topic_id, _, _ in request.offsets}, names)
 
 
-def _group_heartbeat(request: messages.GroupHeartbeat, names: Names) -> Iterator[Needed]:
-    for topic in sorted(set(request.topics)):
-        yield Needed("read", "topic", topic)
-    yield from _of_topic_ids("read", {topic_id for topic_id, _ in request.owned}, names)
+def _fetch_committed(request: messages.FetchCommitted, names: Names) -> Iterator[Needed]:
+    topic_ids = {topic_id for topic_id, _ in request.partitions or ()}
+    yield from _of_topic_ids("describe", topic_ids, names)
+
+
+def _group_heartbeat(request: messages.GroupHeartbeat, _: Names) -> Iterator[Needed]:
+    """Leaving, and giving partitions up, needs no right on them."""
+    if request.member_epoch >= messages.MEMBER_EPOCH_JOIN:
+        for topic in sorted(set(request.topics)):
+            yield Needed("read", "topic", topic)
 
 
 def _unpin_snapshot(request: messages.UnpinSnapshot, names: Names) -> Iterator[Needed]:
@@ -126,13 +257,13 @@ def _unpin_snapshot(request: messages.UnpinSnapshot, names: Names) -> Iterator[N
 
 
 def _describe_principals(
-    request: messages.DescribePrincipals, names: Names
+    request: messages.DescribePrincipals, _: Names
 ) -> Iterator[Needed]:
     for name in sorted(set(request.names or ())):
         yield Needed("describe", "principal", name)
 
 
-def _describe_acls(request: messages.DescribeAcls, names: Names) -> Iterator[Needed]:
+def _describe_acls(request: messages.DescribeAcls, _: Names) -> Iterator[Needed]:
     if request.filter.principal is not None:
         yield Needed("describe", "principal", request.filter.principal)
 
@@ -147,7 +278,7 @@ def _create_queue(request: messages.CreateQueue, names: Names) -> Iterator[Neede
 def _alter_queue(request: messages.AlterQueue, names: Names) -> Iterator[Needed]:
     topic = names.topic_of_queue(request.name)
     if topic is not None and _owns_its_topic(request.config):
-        yield Needed("alter", "topic", topic)
+        yield Found("alter", "topic", topic)
 
 
 def _owns_its_topic(config: Mapping[str, object]) -> bool:
@@ -156,8 +287,15 @@ def _owns_its_topic(config: Mapping[str, object]) -> bool:
     return config.get("retention", "topic") != "topic"
 
 
+_NAMES_OF_IDS: dict[str, Callable[[Names, str], str | None]] = {
+    "topic_id": lambda names, topic_id: names.topic_name(topic_id),
+    "queue_id": lambda names, queue_id: names.queue_name(queue_id),
+}
+"""The fields that name a resource by its id."""
+
 NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterator[Needed]]] = {
     messages.CommitOffsets: _commit_offsets,
+    messages.FetchCommitted: _fetch_committed,
     messages.SetGroupOffsets: _set_group_offsets,
     messages.GroupHeartbeat: _group_heartbeat,
     messages.UnpinSnapshot: _unpin_snapshot,

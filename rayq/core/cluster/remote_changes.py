@@ -12,6 +12,7 @@ import msgspec
 
 from rayq import messages
 from rayq.config import DAY_MS, TopicConfig
+from rayq.core.access.unknown import unknown_topic
 from rayq.core.cluster import election
 from rayq.core.cluster.facts import ClusterDecision, Facts, ObjectStoreFacts, changed
 from rayq.core.cluster.records import (
@@ -31,7 +32,6 @@ from rayq.errors import (
     OverloadedError,
     RemoteStorageError,
     StalePartitionError,
-    UnknownTopicError,
     sentence,
 )
 from rayq.messages.remote_names import RemoteName, parse_folder, partition_prefix, topic_prefix
@@ -161,7 +161,7 @@ def pin_snapshot(
     pin_id, topic_id, starts = request.pin_id, request.topic_id, request.starts
     topic = state.topics.get(topic_id)
     if topic is None:
-        raise UnknownTopicError(f"There is no topic with id {topic_id}.")
+        raise unknown_topic(topic_id)
     if not topic.config.remote_storage:
         raise InvalidRequestError(
             f"Topic {topic.name!r} has no remote_storage, and pins keep nothing of it."
