@@ -21,6 +21,7 @@ from rayq.core.access.rights import (
     check_rights,
     decide,
     no_longer_valid,
+    view_of,
 )
 from rayq.core.cluster.state import ClusterState
 from rayq.environment import Clock
@@ -142,9 +143,7 @@ class Access(Gate):
 
     def view(self, peer: Peer) -> View | None:
         """Returns the resources that the peer sees. None: all of them."""
-        if peer.principal is None:
-            return None
-        return View(self._state.acls, peer.principal, peer.address, self._names)
+        return view_of(self._state.acls, peer.principal, peer.address, self._names)
 
     def require(
         self, peer: Peer, operation: Operation, resource_type: ResourceType, name: str

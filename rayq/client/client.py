@@ -23,6 +23,7 @@ from rayq.client.timeouts import time_left_s
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     NotLeaderError,
     PartitionOfflineError,
@@ -192,7 +193,8 @@ class Client(BrokerClient):
     ) -> TopicMetadata:
         """Returns a topic from the cache. The topic is fetched if it is missing there, or is older
         than `age_max_s` and not kept fresh. Raises UnknownTopicError once brokers have denied it
-        for a second, and TimeoutError."""
+        for a second, AuthorizationError where this client may not know whether it exists, and
+        TimeoutError."""
         topic_name(name)
         start = self.now
         deadline = start + timeout_s
@@ -218,9 +220,10 @@ class Client(BrokerClient):
                         f"do not know yet whether there is a topic {name!r}."
                     )
             elif self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
-                raise UnknownTopicError(
+                raise self.missing_topic_error(
+                    name,
                     f"There is no topic {name!r} in this cluster. Create it with "
-                    f"cluster.create_topic({name!r})."
+                    f"cluster.create_topic({name!r}).",
                 )
             await asyncio.sleep(wait_s)
 
@@ -431,12 +434,18 @@ class Client(BrokerClient):
             self.metadata.remove_listener(changed.set)
         return True
 
+    def missing_topic_error(self, topic: str, message: str) -> RayqError:
+        """The error for a topic that the metadata lack: UnknownTopicError with this message, or
+        AuthorizationError where the client's principal may not describe it."""
+        denied = self.metadata.denied.get(topic)
+        return UnknownTopicError(message) if denied is None else AuthorizationError(denied)
+
     def no_leader_error(self, topic: str, topic_id: str, partition: int) -> RayqError:
         """The error that says why the partition has no leader."""
         known = self.metadata.partition(topic, topic_id, partition)
         if known is None:
-            return UnknownTopicError(
-                f"Topic {topic!r} was deleted (or has no partition {partition} any more)."
+            return self.missing_topic_error(
+                topic, f"Topic {topic!r} was deleted (or has no partition {partition} any more)."
             )
         reason = known.offline_reason or "its leader's process is not running"
         return PartitionOfflineError(f"{topic}-{partition} has no leader now: {reason}.")

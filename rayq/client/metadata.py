@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rayq.messages import (
+    METADATA_TOPICS_MAX,
     BrokerEndpoint,
     MetadataResponse,
     PartitionMetadata,
     ReplicaEndpoint,
     TopicMetadata,
 )
+
+DENIED_MAX = METADATA_TOPICS_MAX
+"""Maximum number of topics of which it is remembered that they are denied, the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class MetadataCache:
         self.voters: list[int] = []
         self.brokers: dict[int, BrokerEndpoint] = {}
         self.topics: dict[str, TopicMetadata] = {}
+        self.denied: dict[str, str] = {}
+        """The topics, of those that are missing, that this client's principal may not describe,
+        whether they exist or not, each with the reason."""
         self._listeners: dict[Callable[[], None], None] = {}
 
     def add_listener(self, listener: Callable[[], None]) -> None:
@@ -76,10 +83,14 @@ class MetadataCache:
         found = {topic.name: topic for topic in response.topics}
         names = {*self.topics, *found} if asked is None else asked
         for name in names:
+            self.denied.pop(name, None)
             if name in found:
                 self.topics[name] = _newest(self.topics.get(name), found[name])
             else:
                 self.topics.pop(name, None)
+        self.denied |= response.denied
+        while len(self.denied) > DENIED_MAX:
+            del self.denied[next(iter(self.denied))]
         for listener in list(self._listeners):
             listener()
         return True

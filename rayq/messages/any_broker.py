@@ -89,6 +89,9 @@ class MetadataResponse(Response, frozen=True):
     """Not None if one answer does not hold all topics: ask again with this as `after`."""
     trouble: str | None = None
     """The reason that this broker has given up its session; None if it has not."""
+    denied: dict[str, str] = msgspec.field(default_factory=dict)
+    """The topics that were named, and that the client's principal may not describe, whether they
+    exist or not, each with the message of the AuthorizationError."""
 
 
 METADATA_TOPICS_MAX = 10_000
@@ -107,7 +110,8 @@ class Metadata(ToBroker[MetadataResponse], frozen=True):
     rights: ClassVar[Rights] = ()
     ends_with_connection: ClassVar[bool] = True
     topics: Annotated[list[CheckedName], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
-    """None: all topics. A name that does not exist is missing in the answer."""
+    """None: all topics. A name that does not exist is missing in the answer, and so is one that the
+    client's principal may not describe."""
     version_min: Counter = 0
     wait_ms: Milliseconds = 0
     after: CheckedName = ""

@@ -111,11 +111,14 @@ class DescribeQueuesResponse(Response, frozen=True):
     """Sorted by name."""
     next_after: str | None = None
     """Not None if one answer does not hold all queues: ask again with this as `after`."""
+    denied: dict[str, str] = msgspec.field(default_factory=dict)
+    """As that of `MetadataResponse`, of the queues that were named."""
 
 
 class DescribeQueues(ToBroker[DescribeQueuesResponse], frozen=True):
-    """The queues that this broker knows. It waits up to `wait_ms` for metadata of at least
-    `version_min`, then answers by what it has."""
+    """The queues that this broker knows, as far as the sender may describe both them and their
+    topics. It waits up to `wait_ms` for metadata of at least `version_min`, then answers by what it
+    has."""
 
     api: ClassVar[int] = 137
     rights: ClassVar[Rights] = ()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from rayq.client import broker_client, client
+from rayq.client import broker_client, client, metadata
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import MetadataCache
 from rayq.config import ClusterConfig
-from rayq.errors import DisconnectedError
+from rayq.errors import AuthorizationError, DisconnectedError, UnknownTopicError
 from rayq.messages import Metadata, MetadataResponse, TopicMetadata
 from rayq.wire.authentication import Identity
 
@@ -33,6 +34,44 @@ def test_an_answer_is_taken_for_the_topics_that_were_asked_for() -> None:
     assert list(cache.topics) == ["a"]
     cache.apply(told("b", "c"), None)
     assert sorted(cache.topics) == ["b", "c"]
+
+
+def test_a_topic_is_denied_until_it_is_told_of_or_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata, "DENIED_MAX", 2)
+    cache = MetadataCache()
+    cache.apply(msgspec.structs.replace(told("a"), denied={"b": "why"}), ["a", "b"])
+    assert cache.denied == {"b": "why"} and list(cache.topics) == ["a"]
+    cache.apply(msgspec.structs.replace(told(), denied={"a": "why not"}), ["a", "b"])
+    assert cache.denied == {"a": "why not"} and not cache.topics
+    cache.apply(told("a"), ["a"])
+    assert not cache.denied and list(cache.topics) == ["a"]
+    many = {str(number): "why" for number in range(5)}
+    cache.apply(msgspec.structs.replace(told(), denied=many), list(many))
+    assert list(cache.denied) == ["3", "4"]
+
+
+def test_a_topic_that_a_principal_may_not_describe_is_no_missing_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.01)
+
+    async def script() -> None:
+        one = made()
+
+        async def ask(request: Metadata, **options: Any) -> MetadataResponse:
+            return msgspec.structs.replace(told(), denied={"secret": "anna may not"})
+
+        one._ask_for_metadata = ask  # type: ignore[method-assign]
+        with pytest.raises(AuthorizationError, match="anna may not"):
+            await one.topic("secret", timeout_s=1)
+        assert isinstance(one.no_leader_error("secret", "", 0), AuthorizationError)
+        with pytest.raises(UnknownTopicError, match="no topic 'other'"):
+            await one.topic("other", timeout_s=1)
+        one.close()
+
+    asyncio.run(script())
 
 
 def test_topics_that_nobody_keeps_fresh_are_known_up_to_a_bound(

@@ -58,7 +58,8 @@ def test_each_way_to_give_a_token_takes_that_of_a_principal(
 def test_principals_of_one_process_share_no_connection(cluster: LocalCluster, topic: str) -> None:
     anna, ben = Named(cluster, ("delete", "topic", topic)), Named(cluster)
     with anna.connect() as hers, ben.connect() as his:
-        assert hers.admin.list_topics() == his.admin.list_topics()  # Both are connected.
+        assert hers.admin.list_topics() == [topic]
+        assert his.admin.list_topics() == []  # Both are connected.
         with pytest.raises(AuthorizationError, match=ben.name):
             his.admin.delete_topic(topic)
         hers.admin.delete_topic(topic)

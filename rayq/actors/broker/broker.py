@@ -25,6 +25,7 @@ from rayq.actors.hosting import Runtime
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
+from rayq.core.access.shown import shown_samples
 from rayq.core.cluster.records import ACCESS_RECORDS, MetadataRecord
 from rayq.core.cluster.topic_changes import offline_reason
 from rayq.environment import Address, Environment
@@ -455,27 +456,32 @@ class Broker:
     def _describe_cluster(
         self, peer: Peer, request: messages.Metadata, _: memoryview
     ) -> Awaitable[messages.MetadataResponse]:
-        return self._answers.metadata(request, peer.room)
+        return self._answers.metadata(peer, request)
 
     @answers_peer(messages.DescribeQueues)
     def _describe_queues(
         self, peer: Peer, request: messages.DescribeQueues, _: memoryview
     ) -> Awaitable[messages.DescribeQueuesResponse]:
-        return self._answers.queues(request, peer.room)
+        return self._answers.queues(peer, request)
 
-    @answers(messages.DescribeQuotas)
-    def _describe_quotas(self, _: messages.DescribeQuotas) -> messages.DescribeQuotasResponse:
-        return messages.DescribeQuotasResponse([*self.metadata.state.quotas])
+    @answers_peer(messages.DescribeQuotas)
+    def _describe_quotas(
+        self, peer: Peer, _: messages.DescribeQuotas, __: memoryview
+    ) -> messages.DescribeQuotasResponse:
+        return self._answers.quotas(peer)
 
-    @answers(messages.DescribeObjectStore)
+    @answers_peer(messages.DescribeObjectStore)
     def _describe_object_store(
-        self, _: messages.DescribeObjectStore
+        self, peer: Peer, _: messages.DescribeObjectStore, __: memoryview
     ) -> messages.DescribeObjectStoreResponse:
-        return self._answers.object_store(self._config.remote_storage_url, self._objects)
+        return self._answers.object_store(peer, self._config.remote_storage_url, self._objects)
 
-    @answers(messages.DescribeMetrics)
-    def _describe_metrics(self, _: messages.DescribeMetrics) -> messages.DescribeMetricsResponse:
-        return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+    @answers_peer(messages.DescribeMetrics)
+    def _describe_metrics(
+        self, peer: Peer, _: messages.DescribeMetrics, __: memoryview
+    ) -> messages.DescribeMetricsResponse:
+        samples = self._environment.metrics.collect()
+        return messages.DescribeMetricsResponse(shown_samples(self._answers.view(peer), samples))
 
     @answers(messages.AttachObjectServer)
     def _attach_object_server(self, request: messages.AttachObjectServer) -> messages.Done:

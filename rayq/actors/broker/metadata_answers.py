@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import msgspec
@@ -13,6 +12,7 @@ from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.core.access.rights import View, shows, view_of
 from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerRegistered,
@@ -22,8 +22,10 @@ from rayq.core.cluster.records import (
 )
 from rayq.core.cluster.state import Topic
 from rayq.core.cluster.topic_changes import offline_reason
-from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
+from rayq.messages.acls import CLUSTER, ResourceType
+from rayq.wire.answer_room import ANSWER_BYTES_MAX
 from rayq.wire.codec import ENCODER
+from rayq.wire.peer import Peer
 
 _OF_BROKERS = (BrokerRegistered, BrokerFenced, BrokerUnfenced, BrokerRemoved)
 """Records that change the reasons why partitions of any topic have no leader. All others change the
@@ -31,7 +33,8 @@ description of the topic that they name, or of none."""
 
 
 class MetadataAnswers:
-    """Answers clients from this broker's copy of the metadata.
+    """Answers clients from this broker's copy of the metadata. What a peer may not describe is
+    left out of its answers.
 
     `is_registered()` says whether that copy shows this broker's process with a session.
     """
@@ -54,32 +57,42 @@ class MetadataAnswers:
         if records is None or any(isinstance(record, _OF_BROKERS) for record in records):
             self._encoded.clear()
 
+    def view(self, peer: Peer) -> View | None:
+        """Returns the resources that the peer sees. None: all of them."""
+        state = self._metadata.state
+        return view_of(state.acls, peer.principal, peer.address, state)
+
     async def metadata(
-        self, request: messages.Metadata, room: AnswerRoom
+        self, peer: Peer, request: messages.Metadata
     ) -> messages.MetadataResponse:
         asked = None if request.topics is None else set(request.topics)
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
-        async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
-            answer = self._page(asked, request)
+        async with peer.room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
+            answer = self._page(asked, request, self.view(peer))
             await asyncio.sleep(0)  # and others have their turn before its next.
             return answer
 
     def _page(
-        self, asked: set[str] | None, request: messages.Metadata
+        self, asked: set[str] | None, request: messages.Metadata, view: View | None
     ) -> messages.MetadataResponse:
-        metadata, state, after = self._metadata, self._metadata.state, request.after
+        metadata, state = self._metadata, self._metadata.state
         if asked is not None:
             found_topics = (state.topics.get(topic_id) for topic_id in request.topic_ids)
             asked |= {topic.name for topic in found_topics if topic is not None}
         names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
-        left = deque(sorted(name for name in names if name > after))
         topics: list[messages.TopicMetadata] = []
         partitions = 0
-        while left and partitions < messages.METADATA_PARTITIONS_MAX:
-            after = left.popleft()
-            topic = state.topics[state.topic_ids[after]]
+        last = next_after = None
+        for name in sorted(name for name in names if name > request.after):
+            if view is not None and not view.knows_of("topic", name):
+                continue
+            if partitions >= messages.METADATA_PARTITIONS_MAX:
+                next_after = last
+                break
+            topic = state.topics[state.topic_ids[name]]
             topics.append(self._described(topic))
             partitions += len(topic.partitions)
+            last = name
         # Until its own registration is committed here, this broker's metadata may be outdated.
         controller = metadata.controller if self._is_registered() else None
         return messages.MetadataResponse(
@@ -100,34 +113,65 @@ class MetadataAnswers:
                 for number, broker in sorted(state.brokers.items())
             ],
             topics=topics,
-            next_after=after if left else None,
-            trouble=metadata.trouble,
+            next_after=next_after,
+            trouble=self._trouble(view),
+            denied=_denied(view, "topic", request.topics, request.after),
         )
 
+    def _trouble(self, view: View | None) -> str | None:
+        """The reason that this broker has given up its session, which may name files: for who may
+        describe the cluster."""
+        trouble = self._metadata.trouble
+        if trouble is None or shows(view, "cluster", CLUSTER):
+            return trouble
+        return "it cannot follow the metadata"
+
     async def queues(
-        self, request: messages.DescribeQueues, room: AnswerRoom
+        self, peer: Peer, request: messages.DescribeQueues
     ) -> messages.DescribeQueuesResponse:
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
-        async with room.take(ANSWER_BYTES_MAX):
-            state = self._metadata.state
+        async with peer.room.take(ANSWER_BYTES_MAX):
+            state, view = self._metadata.state, self.view(peer)
             names = set(state.queue_ids)
             if request.names is not None:
                 names.intersection_update(request.names)
                 by_id = (state.queues.get(queue_id) for queue_id in request.queue_ids)
                 names.update(queue.name for queue in by_id if queue is not None)
-            left = sorted(name for name in names if name > request.after)
+            left = sorted(
+                name
+                for name in names
+                if name > request.after and self._shows_queue(view, name)
+            )
             page = left[: messages.QUEUES_PAGE]
             queues = [state.queues[state.queue_ids[name]] for name in page]
             return messages.DescribeQueuesResponse(
                 self._metadata.version,
                 [described_queue(queue, state.topics[queue.topic_id].name) for queue in queues],
                 page[-1] if len(page) < len(left) else None,
+                _denied(view, "queue", request.names, request.after),
             )
 
+    def _shows_queue(self, view: View | None, name: str) -> bool:
+        """Returns whether a view has a queue and its topic, whose name is told with it."""
+        if view is None:
+            return True
+        topic = self._metadata.state.topic_of_queue(name)
+        return view.shows("queue", name) and topic is not None and view.shows("topic", topic)
+
+    def quotas(self, peer: Peer) -> messages.DescribeQuotasResponse:
+        view = self.view(peer)
+        return messages.DescribeQuotasResponse(
+            [
+                quota
+                for quota in self._metadata.state.quotas
+                if quota.principal is None or shows(view, "principal", quota.principal)
+            ]
+        )
+
     def object_store(
-        self, url: str | None, objects: ObjectStoreAccess | None
+        self, peer: Peer, url: str | None, objects: ObjectStoreAccess | None
     ) -> messages.DescribeObjectStoreResponse:
-        state = self._metadata.state
+        state, view = self._metadata.state, self.view(peer)
         return messages.DescribeObjectStoreResponse(
             url=url,
             pins=[
@@ -135,10 +179,12 @@ class MetadataAnswers:
                     pin.pin_id, state.topics[pin.topic_id].name, dict(pin.starts), pin.ttl_ms
                 )
                 for pin in state.pins.values()
+                if shows(view, "topic", state.topics[pin.topic_id].name)
             ],
             garbage=[
                 messages.GarbageSummary(garbage.topic_id, garbage.name, garbage.deleted_ms)
                 for garbage in state.garbage.values()
+                if shows(view, "topic", garbage.name)
             ],
             object_server=None if objects is None else objects.endpoint,
             trouble=None if objects is None else objects.trouble or objects.halt,
@@ -185,3 +231,17 @@ class MetadataAnswers:
         return messages.TopicMetadata(
             topic.name, topic.topic_id, topic.whole_config, partitions
         )
+
+
+def _denied(
+    view: View | None, resource_type: ResourceType, names: Iterable[str] | None, after: str
+) -> dict[str, str]:
+    """The names in a request that its sender may not describe, each with the error's message; only
+    in the first of several answers."""
+    if view is None or after:
+        return {}
+    return {
+        name: view.refusal(resource_type, name).message
+        for name in names or ()
+        if not view.knows_of(resource_type, name)
+    }

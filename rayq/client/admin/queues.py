@@ -16,6 +16,7 @@ from rayq.client.timeouts import takes_timeout
 from rayq.config import QueueConfig, given_values
 from rayq.config.keywords import QueueKeywords
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     QueueExistsError,
     RayqError,
@@ -250,8 +251,11 @@ async def create_queue(call: Call, request: CreateQueue, *, exist_ok: bool) -> b
 
 async def _until_open(call: Call, name: str) -> None:
     """Waits until the leader of each partition has started the queue: if `start` is "latest",
-    that is where it begins."""
-    queue = await find_queue(call, name)
+    that is where it begins. Who may create the queue and not describe it does not wait."""
+    try:
+        queue = await find_queue(call, name)
+    except AuthorizationError:
+        return
     topic = await call.client.topic(queue.topic, timeout_s=call.left_s)
     numbers = range(len(topic.partitions))
     await asyncio.gather(*(_until_partition_open(call, queue, number) for number in numbers))
@@ -273,7 +277,17 @@ async def list_queues(call: Call, names: Sequence[str] | None = None) -> list[Qu
     if names is not None and len(names) > NAMES_AT_ONCE:
         found = await list_queues(call)
         return [queue for queue in found if queue.name in set(names)]
+    queues, _ = await _list_queues(call, names)
+    return queues
+
+
+async def _list_queues(
+    call: Call, names: Sequence[str] | None
+) -> tuple[list[QueueMetadata], dict[str, str]]:
+    """The queues, sorted by name, and those of `names` that this client may not describe, each with
+    the reason."""
     queues: list[QueueMetadata] = []
+    denied: dict[str, str] = {}
     after: str | None = ""
     metadata = call.client.metadata
     while after is not None:
@@ -290,18 +304,23 @@ async def list_queues(call: Call, names: Sequence[str] | None = None) -> list[Qu
         )
         metadata.require(answer.version)
         queues += answer.queues
+        denied |= answer.denied
         check_advances(after, answer.next_after, "the cluster's queues")
         after = answer.next_after
-    return queues
+    return queues, denied
 
 
 async def find_queue(call: Call, name: str) -> QueueMetadata:
-    """Finds a queue. Raises UnknownQueueError, once brokers have denied it for a second."""
+    """Finds a queue. Raises UnknownQueueError, once brokers have denied it for a second, and
+    AuthorizationError where this client may not know whether it exists."""
     patience = min(call.deadline, call.client.now + UNKNOWN_QUEUE_PATIENCE_S)
     while True:
-        if found := await list_queues(call, [name]):
+        found, denied = await _list_queues(call, [name])
+        if found:
             return found[0]
         if call.client.now + RETRY_S > patience:
+            if name in denied:
+                raise AuthorizationError(denied[name])
             raise UnknownQueueError(
                 f"There is no queue {name!r} in this cluster. Create it with "
                 f"cluster.create_queue({name!r}); rayq queue list shows those that there are."

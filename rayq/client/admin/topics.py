@@ -313,7 +313,8 @@ async def until_ready(
     client: Client, name: str, partitions: int, *, timeout_s: float
 ) -> None:
     """Waits until every partition has a running leader and a full in-sync set, as long as there is
-    progress at least every `timeout_s`."""
+    progress at least every `timeout_s`. Who may create the topic and not describe it does not
+    wait."""
     deadline = client.now + timeout_s
     version_min = progress = 0
     missing = ["no broker has told of it"]
@@ -341,7 +342,7 @@ async def until_ready(
             continue
         topic = client.metadata.topics.get(name)
         missing = _missing(topic, partitions)
-        if not missing:
+        if not missing or name in client.metadata.denied:
             return
         if _progress(topic) > progress:
             progress = _progress(topic)

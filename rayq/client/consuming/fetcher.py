@@ -30,6 +30,7 @@ from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.record_errors import is_skipped
 from rayq.config import ConsumerConfig
 from rayq.errors import (
+    AuthorizationError,
     CorruptBatchError,
     LogTruncatedError,
     OffsetNotAvailableError,
@@ -207,7 +208,7 @@ class Fetcher:
         while stream.error is None and not stream.is_fetched:
             try:
                 await self._fetch_forever(stream)
-            except UnknownTopicError as error:
+            except (UnknownTopicError, AuthorizationError) as error:
                 # The coordinator decides which partitions a member reads.
                 if self._group_offsets is not None and self._group_offsets.member is not None:
                     await self._wait_for_topic(stream, error)
@@ -220,10 +221,10 @@ class Fetcher:
                 stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
         self.tell()
 
-    async def _wait_for_topic(self, stream: Stream, error: UnknownTopicError) -> None:
+    async def _wait_for_topic(self, stream: Stream, error: RayqError) -> None:
         """Waits, after the coordinator granted a partition that the metadata here does not have.
-        Either the metadata is older than the coordinator's, or the topic is gone, and the
-        coordinator will take the partition back."""
+        Either the metadata is older than the coordinator's, or the topic is gone, or this client
+        may not read it any more, and the coordinator will take the partition back."""
         logger.info("%s is granted, but not known: %s", stream.partition, error)
         await asyncio.sleep(TOPIC_WAIT_S)
         try:
@@ -464,9 +465,10 @@ class Fetcher:
             raise error
         metadata = self._client.metadata
         if metadata.partition(*self._place(stream, topic_id)) is None:
-            raise UnknownTopicError(
+            raise self._client.missing_topic_error(
+                stream.partition.topic,
                 f"{stream.partition.topic}-{stream.partition.partition} is gone: the topic was "
-                "deleted (and perhaps created again). Subscribe or assign again."
+                "deleted (and perhaps created again). Subscribe or assign again.",
             )
         logger.info("fetching %s again: %s", stream.partition, error)
         stream.trouble = error

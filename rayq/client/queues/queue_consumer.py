@@ -11,7 +11,7 @@ from rayq.client.queues.inbox import Inbox
 from rayq.client.queues.partition_consumer import PartitionConsumer
 from rayq.client.queues.queue_partition import PartitionListener, QueuePartition, ResolvedQueue
 from rayq.client.queues.task import Delivery, HandedOut, QueueTask
-from rayq.errors import UnknownQueueError
+from rayq.errors import AuthorizationError, UnknownQueueError
 
 WAITING_PARTITIONS_MAX = 8
 """Maximum number of partitions at which takes wait for records; the others are swept."""
@@ -54,7 +54,7 @@ class QueueConsumer:
         self._large = large
         self.partitions: list[PartitionConsumer] = []
         self.prefetched: deque[tuple[AcquiredRecord, Delivery]] = deque()
-        self.failure: UnknownQueueError | None = None
+        self.failure: UnknownQueueError | AuthorizationError | None = None
         """Set when the queue was deleted."""
         self._waiting_partitions: dict[PartitionConsumer, None] = {}
         client.add_interest(queue.topic)

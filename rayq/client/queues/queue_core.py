@@ -31,7 +31,14 @@ from rayq.client.queues.round_robin import DeficitRoundRobin
 from rayq.client.queues.task import HandedOut, QueueTask
 from rayq.client.queues.throughput import TICK_S, ThroughputEstimator
 from rayq.config import ConsumerConfig
-from rayq.errors import ClosedError, LockLostError, RayqError, TimeoutError, UnknownQueueError
+from rayq.errors import (
+    AuthorizationError,
+    ClosedError,
+    LockLostError,
+    RayqError,
+    TimeoutError,
+    UnknownQueueError,
+)
 from rayq.messages import QueueMetadata
 
 logger = logging.getLogger(__name__)
@@ -478,6 +485,10 @@ class QueueCore:
         except UnknownQueueError as error:
             queue.close()
             queue.failure = UnknownQueueError(f"Queue {name!r} was deleted: {error}")
+            return
+        except AuthorizationError as error:
+            queue.close()
+            queue.failure = error
             return
         except RayqError as error:
             logger.info("queue %s: not looked up: %s", name, error)

@@ -82,6 +82,16 @@ class View:
         return _refusal(self.principal, needed, verdict.acl)
 
 
+def view_of(acls: AclTable, principal: str | None, host: str, names: Names) -> View | None:
+    """Returns the resources that a principal sees. None: all of them, as the superuser."""
+    return None if principal is None else View(acls, principal, host, names)
+
+
+def shows(view: View | None, resource_type: ResourceType, name: str) -> bool:
+    """Returns whether a view, or None for all, has the resource."""
+    return view is None or view.shows(resource_type, name)
+
+
 def decide(acls: AclTable, principal: str, host: str, needed: Needed) -> AclVerdict:
     """Returns whether a named principal may do the operation, and the ACL that says so."""
     of_cluster = _of_own_topic(needed)
