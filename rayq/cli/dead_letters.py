@@ -23,7 +23,7 @@ from rayq.cli.options import (
     quickly,
 )
 from rayq.cli.values import WrongUseError, is_number, time_ms
-from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
+from rayq.client.admin.dead_letters import Aim, DeadLetter, DeadLetters, Filter, Progress
 from rayq.client.cluster import Cluster
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.queues.moved_records import (
@@ -37,6 +37,8 @@ from rayq.errors import RayqError
 TIMEOUT_S = 60.0
 LIMIT = 100
 ERROR_WIDTH = 60
+QUEUE, PRODUCER = "queue", "producer"
+"""Writers of dead letters: a queue's leader; or a producer, which chose the headers, too."""
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
@@ -135,12 +137,13 @@ def list_letters(
         output.say("There are none.")
         return
     output.table(
-        ("id", "time", "source", "count", "key", "error", "state"),
+        ("id", "time", "source", "by", "count", "key", "error", "state"),
         [
             (
                 f"{letter.record.partition}/{letter.record.offset}",
                 output.moment(letter.record.timestamp_ms),
                 _header(letter, SOURCE_HEADER),
+                QUEUE if letter.is_by_queue else PRODUCER,
                 _header(letter, COUNT_HEADER),
                 None if letter.record.key is None else shown(letter.record.key)[1:-1],
                 _short(letter.error),
@@ -176,6 +179,7 @@ def show(
         record = letter.record
         output.heading(f"{record.topic} {record.partition}/{record.offset}: {letter.state}")
         output.say(f"time: {output.moment(record.timestamp_ms)}")
+        output.say(f"written by: a {QUEUE if letter.is_by_queue else PRODUCER}")
         output.say(f"error: {letter.error or '-'}", hang=2)
         output.say("key: " + ("null" if record.key is None else _text(record.key)), hang=2)
         for name, value in record.headers:
@@ -264,6 +268,7 @@ def _settle(
         if not (yes or dry_run):
             found = run(letters.settle(which, to_topic=to_topic, dry_run=True))
             if found.matched:
+                _show_targets(found)
                 agree(f"{question} {output.counted(found.matched, 'match', 'match')}.", yes)
         with output.progress(done, None, wanted=not (json or dry_run)) as advance:
             moved = 0
@@ -289,16 +294,32 @@ def _settle(
                 "matched": result.matched,
                 "moved": result.moved,
                 "refused": result.refused,
+                "targets": [
+                    {"topic": topic, "letters": aim.letters, "by_producers": aim.by_producers}
+                    for topic, aim in sorted(result.targets.items(), key=_by_name)
+                ],
             }
         )
         return
     letters_text = output.counted(result.matched, "dead letter")
     if dry_run:
+        _show_targets(result)
         output.say(f"{letters_text} of {result.seen:,} match. Nothing was changed.")
         return
     output.say(f"{output.counted(result.moved, 'dead letter')} {done}, of {result.matched:,}.")
     for why, count in sorted(result.refused.items()):
         output.say(f"{count:,} left: {why}", hang=2)
+
+
+def _show_targets(found: Progress) -> None:
+    for topic, aim in sorted(found.targets.items(), key=_by_name):
+        where = "without a target" if topic is None else f"to topic {topic}"
+        by = f", {aim.by_producers:,} of them written by a producer" if aim.by_producers else ""
+        output.say(f"{output.counted(aim.letters, 'dead letter')} {where}{by}")
+
+
+def _by_name(item: tuple[str | None, Aim]) -> str:
+    return item[0] or ""
 
 
 def _letters(cluster: Cluster, queue: str) -> tuple[DeadLetters, Any]:
@@ -317,6 +338,7 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
         "count": int(count) if count is not None and is_number(count) else None,
         "error": letter.error,
         "is_large": letter.is_large,
+        "by": QUEUE if letter.is_by_queue else PRODUCER,
         "unread": letter.unread,
     }
 

@@ -185,6 +185,35 @@ def test_dead_letters_are_looked_at_sent_back_and_dropped(
     assert "There are none" in rayq.well("dead-letters", "list", queue).out
 
 
+def test_a_dead_letter_that_a_producer_wrote_is_marked_and_its_target_shown(
+    rayq_command: Command, cluster: LocalCluster, queue: str
+) -> None:
+    rayq = rayq_command
+    with cluster.create_queue(queue) as opened:
+        opened.send(b"v")
+    fail_all(cluster, queue, 1)
+    dead_letters(rayq, queue, 1)
+    with cluster.producer() as producer:
+        source = [("rayq.source", b"payments/0/7"), ("rayq.reason", b"rejected")]
+        producer.send(queue + ".dead", b"forged", headers=source).result()
+        producer.send(queue + ".dead", b"aimless").result()
+    found = rayq.well("dead-letters", "list", queue, "--json").json
+    assert {one["value"]: one["by"] for one in found} == {
+        "v": "queue", "forged": "producer", "aimless": "producer",
+    }
+    forged = next(one for one in found if one["value"] == "forged")
+    shown = rayq.well("dead-letters", "show", queue, f"0/{forged['offset']}").out
+    assert "written by: a producer" in shown
+    preview = rayq.well("dead-letters", "redrive", queue, "--dry-run").out
+    assert f"1 dead letter to topic {queue}\n" in preview
+    assert "1 dead letter to topic payments, 1 of them written by a producer" in preview
+    assert "1 dead letter without a target, 1 of them" in preview
+    targets = rayq.well("dead-letters", "redrive", queue, "--dry-run", "--json").json["targets"]
+    assert {one["topic"]: (one["letters"], one["by_producers"]) for one in targets} == {
+        queue: (1, 0), "payments": (1, 1), None: (1, 1),
+    }
+
+
 def test_the_dead_letters_of_a_pool_go_back_too(
     rayq_command: Command, cluster: LocalCluster, queue: str
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from rayq.actors.queues.moves import QueueMoves
-from rayq.client.admin.dead_letters import DeadLetter, DeadLetters, Filter, Progress
+from rayq.client.admin.dead_letters import Aim, DeadLetter, DeadLetters, Filter, Progress
 from rayq.core.queues.moves import Dying
 from rayq.errors import UnknownQueueError
 from rayq.testing import LocalCluster
@@ -92,12 +92,12 @@ def test_redrives_and_discards_of_the_same_letters_at_once_settle_each_one_way(
     operator = rejected(cluster, queue, values)
     eventually(lambda: len(operator.listed()) == len(values), "all are dead letters")
     before = operator.listed()
-    assert operator.settle(dry_run=True) == Progress(60, 60, 0, {})
+    assert operator.settle(dry_run=True) == Progress(60, 60, 0, {}, {queue: Aim(60, 0)})
     assert operator.listed() == before
     for outcome in operator.at_once("", None, "", None):
         assert not outcome.refused
     assert set(copies(cluster, queue).values()) <= {1, 2}
-    assert operator.listed() == [] and operator.settle() == Progress(0, 0, 0, {})
+    assert operator.listed() == [] and operator.settle() == Progress(0, 0, 0, {}, {})
 
 
 def test_a_record_that_dies_again_has_the_headers_of_its_last_death_only(

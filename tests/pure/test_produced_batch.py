@@ -29,14 +29,22 @@ CHUNKED = sealed({"attributes": NULL_KEYS | CHUNK}, GOOD)
 KEYED_CHUNK = sealed({"attributes": CHUNK}, KEYED)
 
 
-def check(payload: bytes | bytearray, **config: Any) -> Any:
+def check(payload: bytes | bytearray, is_move: bool = False, **config: Any) -> Any:
     return check_produced_batch(
         memoryview(payload),
         TopicConfig(message_timestamp_after_max_ms=AFTER_MS, **config),
         topic="t",
         partition=3,
         now_ms=NOW_MS,
+        is_move=is_move,
     )
+
+
+def test_only_leaders_say_that_a_queue_wrote_a_dead_letter() -> None:
+    letter = encode_batch([b"v"], [b"k"], timestamps_ms=NOW_MS, is_dead_letter=True)
+    with pytest.raises(InvalidRecordError, match="only leaders may say so. Nothing was written"):
+        check(letter)
+    assert check(letter, is_move=True).is_dead_letter
 
 
 def keyed(*timestamps_ms: int) -> bytearray:

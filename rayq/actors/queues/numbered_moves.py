@@ -450,6 +450,7 @@ class NumberedMoves:
             base_sequence=0,
             append_time=True,
             is_large=records[0][1].is_large,
+            is_dead_letter=outcome == "dead",
         )
 
     async def _carry_out(

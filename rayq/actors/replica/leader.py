@@ -274,6 +274,7 @@ class Leader:
             topic=self._assignment.topic,
             partition=self._assignment.partition,
             now_ms=self._environment.clock.wall_ms(),
+            is_move=is_move,
         )
         if is_transactional(header.producer_id):
             waiting = self.transactions.admit(request, payload, header, principal)

@@ -24,9 +24,16 @@ from rayq.storage.batch import (
 
 
 def check_produced_batch(
-    payload: memoryview, config: TopicConfig, *, topic: str, partition: int, now_ms: int
+    payload: memoryview,
+    config: TopicConfig,
+    *,
+    topic: str,
+    partition: int,
+    now_ms: int,
+    is_move: bool,
 ) -> BatchHeader:
-    """Returns the header of a batch that may be appended. See `messages.Produce` for the errors."""
+    """Returns the header of a batch that may be appended. See `messages.Produce` for the errors.
+    `is_move`: a queue's leader sends it."""
     if len(payload) > config.max_message_bytes:
         raise RecordTooLargeError(
             f"A batch of {len(payload)} bytes is above max_message_bytes = "
@@ -52,6 +59,11 @@ def check_produced_batch(
         raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
     check_body(payload, 0, header)
     check_produced(header)
+    if header.is_dead_letter and not is_move:
+        raise InvalidRecordError(
+            f"A batch for {topic}-{partition} says that a queue's leader wrote it: only leaders "
+            "may say so. Nothing was written."
+        )
     latest_ms = now_ms + config.message_timestamp_after_max_ms
     if header.max_timestamp_ms > latest_ms or header.first_timestamp_ms < 0:
         raise InvalidTimestampError(

@@ -34,6 +34,7 @@ from rayq.core.queues.moved_records import (
     POOL_ERROR_HEADERS,
     REASON_HEADER,
     header_of,
+    source_of,
 )
 from rayq.errors import (
     CorruptBatchError,
@@ -65,6 +66,16 @@ class DeadLetter(NamedTuple):
     """The manifest of its large value, for which `record` has None."""
     unread: str | None = None
     """The reason why the value was not read."""
+    is_by_queue: bool = False
+    """True if a queue's leader wrote it. Else a producer did, which chose all of its headers: such
+    are the dead letters of consumer pools, those from before this mark, and forged ones."""
+
+    @property
+    def target(self) -> str | None:
+        """The topic to which a redrive without another one sends it: where its header says that it
+        came from. None: it does not say."""
+        source = source_of(self.record.headers)
+        return None if source is None else source[0]
 
     @property
     def is_large(self) -> bool:
@@ -104,6 +115,14 @@ class Filter(NamedTuple):
         )
 
 
+class Aim(NamedTuple):
+    """Dead letters that go to one topic."""
+
+    letters: int
+    by_producers: int
+    """The number of those that no queue's leader wrote: a producer chose their target."""
+
+
 class Progress(NamedTuple):
     """Progress of a redrive or a discard."""
 
@@ -113,6 +132,9 @@ class Progress(NamedTuple):
     moved: int
     refused: dict[str, int]
     """The number of dead letters left, by reason."""
+    targets: dict[str | None, Aim]
+    """Those that match, by the topic to which they are sent (None: they have no possible one).
+    Empty where they are dropped."""
 
 
 class _Place(NamedTuple):
@@ -226,11 +248,15 @@ class DeadLetters:
         pace = _Pace(self._client, rate_per_s)
         seen = matched = moved = 0
         refused: dict[str, int] = {}
+        targets: dict[str | None, Aim] = {}
         for partition, end in (await self._ends(place)).items():
             async for letters in self._letters(place, partition, end):
-                offsets = [letter.record.offset for letter in letters if which.holds(letter)]
+                matching = [letter for letter in letters if which.holds(letter)]
+                offsets = [letter.record.offset for letter in matching]
                 seen += len(letters)
                 matched += len(offsets)
+                if to_topic is not None:
+                    _count_targets(targets, matching, to_topic)
                 while offsets and not dry_run:
                     assert place.queue is not None
                     some = offsets[: await pace.next(len(offsets))]
@@ -241,8 +267,8 @@ class DeadLetters:
                     moved += len(outcome.moved)
                     for why in outcome.refused.values():
                         refused[why] = refused.get(why, 0) + 1
-                    on_progress(Progress(seen, matched, moved, refused))
-        return Progress(seen, matched, moved, refused)
+                    on_progress(Progress(seen, matched, moved, refused, targets))
+        return Progress(seen, matched, moved, refused, targets)
 
     async def _with_queue(self, place: _Place) -> _Place:
         """Creates the queue that remembers which dead letters of a pool are settled."""
@@ -334,6 +360,7 @@ class DeadLetters:
                         Record(*where, bad, header.max_timestamp_ms, None, None, []),
                         "ready",
                         unread=error.message,
+                        is_by_queue=header.is_dead_letter,
                     )
                     for bad in range(max(header.base_offset, offset), header.next_offset)
                 ]
@@ -350,12 +377,23 @@ class DeadLetters:
                         [] if headers is None else list(headers[at] or ()),
                     )
                     manifest = (columns.values[at] or b"") if header.is_large else None
-                    letters.append(DeadLetter(record, "ready", manifest))
+                    letters.append(
+                        DeadLetter(record, "ready", manifest, is_by_queue=header.is_dead_letter)
+                    )
         return letters, answer.next_offset
 
     async def _offset(self, where: TopicPartition, which: int) -> int:
         answer = await self._call().ask_leader(*where, ListOffsets, which, READ_COMMITTED)
         return known_end(answer, str(where))
+
+
+def _count_targets(
+    targets: dict[str | None, Aim], letters: Sequence[DeadLetter], to_topic: str
+) -> None:
+    for letter in letters:
+        target = to_topic or letter.target
+        known = targets.get(target, Aim(0, 0))
+        targets[target] = Aim(known.letters + 1, known.by_producers + (not letter.is_by_queue))
 
 
 class _Pace:

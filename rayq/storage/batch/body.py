@@ -18,6 +18,7 @@ from rayq.storage.batch.header import (
     BATCH_BYTES_MAX,
     CHUNK,
     COMPRESSION_MASK,
+    DEAD_LETTER,
     DELAYED,
     HEADER_BYTES,
     LARGE,
@@ -83,6 +84,7 @@ def encode_batch(
     is_transactional: bool = False,
     is_large: bool = False,
     is_chunk: bool = False,
+    is_dead_letter: bool = False,
 ) -> bytearray:
     """One batch of at least one record, with offsets from 0. The leader stamps it.
 
@@ -90,8 +92,8 @@ def encode_batch(
     negative. `timestamps_ms` is one time for all records, or one time for each record.
     `append_time` makes readers see the leader's append time instead. `is_transactional` goes with
     the producer ids of transactions. A record with the header `rayq.due` makes the batch DELAYED.
-    `is_large` and `is_chunk` are what the header's attributes of these names say, of one record.
-    Raises `RecordTooLargeError` above 64 MiB.
+    `is_large` and `is_chunk` are what the header's attributes of these names say, of one record;
+    `is_dead_letter` is for queue leaders. Raises `RecordTooLargeError` above 64 MiB.
     """
     count = len(values)
     assert count > 0
@@ -109,6 +111,7 @@ def encode_batch(
     if headers is not None and any_is_due_later(headers):
         attributes |= DELAYED
     attributes |= (LARGE if is_large else 0) | (CHUNK if is_chunk else 0)
+    attributes |= DEAD_LETTER if is_dead_letter else 0
     first, newest, deltas = _time_column(timestamps_ms, count)
     body, compressed = _encode_body(
         (None, deltas, keys, values, headers), is_compressed=compression == "lz4"

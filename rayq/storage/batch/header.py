@@ -43,8 +43,18 @@ ABORT = 1 << 7
 LARGE = 1 << 8
 DELAYED = 1 << 9
 CHUNK = 1 << 10
+DEAD_LETTER = 1 << 11
 KNOWN_ATTRIBUTES = (
-    LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT | LARGE | DELAYED | CHUNK
+    LZ4
+    | APPEND_TIME
+    | TRANSACTIONAL
+    | CONTROL
+    | NULL_KEYS
+    | ABORT
+    | LARGE
+    | DELAYED
+    | CHUNK
+    | DEAD_LETTER
 )
 _SERVER_ATTRIBUTES = CONTROL | ABORT
 """Producers must not set these: readers pass over control batches."""
@@ -127,6 +137,12 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         """True if the batch is a chunk of a large value. Readers skip its one record, and in queues
         it counts as done."""
         return self.attributes & CHUNK != 0
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """True if a queue's leader wrote the records as dead letters, with the headers that say
+        where they came from. No client can set it."""
+        return self.attributes & DEAD_LETTER != 0
 
     @property
     def is_delayed(self) -> bool:
