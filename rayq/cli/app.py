@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rayq.cli import (
+    acls,
     bench,
     bench_profile,
     cluster,
@@ -20,6 +21,7 @@ from rayq.cli import (
     moves,
     operations,
     plan,
+    principals,
     produce,
     queue_records,
     queues,
@@ -27,16 +29,16 @@ from rayq.cli import (
     servers,
     status,
     storage,
+    tokens,
     topics,
     transactions,
 )
-from rayq.cli.verbs import Verbs
+from rayq.cli.verbs import Verbs, VerbsOrAlone
 
 ROOT_VERBS: dict[str, Callable[..., None]] = {
     "start": servers.start,
     "stop": servers.stop,
     "status": status.status,
-    "token": servers.token,
     "plan": plan.plan,
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
@@ -98,6 +100,33 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
             "find-hanging": transactions.find_hanging,
         },
     ),
+    "principal": (
+        "Names of programs and people that have rights of their own.",
+        {
+            "create": principals.create,
+            "list": principals.list_principals,
+            "describe": principals.describe,
+            "delete": principals.delete,
+        },
+    ),
+    "token": (
+        "The cluster's own token, and those of principals.",
+        {
+            "create": tokens.create,
+            "rotate": tokens.rotate,
+            "revoke": tokens.revoke,
+            "list": tokens.list_tokens,
+        },
+    ),
+    "acl": (
+        "Rules that say what principals may do.",
+        {
+            "add": acls.add,
+            "list": acls.list_acls,
+            "remove": acls.remove,
+            "check": acls.check,
+        },
+    ),
     "storage": (
         "Topics in the object store: progress, verification and pins.",
         {
@@ -140,6 +169,8 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "log": ("Data directories, offline.", {"verify": log.verify, "dump": log.dump}),
 }
 """The groups of verbs, with the help of each. They are listed in this order."""
+ALONE: dict[str, Callable[..., None]] = {"token": tokens.show}
+"""The groups that do something without a verb. The others print their help."""
 
 app = typer.Typer(
     name="rayq",
@@ -155,6 +186,9 @@ for verb, function in ROOT_VERBS.items():
     app.command(verb)(function)
 for name, (text, verbs) in GROUPS.items():
     group = typer.Typer(help=text, cls=Verbs)
+    if name in ALONE:
+        group = typer.Typer(cls=VerbsOrAlone, invoke_without_command=True)
+        group.callback()(ALONE[name])
     for verb, function in verbs.items():
         group.command(verb)(function)
     app.add_typer(group, name=name)

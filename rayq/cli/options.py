@@ -1,4 +1,4 @@
-"""Options that many commands share, and shell completion of topics, groups and queues."""
+"""Options that many commands share, and shell completion of the names that there are."""
 
 from __future__ import annotations
 
@@ -66,6 +66,13 @@ def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
+def complete_principal(ctx: typer.Context, incomplete: str) -> list[str]:
+    with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
+        names = cluster.admin.list_principals(timeout_s=COMPLETION_TIMEOUT_S)
+        return offered(names, incomplete)
+    return []
+
+
 TopicName = Annotated[
     str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
 ]
@@ -79,4 +86,10 @@ GroupNames = Annotated[
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", autocompletion=complete_queue)]
 QueueNames = Annotated[
     list[str], typer.Argument(metavar="QUEUE", autocompletion=complete_queue)
+]
+PrincipalName = Annotated[
+    str, typer.Argument(metavar="PRINCIPAL", autocompletion=complete_principal)
+]
+PrincipalNames = Annotated[
+    list[str], typer.Argument(metavar="PRINCIPAL", autocompletion=complete_principal)
 ]

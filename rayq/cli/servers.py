@@ -1,4 +1,4 @@
-"""`rayq start`, `stop` and `token`."""
+"""`rayq start` and `stop`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.current import TLS_FIELDS, check_answers, connected, start_lock
+from rayq.cli.current import TLS_FIELDS, check_answers, start_lock
 from rayq.cli.local_ray import connected_to_ray, processes_of, raylets_of, start_ray, stop_ray
-from rayq.cli.options import ClusterAddress, Json
+from rayq.cli.options import Json
 from rayq.cli.values import config_values
 from rayq.config import ClusterConfig
 from rayq.entry import start_or_find
@@ -381,14 +381,3 @@ def _stop_cluster(address: str, name: str) -> None:
         from rayq.runtime.ray import cluster as ray_cluster
 
         ray_cluster.stop_cluster(name)
-
-
-def token(json: Json = False, cluster: ClusterAddress = None) -> None:
-    """Print the token that a client outside of Ray needs besides an address. Treat it as a
-    password."""
-    with connected(cluster) as connection:
-        found = {"token": connection.token, "addresses": connection.addresses}
-    if json:
-        output.print_json(found)
-    else:
-        output.say(connection.token)

@@ -27,3 +27,10 @@ class Verbs(TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+class VerbsOrAlone(Verbs):
+    """A group of verbs that does something of its own where it is named alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return TyperGroup.parse_args(self, ctx, args)

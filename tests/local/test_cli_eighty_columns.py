@@ -52,6 +52,19 @@ transactions list -a
 transactions describe ID
 transactions abort ID -y
 transactions find-hanging
+principal create ANNA
+principal list
+acl add ANNA read,write topic TOPIC
+acl list
+acl check ANNA read topic TOPIC
+acl check ANNA read group GROUP
+acl remove ANNA read topic TOPIC -y
+token create ANNA --expires 90d
+token rotate ANNA
+token list
+principal describe ANNA
+token revoke ANNA --all -y
+principal delete ANNA -y
 plan --rate 1M/s --size 1KB --retention 7d --local 6h
 plan --rate 1M/s --size 1KB --retention 7d --local 6h --check --seconds 0.2
 cluster info
@@ -110,6 +123,7 @@ def test_no_line_is_longer_than_the_terminal(
     names = {"TOPIC": topic, "NEW": topic + "-new", "GROUP": group, "DATA": cluster.data_dir}
     names["VALUES"] = f"file://{cluster.data_dir}/values"
     names["QUEUE"] = "a-queue-whose-name-is-longer"
+    names["ANNA"] = "a-principal-whose-name-is-longer"
     names["ID"] = "a-transactional-id-whose-name-is-longer"
     producer = cluster.producer(transactional_id=names["ID"])
     producer.begin_transaction()

@@ -17,6 +17,8 @@ GROUPS = (
     "queue",
     "dead-letters",
     "transactions",
+    "principal",
+    "acl",
     "storage",
     "values",
     "cluster",
@@ -116,6 +118,25 @@ start x --node-ip-address 127.0.0.1
 start x --node-ip-address here
 start x --node-ip-address ::1
 start x --ray-address auto --node-ip-address 10.0.0.1
+principal create
+token create
+token create anna --expires 90
+token create anna --expires soon
+token rotate anna --overlap 1M
+token revoke anna
+token revoke anna 1 --all -y
+token revoke anna 1
+acl add anna read
+acl add anna reed topic orders
+acl add anna write group g
+acl add anna read table orders
+acl add anna read topic
+acl add anna read topic orders.*
+acl add anna read topic * --prefix
+acl add anna alter cluster mine
+acl remove anna read topic orders
+acl check anna all topic orders
+acl check anna read,write topic orders
 log dump
 topic list --cluster nowhere:port
 topic list --cluster a:1,,b:2

@@ -1,4 +1,8 @@
-"""Administration of principals, their tokens and ACLs."""
+"""Administration of principals, their tokens and ACLs.
+
+Each answer has all that was committed before it was asked for, whoever changed it and whichever
+broker answers: who has just taken a right away wants to see that it is gone.
+"""
 
 from __future__ import annotations
 
@@ -281,11 +285,23 @@ class AccessAdmin(AdminMethods):
         if not isinstance(host, str) or not host:
             raise InvalidRequestError(f"host is an address, or {ANY!r}, not {shown(host)}.")
         acl = _acls(Acl(_name(principal), "allow", operation, resource_type, name))[0]
-        try:
-            return await _check_acl(call, acl, host)
-        except UnknownPrincipalError:
-            await _confirm(call)
-            return await _check_acl(call, acl, host)
+        await _confirm(call)
+        metadata = self._client.metadata
+        answer: CheckAclResponse = await self._client.ask_any(
+            CheckAcl(
+                acl.principal,
+                acl.operation,
+                acl.resource_type,
+                acl.name,
+                host,
+                metadata.oldest_acceptable,
+                WAIT_MS,
+            ),
+            timeout_s=call.left_s,
+            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+        )
+        metadata.require(answer.version)
+        return AclVerdict(answer.is_allowed, answer.acl)
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -302,20 +318,17 @@ async def _get(call: Call, name: str) -> PrincipalMetadata:
 
 
 async def _find(call: Call, name: str) -> PrincipalMetadata | None:
-    """Finds a principal. None: it did not exist when this was called, whichever broker answers."""
     found = await _describe(call, [name])
-    if not found:
-        await _confirm(call)
-        found = await _describe(call, [name])
     return found[0] if found else None
 
 
 async def _confirm(call: Call) -> None:
-    """Has later questions see all that was committed before this was called."""
+    """Has further questions see all that was committed before this was called."""
     await call.client.change(ConfirmMetadata(), timeout_s=call.left_s)
 
 
 async def _describe(call: Call, names: list[str] | None) -> list[PrincipalMetadata]:
+    await _confirm(call)
     principals: list[PrincipalMetadata] = []
     after: str | None = ""
     metadata = call.client.metadata
@@ -333,6 +346,7 @@ async def _describe(call: Call, names: list[str] | None) -> list[PrincipalMetada
 
 
 async def _list_acls(call: Call, wanted: AclFilter) -> list[Acl]:
+    await _confirm(call)
     acls: list[Acl] = []
     after: Acl | None = None
     metadata = call.client.metadata
@@ -353,25 +367,6 @@ async def _list_acls(call: Call, wanted: AclFilter) -> list[Acl]:
 def _place(acl: Acl | None) -> tuple[str, ...]:
     """The place of an ACL among the others."""
     return () if acl is None else msgspec.structs.astuple(acl)
-
-
-async def _check_acl(call: Call, acl: Acl, host: str) -> AclVerdict:
-    metadata = call.client.metadata
-    answer: CheckAclResponse = await call.client.ask_any(
-        CheckAcl(
-            acl.principal,
-            acl.operation,
-            acl.resource_type,
-            acl.name,
-            host,
-            metadata.oldest_acceptable,
-            WAIT_MS,
-        ),
-        timeout_s=call.left_s,
-        accept=lambda answer: answer.version >= metadata.oldest_acceptable,
-    )
-    metadata.require(answer.version)
-    return AclVerdict(answer.is_allowed, answer.acl)
 
 
 # --- what callers give ----------------------------------------------------------------------------

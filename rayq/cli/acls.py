@@ -1,0 +1,291 @@
+"""`rayq acl`: add, list, remove, check."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast, get_args
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.current import connected
+from rayq.cli.exit_codes import UNHEALTHY
+from rayq.cli.options import ClusterAddress, Json, PrincipalName, complete_principal
+from rayq.cli.values import WrongUseError
+from rayq.core.cluster.access_changes import OPERATIONS
+from rayq.errors import InvalidRequestError
+from rayq.messages.acls import ANY, CLUSTER, SUPERUSER, Acl, Operation, ResourceType
+
+RESOURCE_TYPES: tuple[ResourceType, ...] = get_args(ResourceType)
+
+OperationWords = Annotated[
+    str,
+    typer.Argument(
+        metavar="OPERATION", help=f"{', '.join(get_args(Operation))}; several with commas."
+    ),
+]
+OperationWord = Annotated[
+    str, typer.Argument(metavar="OPERATION", help=f"{', '.join(get_args(Operation)[1:])}.")
+]
+TypeWord = Annotated[
+    str, typer.Argument(metavar="RESOURCE_TYPE", help=f"{', '.join(RESOURCE_TYPES)}.")
+]
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Name of the resource; '*' for each of its type. The cluster has none.",
+        show_default=False,
+    ),
+]
+Prefix = Annotated[
+    bool, typer.Option("--prefix", help="Each resource whose name begins with NAME.")
+]
+Deny = Annotated[
+    bool, typer.Option("--deny", help="A rule that denies, and wins over all that allow.")
+]
+FromHost = Annotated[
+    str,
+    typer.Option("--host", metavar="ADDRESS", help="Only for clients at this address."),
+]
+
+
+def add(
+    principal: PrincipalName,
+    operations: OperationWords,
+    resource_type: TypeWord,
+    name: Name = None,
+    prefix: Prefix = False,
+    deny: Deny = False,
+    host: FromHost = ANY,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Allow a principal an operation on a resource, or deny it. PRINCIPAL '*' is each of them.
+
+    Read, write, delete and alter imply describe. A principal without a rule may do nothing.
+    """
+    acls = _acls(principal, operations, resource_type, name, prefix, deny, host)
+    with connected(cluster) as connection:
+        connection.admin.create_acls(acls)
+    if json:
+        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
+        return
+    for acl in acls:
+        output.say(f"Added: {acl}.")
+
+
+def list_acls(
+    principal: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"
+        ),
+    ] = None,
+    resource_type: Annotated[
+        str | None,
+        typer.Option(
+            "--type", metavar="RESOURCE_TYPE", help="Only rules about such resources."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Only rules that apply to the resource of this name."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """List the rules, of a principal or of all."""
+    kind = None if resource_type is None else _resource_type(resource_type)
+    with connected(cluster) as connection:
+        acls = connection.admin.list_acls(
+            principal=principal,
+            resource_type=kind,
+            name=name,
+            pattern=None if name is None else "match",
+        )
+    if json:
+        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
+    else:
+        show_acls(acls)
+
+
+def show_acls(acls: Sequence[Acl]) -> None:
+    output.table(
+        ("principal", "may", "operation", "resource", "name", "host"),
+        [
+            (
+                acl.principal,
+                "may" if acl.permission == "allow" else "may not",
+                acl.operation,
+                acl.resource_type,
+                f"{acl.name}..." if acl.pattern == "prefixed" else acl.name,
+                acl.host,
+            )
+            for acl in acls
+        ],
+        styles=["ok" if acl.permission == "allow" else "warning" for acl in acls],
+        optional=("host",),
+    )
+
+
+def remove(
+    principal: PrincipalName,
+    operations: OperationWords,
+    resource_type: TypeWord,
+    name: Name = None,
+    prefix: Prefix = False,
+    deny: Deny = False,
+    host: FromHost = ANY,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Remove a rule, which is given as it was added.
+
+    Without a rule that allows it a principal may do nothing, so to remove one that allows never
+    opens anything.
+    """
+    acls = _acls(principal, operations, resource_type, name, prefix, deny, host)
+    check_can_ask(yes)
+    with connected(cluster) as connection:
+        there = connection.admin.list_acls(principal=principal)
+        missing = [acl for acl in acls if acl not in there]
+        if missing:
+            raise InvalidRequestError(
+                f"There is no rule {str(missing[0])!r}: `rayq acl list {shlex.quote(principal)}` "
+                "shows those that there are."
+            )
+        agree(f"Remove {'; '.join(map(str, acls))}?", yes)
+        connection.admin.delete_acls(acls)
+    if json:
+        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
+        return
+    for acl in acls:
+        output.say(f"Removed: {acl}.")
+
+
+def check(
+    principal: PrincipalName,
+    operation: OperationWord,
+    resource_type: TypeWord,
+    name: Name = None,
+    host: FromHost = ANY,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Say whether a principal may do an operation, and which rule decides. Exits with 3 where it
+    may not.
+
+    Rules for single hosts apply only where --host is such an address.
+    """
+    [asked] = _acls(principal, operation, resource_type, name, False, False, host, several=False)
+    with connected(cluster) as connection:
+        is_allowed, acl = connection.admin.check_acl(
+            principal, asked.operation, asked.resource_type, asked.name, host=host
+        )
+    if json:
+        rule = None if acl is None else msgspec.structs.asdict(acl)
+        output.print_json({"allowed": is_allowed, "acl": rule})
+    elif is_allowed:
+        output.verdict(f"Allowed: {_why_allowed(asked, acl)}", "ok")
+    else:
+        output.verdict(f"Denied: {_why_denied(asked, acl)}", "error")
+    if not is_allowed:
+        raise typer.Exit(UNHEALTHY)
+
+
+def _why_allowed(asked: Acl, acl: Acl | None) -> str:
+    if acl is not None:
+        return f"a rule says {acl}. To take it away: {command('remove', acl)}"
+    if asked.principal == SUPERUSER:
+        return f"{SUPERUSER} may do everything."
+    return "each principal may describe and alter itself."
+
+
+def _why_denied(asked: Acl, acl: Acl | None) -> str:
+    if acl is not None:
+        return f"a rule says {acl}. To take it away: {command('remove', acl)}"
+    allow = msgspec.structs.replace(asked, host=ANY)
+    return f"no rule allows it. To allow it: {command('add', allow)}"
+
+
+def command(verb: Literal["add", "remove"], acl: Acl) -> str:
+    """The command that adds or removes a rule."""
+    words = ["rayq", "acl", verb, acl.principal, acl.operation, acl.resource_type]
+    if acl.resource_type != "cluster":
+        words.append(acl.name)
+    if acl.pattern == "prefixed":
+        words.append("--prefix")
+    if acl.permission == "deny":
+        words.append("--deny")
+    if acl.host != ANY:
+        words += ["--host", acl.host]
+    return shlex.join(words)
+
+
+# --- what is typed --------------------------------------------------------------------------------
+
+
+def _acls(
+    principal: str,
+    operations: str,
+    resource_type: str,
+    name: str | None,
+    prefix: bool,
+    deny: bool,
+    host: str,
+    *,
+    several: bool = True,
+) -> list[Acl]:
+    """Raises WrongUseError."""
+    kind = _resource_type(resource_type)
+    if kind == "cluster":
+        if name not in (None, CLUSTER) or prefix:
+            raise WrongUseError("There is one cluster: leave out NAME and --prefix.")
+        name = CLUSTER
+    elif name is None:
+        raise WrongUseError(f"Which {kind}? Give its name, or '*' for each {kind}.")
+    elif name.endswith(ANY) and (name != ANY or prefix):
+        stem = name.rstrip(ANY)
+        raise WrongUseError(
+            f"{name!r} would be a {kind} of that very name: say {shlex.quote(stem)} --prefix for "
+            "each one that begins so."
+            if stem
+            else f"Say '*' without --prefix for each {kind}."
+        )
+    words = operations.split(",") if several else [operations]
+    return [
+        Acl(
+            principal,
+            "deny" if deny else "allow",
+            _operation(word, kind, may_be_all=several),
+            kind,
+            name,
+            "prefixed" if prefix else "literal",
+            host,
+        )
+        for word in dict.fromkeys(words)
+    ]
+
+
+def _resource_type(text: str) -> ResourceType:
+    return cast(ResourceType, _word(text, RESOURCE_TYPES, "type of a resource"))
+
+
+def _operation(text: str, kind: ResourceType, *, may_be_all: bool) -> Operation:
+    known = (*(("all",) if may_be_all else ()), *OPERATIONS[kind])
+    return cast(Operation, _word(text, known, f"operation on a {kind}"))
+
+
+def _word(text: str, known: Sequence[str], what: str) -> str:
+    word = text.strip().lower().replace("-", "_")
+    if word in known:
+        return word
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"It is one of {', '.join(known)}."
+    raise WrongUseError(f"{text!r} is no {what}. {hint}")
