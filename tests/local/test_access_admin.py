@@ -12,6 +12,7 @@ import pytest
 import rayq
 from rayq import Acl, AclVerdict
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     PrincipalExistsError,
     RayqError,
@@ -35,7 +36,7 @@ def admin(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Any
 
 @pytest.fixture
 def anna(admin: Any) -> str:
-    name = f"anna-{next(_numbers)}"
+    name = f"admin-anna-{next(_numbers)}"
     admin.create_principal(name)
     return name
 
@@ -150,6 +151,40 @@ def test_what_could_never_be_right_is_refused_with_what_would_be(
     admin.create_principal("anna", exist_ok=True)
     with pytest.raises(error, match=text):
         call(admin)
+
+
+def test_a_principal_rotates_its_own_token_and_sees_and_changes_nobody_else(
+    cluster: LocalCluster, admin: Any, anna: str
+) -> None:
+    token = admin.create_token(anna).token
+    acl = Acl(anna, "allow", "read", "topic", "t")
+    admin.create_acls([acl, Acl("*", "allow", "read", "topic", "for-all")])
+    with rayq.connect(cluster.addresses[0], token=token) as connection:
+        its = connection.admin
+        assert its.list_principals() == [anna]
+        assert its.list_acls() == [acl]
+        assert its.check_acl(anna, "read", "topic", "t") == (True, acl)
+        new = its.rotate_token(anna, overlap_s=3600)
+        refused: list[Callable[[], Any]] = [
+            lambda: its.describe_principal("somebody"),
+            lambda: its.create_token("somebody"),
+            lambda: its.list_acls(principal="somebody"),
+            lambda: its.check_acl("somebody", "read", "topic", "t"),
+            lambda: its.create_acls(Acl(anna, "allow", "alter", "cluster", "cluster")),
+            lambda: its.delete_acls(acl),
+            lambda: its.create_principal("somebody"),
+            lambda: its.delete_principal(anna),
+        ]
+        for call in refused:
+            with pytest.raises(AuthorizationError, match=f"rayq acl add {anna}"):
+                call()
+    with rayq.connect(cluster.addresses[0], token=new.token) as connection:
+        connection.admin.revoke_token(anna, connection.admin.list_tokens(anna)[0].token_id)
+        assert [info.token_id for info in connection.admin.list_tokens(anna)] == [new.token_id]
+        admin.create_acls(Acl(anna, "deny", "alter", "principal", anna))
+        with pytest.raises(AuthorizationError, match="an ACL says: deny"):
+            connection.admin.create_token(anna)
+    cluster.make_current()
 
 
 def test_another_client_knows_at_once_whom_somebody_has_created(cluster: LocalCluster) -> None:
