@@ -286,9 +286,20 @@ class StandInBroker:
                     return self.keeper.append(request, payload)
                 case messages.InstallMetadataSnapshot():
                     return self.keeper.install(request, payload)
+                case messages.InstallMetadataSnapshotPart():
+                    return self.keeper.install_part(request, payload)
         if isinstance(request, messages.InstallMetadataSnapshot):
             self.received_snapshots += 1
             self._last_index = request.last_index
+        elif isinstance(request, messages.InstallMetadataSnapshotPart):
+            received_bytes = request.position + len(payload)
+            is_whole = received_bytes == request.snapshot_bytes
+            if is_whole:
+                self.received_snapshots += 1
+                self._last_index = request.last_index
+            return messages.InstallMetadataSnapshotPartResponse(
+                self.directory_id, received_bytes, request.last_index if is_whole else 0
+            )
         elif isinstance(request, messages.AppendMetadata):
             if request.previous_index > self._last_index:
                 if request.previous_index > 2:  # It has what the metadata begin with.

@@ -57,6 +57,8 @@ from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
 from rayq.wire.codec import ENCODER
 
+Installed = messages.AppendMetadataResponse | messages.InstallMetadataSnapshotPartResponse
+"""An answer that confirms that a snapshot is on a broker's disk."""
 State = tuple[str, ...]
 """All that a state holds, in an order that does not depend on how it came to be."""
 
@@ -154,6 +156,7 @@ class MetadataJudge:
             (MetadataKeeper, "prepare", self._around_prepare),
             (MetadataKeeper, "append", self._around_append),
             (MetadataKeeper, "install", self._around_install),
+            (MetadataKeeper, "install_part", self._around_install_part),
             (MetadataLog, "compact", self._around_compact),
             (Quorum, "append", self._around_quorum_append),
             (Quorum, "compact", self._around_quorum_compact),
@@ -203,18 +206,38 @@ class MetadataJudge:
         ) -> Any:
             data = bytes(payload)
             answer = await install(keeper, request, payload)
-            self._judge_epoch(keeper, request.epoch)
-            self._judge_confirmed(keeper, request.epoch, answer)
-            self._judge_disk(keeper)
             self._judge_snapshot(f"the snapshot for {_who(keeper)}", request.last_index, data)
-            told = [(voter.broker, voter.directory_id) for voter in keeper.voters()]
-            self.judge_voters(keeper, told)
-            if keeper.version == request.last_index:
-                taken = _state(keeper.state)
-                self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
+            self._judge_installed(keeper, request.epoch, answer)
             return answer
 
         return judged
+
+    def _around_install_part(self, install_part: Any) -> Any:
+        async def judged(
+            keeper: MetadataKeeper,
+            request: messages.InstallMetadataSnapshotPart,
+            payload: memoryview,
+        ) -> Any:
+            answer = await install_part(keeper, request, payload)
+            self._judge_epoch(keeper, request.epoch)
+            if answer.received_bytes == request.snapshot_bytes:
+                self._judge_installed(keeper, request.epoch, answer)
+            elif answer.last_index:
+                self._found(f"{_who(keeper)} confirms a snapshot of which parts are missing")
+            return answer
+
+        return judged
+
+    def _judge_installed(self, keeper: MetadataKeeper, epoch: int, answer: Installed) -> None:
+        """Judges a broker that has answered that a snapshot has replaced its log."""
+        self._judge_epoch(keeper, epoch)
+        self._judge_confirmed(keeper, epoch, answer)
+        self._judge_disk(keeper)
+        told = [(voter.broker, voter.directory_id) for voter in keeper.voters()]
+        self.judge_voters(keeper, told)
+        if keeper.version == answer.last_index:
+            taken = _state(keeper.state)
+            self._judge_state(f"{_who(keeper)} after a snapshot", keeper.version, taken)
 
     def _around_compact(self, compact: Any) -> Any:
         def judged(log: MetadataLog, index: int, epoch: int, data: bytes) -> None:
@@ -338,7 +361,7 @@ class MetadataJudge:
             self._found(f"{_who(keeper)} tells of the queues {told}, and knows {known}")
 
     def _judge_confirmed(
-        self, keeper: MetadataKeeper, epoch: int, answer: messages.AppendMetadataResponse
+        self, keeper: MetadataKeeper, epoch: int, answer: Installed
     ) -> None:
         index, log, quorum = answer.last_index, metadata_log_of(keeper), self._quorums[epoch]
         key = (epoch, answer.directory_id)

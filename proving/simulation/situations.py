@@ -19,7 +19,9 @@ from unittest import mock
 from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.metadata import snapshot_parts
 from rayq.actors.metadata.quorum import Quorum
+from rayq.actors.metadata.snapshot_parts import SnapshotParts
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.leader_followers import LeaderFollowers
@@ -91,6 +93,9 @@ SITUATIONS: dict[str, str] = {
     "metadata-of-an-old-epoch": "it takes over a last record that may never have been committed",
     "metadata-truncated": "a voter cuts records that contradict its controller",
     "metadata-snapshot-over-records": "a voter takes a snapshot in place of its own records",
+    "metadata-snapshot-of-parts": "a broker takes a snapshot that came in several parts",
+    "metadata-parts-in-vain": "it forgets parts of a snapshot, as another one comes instead",
+    "metadata-adopted-parts": "a controller takes over a snapshot in several parts",
     "metadata-snapshot-compacted": "a voter compacts its own records",
     "metadata-fenced": "a voter refuses an older epoch",
     "metadata-in-doubt": "a controller ends while a record is not committed",
@@ -406,7 +411,11 @@ def _advance_start(self: Log, offset: int, **others: object) -> Generator[None, 
 def _adopt(self: Quorum, at: object) -> Generator[None, Any, None]:
     yield
     _note("metadata-adopted", bool(self._entries))
-    _note("metadata-adopted-snapshot", self._snapshot is not None)
+    snapshot = self._snapshot
+    _note("metadata-adopted-snapshot", snapshot is not None)
+    part_bytes_max = snapshot_parts.PART_BYTES_MAX
+    is_in_parts = snapshot is not None and len(snapshot[2]) > part_bytes_max
+    _note("metadata-adopted-parts", is_in_parts)
     # Records that were appended last in an epoch before this one are committed only together with
     # the first record of this epoch.
     _note("metadata-of-an-old-epoch", bool(self._entries) and self._entries[-1][1] < self.epoch - 1)
@@ -431,6 +440,18 @@ def _install_snapshot(
     self: MetadataLog, index: int, epoch: int, data: bytes
 ) -> Generator[None, Any, None]:
     _note("metadata-snapshot-over-records", self.last_index >= self.first_index)
+    yield
+
+
+@_around(SnapshotParts, "whole")
+def _whole(self: SnapshotParts) -> Generator[None, Any, None]:
+    _note("metadata-snapshot-of-parts", len(self._data) > snapshot_parts.PART_BYTES_MAX)
+    yield
+
+
+@_around(SnapshotParts, "drop")
+def _drop_parts(self: SnapshotParts) -> Generator[None, Any, None]:
+    _note("metadata-parts-in-vain", self._of is not None and len(self._data) < self._of[-1])
     yield
 
 

@@ -33,7 +33,7 @@ from proving.simulation.faults_metadata import OF_METADATA
 from proving.simulation.process import Process
 from proving.simulation.workload import Workload
 from rayq import messages
-from rayq.actors.metadata import quorum
+from rayq.actors.metadata import quorum, snapshot_parts
 from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
@@ -66,6 +66,9 @@ POINTS = (
 POINTS_MAX = 3
 PUSHES_BYTES_MAX = (500, 2_000, quorum.APPEND_BYTES_MAX)
 """Choices of a seed for the maximum size of a push to a voter: a tail takes several pushes."""
+PARTS_BYTES_MAX = (60, 400, snapshot_parts.PART_BYTES_MAX)
+"""Choices of a seed for the maximum size of a part of a snapshot: controllers change, and brokers
+end, between two of them."""
 LOOK_TIMEOUT_S = 5.0
 SERIAL_KEY = "delete_retention_ms"
 """A config that says nothing to these topics, as nothing compacts them."""
@@ -97,6 +100,7 @@ class MetadataWorkload(Workload):
     heals_at_s = 30.0
     points: frozenset[str] = frozenset()
     push_bytes_max = quorum.APPEND_BYTES_MAX
+    part_bytes_max = snapshot_parts.PART_BYTES_MAX
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
@@ -113,7 +117,11 @@ class MetadataWorkload(Workload):
     def of_seed(cls, seed: int, features: frozenset[str] | None) -> type[MetadataWorkload]:
         rng = random.Random(f"{seed}/metadata")
         points = frozenset(rng.sample(POINTS, rng.randint(0, POINTS_MAX)))
-        drawn = {"points": points, "push_bytes_max": rng.choice(PUSHES_BYTES_MAX)}
+        drawn = {
+            "points": points,
+            "push_bytes_max": rng.choice(PUSHES_BYTES_MAX),
+            "part_bytes_max": rng.choice(PARTS_BYTES_MAX),
+        }
         return type(cls.__name__, (cls,), drawn)
 
     @classmethod
@@ -122,6 +130,7 @@ class MetadataWorkload(Workload):
         with (
             buggify.patched(cls.points),
             mock.patch.object(quorum, "APPEND_BYTES_MAX", cls.push_bytes_max),
+            mock.patch.object(snapshot_parts, "PART_BYTES_MAX", cls.part_bytes_max),
         ):
             yield
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import msgspec
 
 from rayq.messages.base import (
     Bytes,
@@ -14,6 +16,9 @@ from rayq.messages.base import (
     Response,
     ToBroker,
 )
+
+SNAPSHOT_BYTES_MAX = 1 << 30
+"""Maximum size of a snapshot of the metadata: what a small file on a disk may have."""
 
 
 class PrepareResponse(Response, frozen=True):
@@ -52,6 +57,9 @@ class ReadMetadataLogResponse(Response, frozen=True):
     snapshot_epoch: int | None
     """Not None: the record of the first entry is the snapshot of all records up to this index."""
     is_last: bool
+    snapshot_bytes: int | None = None
+    """Not None: that record is a part of the snapshot, which has this size, and there are no other
+    entries."""
 
 
 class ReadMetadataLog(ToBroker[ReadMetadataLogResponse], frozen=True):
@@ -61,6 +69,9 @@ class ReadMetadataLog(ToBroker[ReadMetadataLogResponse], frozen=True):
     epoch: Epoch
     first_index: Counter
     bytes_max: Bytes
+    snapshot_position: Counter | None = None
+    """The snapshot is wanted in parts, as KRaft's FetchSnapshot has it, and from this byte on.
+    None: as a whole."""
 
 
 class AppendMetadataResponse(Response, frozen=True):
@@ -93,3 +104,30 @@ class InstallMetadataSnapshot(ToBroker[AppendMetadataResponse], frozen=True):
     epoch: Epoch
     last_index: Counter
     last_epoch: Epoch
+
+
+class InstallMetadataSnapshotPartResponse(Response, frozen=True):
+    directory_id: str
+    received_bytes: int
+    """Size of what the broker has of this snapshot: the next part begins there. All of it: the
+    snapshot has replaced its log, on disk."""
+    last_index: int
+    """Up to here this log agrees with the controller's, on disk. 0 while parts are missing."""
+
+
+class InstallMetadataSnapshotPart(
+    ToBroker[InstallMetadataSnapshotPartResponse], frozen=True
+):
+    """Brings a part of a snapshot that is too large for one message, as Raft's InstallSnapshot
+    does. The broker collects the parts in memory, and replaces its log once it has all of them. It
+    has none after its start, nor once another controller, or another snapshot, has come."""
+
+    api: ClassVar[int] = 103
+    epoch: Epoch
+    host: HostName
+    port: Port
+    last_index: Counter
+    last_epoch: Epoch
+    snapshot_bytes: Annotated[int, msgspec.Meta(ge=1, le=SNAPSHOT_BYTES_MAX)]
+    position: Counter
+    """The place of the payload in the snapshot."""

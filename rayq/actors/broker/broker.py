@@ -501,6 +501,12 @@ class Broker:
     ) -> Awaitable[messages.AppendMetadataResponse]:
         return self.metadata.install(request, payload)
 
+    @answers_peer(messages.InstallMetadataSnapshotPart)
+    def _install_metadata_snapshot_part(
+        self, _: Peer, request: messages.InstallMetadataSnapshotPart, payload: memoryview
+    ) -> Awaitable[messages.InstallMetadataSnapshotPartResponse]:
+        return self.metadata.install_part(request, payload)
+
     @answers(messages.FindController)
     def _controller_known(self, _: messages.FindController) -> messages.FindControllerResponse:
         host, port = self.metadata.controller or (None, None)

@@ -33,6 +33,7 @@ from rayq.core.cluster.broker_changes import is_plausible
 from rayq.core.cluster.decisions import DECISIONS
 from rayq.core.cluster.facts import ClusterDecision, Facts, ObjectStoreFacts, changed
 from rayq.core.cluster.records import (
+    STEP_RECORDS,
     BrokerRegistered,
     BrokerRemoved,
     MetadataRecord,
@@ -140,8 +141,11 @@ class Controller:
     async def take_over(self, known: Sequence[Address]) -> None:
         """Wins the log. Raises ControllerUnavailableError, FencedEpochError, NotControllerError."""
         silent_s_min = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
-        for record in await self._quorum.take_over(known, silent_s_min=silent_s_min):
+        records = await self._quorum.take_over(known, silent_s_min=silent_s_min)
+        for number, record in enumerate(records):
             self.state.replay(record)
+            if number % STEP_RECORDS == 0:
+                await asyncio.sleep(0)
         self._started_s = self._listening.now_s()
         for number, broker in self.state.brokers.items():
             registered = broker.registration

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from rayq import messages
 from rayq.actors.handlers import answers
 from rayq.actors.metadata.quorum import Entry, decode_entries, encode_entries
+from rayq.actors.metadata.snapshot_parts import SnapshotParts
 from rayq.actors.signal import Signal
 from rayq.core.cluster.records import (
     BrokerRegistered,
@@ -23,6 +24,7 @@ from rayq.core.cluster.records import (
     Voter,
     VotersChanged,
     decode_entry,
+    decode_in_steps,
     decode_records,
     encode_records,
 )
@@ -84,6 +86,7 @@ class MetadataKeeper:
         """The log's entries that are not applied yet, decoded, with their indexes."""
         self._voters: tuple[Voter, ...] = ()
         self._hints: dict[int, Address] = {}
+        self._parts = SnapshotParts()
         self._take_up()
 
     def known_brokers(self) -> list[Address]:
@@ -220,7 +223,15 @@ class MetadataKeeper:
             if self._log.snapshot_index is not None and first_index <= self._log.snapshot_index:
                 snapshot_index, snapshot_epoch = self._log.snapshot_index, self._log.snapshot_epoch
                 assert snapshot_epoch is not None
-                entries.append((snapshot_index, snapshot_epoch, self._log.snapshot_data or b""))
+                data, position = self._log.snapshot_data or b"", request.snapshot_position
+                if position is not None:
+                    end = position + max(1, request.bytes_max)
+                    part = (snapshot_index, snapshot_epoch, data[position:end])
+                    is_last = end >= len(data) and snapshot_index == self._log.last_index
+                    return messages.ReadMetadataLogResponse(
+                        snapshot_index, snapshot_epoch, is_last, len(data)
+                    ), encode_entries([part])
+                entries.append((snapshot_index, snapshot_epoch, data))
                 first_index = snapshot_index + 1
             entries.extend(self._log.read(first_index, request.bytes_max))
             last_index = entries[-1][0] if entries else self._log.last_index
@@ -251,6 +262,7 @@ class MetadataKeeper:
             if new:
                 await self._write(lambda log: log.append(new))
             self._follow(new)
+            self._parts.drop()
             agreed_index = max(
                 request.previous_index + len(entries), min(snapshot_index, self.version)
             )
@@ -266,21 +278,50 @@ class MetadataKeeper:
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
-            data = bytes(payload)
-            if request.last_index > self.version:
-                await self._write(
-                    lambda log: log.install_snapshot(request.last_index, request.last_epoch, data)
-                )
-            if request.last_index > self.version:  # Not if the disk had a newer one.
-                self._restore(request.last_index, data)
-                self._on_applied(None)
-                self.changed.notify()
-            self._look_at_tail()
+            await self._replace(request.last_index, request.last_epoch, bytes(payload))
         return messages.AppendMetadataResponse(
             self._directory.meta.directory_id, request.last_index
         )
 
+    async def install_part(
+        self, request: messages.InstallMetadataSnapshotPart, payload: memoryview
+    ) -> messages.InstallMetadataSnapshotPartResponse:
+        """Takes a part of a snapshot, which replaces the log once all parts are there. Raises
+        FencedEpochError, StorageError."""
+        async with self._lock, self._noting_trouble():
+            await self._accept_epoch(request.epoch)
+            self.note_heard()
+            self.note_controller(request.epoch, (request.host, request.port))
+            received_bytes = request.snapshot_bytes
+            if request.last_index > self.version:
+                received_bytes = self._parts.take(request, payload)
+            is_whole = received_bytes == request.snapshot_bytes
+            if is_whole:
+                # Where the write fails the parts stay, and the next request tries it again.
+                await self._replace(request.last_index, request.last_epoch, self._parts.whole())
+                self._parts.drop()
+        return messages.InstallMetadataSnapshotPartResponse(
+            self._directory.meta.directory_id,
+            received_bytes,
+            request.last_index if is_whole else 0,
+        )
+
     # --- inside -----------------------------------------------------------------------------
+
+    async def _replace(self, index: int, epoch: int, data: bytes) -> None:
+        """Replaces the log by a snapshot, unless this broker is that far. Raises StorageError."""
+        if index > self.version:
+            await self._write(lambda log: log.install_snapshot(index, epoch, data))
+        if index > self.version:  # Not if the disk had a newer one.
+            state = ClusterState()
+            for records in decode_in_steps(data):
+                for record in records:
+                    state.replay(record)
+                await asyncio.sleep(0)
+            self.state, self.version = state, index
+            self._on_applied(None)
+            self.changed.notify()
+        self._look_at_tail()
 
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
         """Changes the log. A log that ended with a failed write is opened again first: then the

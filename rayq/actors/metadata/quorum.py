@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rayq import messages
+from rayq.actors.metadata import snapshot_parts
+from rayq.actors.metadata.snapshot_parts import Snapshot
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
 from rayq.config import MIB, ClusterConfig
@@ -27,7 +29,7 @@ from rayq.core.cluster.records import (
     Voter,
     VotersChanged,
     decode_entry,
-    decode_records,
+    decode_in_steps,
     encode_record,
     encode_together,
 )
@@ -77,6 +79,12 @@ class _Peer:
     wake: Signal = field(default_factory=Signal)
     step_back: int = 1
     sent_commit_index: int = -1
+    snapshot: Snapshot | None = None
+    """The snapshot that is being sent in parts. It stays this one though there may be a newer one
+    meanwhile: with that the broker would begin again, each time."""
+    snapshot_position: int = 0
+    takes_parts: bool = True
+    """False for a broker of an older rayq, which knows no parts."""
     pusher: asyncio.Task[None] | None = None
 
 
@@ -106,9 +114,11 @@ class Quorum:
         self.epoch = 0
         self.commit_index = 0
         self.voters: tuple[Voter, ...] = ()
-        self._snapshot: tuple[int, int, bytes] | None = None
+        self._snapshot: Snapshot | None = None
         self._entries: list[Entry] = []
         """The entries behind the snapshot, and those before its end that brokers still lack."""
+        self._before = (0, 0)
+        """The index and the epoch of the record before the first entry."""
         self._bytes_behind_snapshot = 0
         self._encoded: tuple[tuple[int, int], int, bytes] | None = None
         """The last entries that were encoded: the index of the first and the end of the log at that
@@ -153,7 +163,7 @@ class Quorum:
         )
         self._set_voters_of([(best, best_at)])
         await self._adopt(best_at)
-        records = self._all_records()
+        records = await self._all_records()
         old_copies = _old_copies(records, [answer for answer, _ in promised])
         self._require_majority(
             [promise for promise in promised if promise[0].broker not in old_copies]
@@ -265,12 +275,37 @@ class Quorum:
 
     async def _adopt(self, at: Address) -> None:
         first_index = 1
+        parts = bytearray()
+        of: tuple[int, int, int | None] | None = None
         while True:
-            request = messages.ReadMetadataLog(self.epoch, first_index, APPEND_BYTES_MAX)
+            is_tail = self._snapshot is not None
+            request = messages.ReadMetadataLog(
+                self.epoch,
+                first_index,
+                APPEND_BYTES_MAX if is_tail else snapshot_parts.PART_BYTES_MAX,
+                None if is_tail else len(parts),
+            )
             answer, payload = await self._pool.request(*at, request, timeout_s=self._timeout_s)
             entries = decode_entries(payload)
             if entries and answer.snapshot_index is not None:
-                self._snapshot = entries.pop(0)
+                index, epoch, part = entries.pop(0)
+                size_bytes = answer.snapshot_bytes
+                if of not in (None, (index, epoch, size_bytes)):
+                    raise ProtocolError(
+                        f"The voter at {at} sent parts of two snapshots, of {of} and of "
+                        f"{(index, epoch, size_bytes)}."
+                    )
+                of = (index, epoch, size_bytes)
+                parts += part
+                if part and len(parts) < (size_bytes or 0):
+                    continue
+                if len(parts) != (size_bytes or len(parts)):
+                    raise ProtocolError(
+                        f"The voter at {at} was asked for its snapshot of {size_bytes} bytes, and "
+                        f"sent {len(parts)}."
+                    )
+                self._snapshot = (index, epoch, bytes(parts))
+                self._before = (index, epoch)
                 self._entries.clear()
                 self._bytes_behind_snapshot = 0
             for entry in entries:
@@ -290,8 +325,11 @@ class Quorum:
                 )
             first_index = self.last_index + 1
 
-    def _all_records(self) -> list[MetadataRecord]:
-        records = [] if self._snapshot is None else decode_records(self._snapshot[2])
+    async def _all_records(self) -> list[MetadataRecord]:
+        records: list[MetadataRecord] = []
+        for step in [] if self._snapshot is None else decode_in_steps(self._snapshot[2]):
+            records += step
+            await asyncio.sleep(0)
         for _, _, data in self._entries:
             records += decode_entry(data)
         return records
@@ -300,9 +338,7 @@ class Quorum:
 
     @property
     def last_index(self) -> int:
-        if self._entries:
-            return self._entries[-1][0]
-        return 0 if self._snapshot is None else self._snapshot[0]
+        return self._before[0] + len(self._entries)
 
     def append(self, records: Sequence[MetadataRecord], *, together: bool = False) -> int:
         """Adds records and returns the index of the last; they are not committed yet. `together`:
@@ -379,17 +415,18 @@ class Quorum:
         """Replaces the entries in memory by a snapshot of the state after all of them, which must
         be committed. Brokers that answer get what they lack as entries, and not all of it again."""
         assert self.commit_index == self.last_index
-        self._snapshot = (self.last_index, self._entries[-1][1], snapshot)
+        self._snapshot = (self.last_index, self._epoch_at(self.last_index), snapshot)
         self._bytes_behind_snapshot = 0
         since_s = self._environment.clock.monotonic() - self._timeout_s
         held = (
-            peer.next_index - 1 for peer in self._peers.values() if peer.acknowledged_s >= since_s
+            peer.next_index - 1 if peer.snapshot is None else peer.snapshot[0]
+            for peer in self._peers.values()
+            if peer.acknowledged_s >= since_s
         )
-        kept_from = min(held, default=self.last_index)
-        if kept_from == self.last_index:
-            self._entries.clear()
-        else:
-            del self._entries[: max(0, kept_from - self._entries[0][0])]
+        lacking_from = max(min(held, default=self.last_index), self._before[0])
+        before = (lacking_from, self._epoch_at(lacking_from))
+        del self._entries[: lacking_from - self._before[0]]
+        self._before = before
 
     def wants_snapshot(self, entries_min: int) -> bool:
         """Returns whether everything is committed, and there are more than so many entries behind
@@ -459,7 +496,9 @@ class Quorum:
             backoff.reset()
             peer.step_back = 1
             is_behind = (
-                peer.next_index <= self.last_index or peer.sent_commit_index < self.commit_index
+                peer.snapshot is not None
+                or peer.next_index <= self.last_index
+                or peer.sent_commit_index < self.commit_index
             )
             if not is_behind:
                 await peer.wake.wait(self._config.heartbeat_interval_ms / 1000)
@@ -467,16 +506,11 @@ class Quorum:
     async def _push(self, peer: _Peer) -> None:
         host, port = self._endpoint
         commit_index = self.commit_index
-        if self._snapshot is not None and not self._has_epoch_of(peer.next_index - 1):
-            index, epoch, data = self._snapshot
-            answer, _ = await self._pool.request(
-                peer.host,
-                peer.port,
-                messages.InstallMetadataSnapshot(self.epoch, index, epoch),
-                data,
-                timeout_s=self._timeout_s,
-            )
-            sent_commit_index, sent_index = -1, index
+        answer: messages.AppendMetadataResponse | messages.InstallMetadataSnapshotPartResponse
+        snapshot = self._snapshot_for(peer)
+        if snapshot is not None:
+            answer = await self._push_snapshot(peer, snapshot)
+            sent_commit_index, sent_index = -1, 0 if peer.snapshot is not None else snapshot[0]
         else:
             previous_index = peer.next_index - 1
             count, entries = self._encoded_from(peer.next_index)
@@ -503,10 +537,58 @@ class Quorum:
         peer.acknowledged_s = self._now_s()
         if answer.directory_id != peer.directory_id:
             peer.directory_id, peer.has_vote = answer.directory_id, True
+        if peer.snapshot is not None:
+            return
         peer.match_index = answer.last_index
         peer.next_index = answer.last_index + 1
         peer.sent_commit_index = sent_commit_index
         self._advance()
+
+    def _snapshot_for(self, peer: _Peer) -> Snapshot | None:
+        """The snapshot that a broker needs because entries that it lacks are gone."""
+        if peer.snapshot is not None and not self._has_epoch_of(peer.snapshot[0]):
+            peer.snapshot = None  # It was away for long. What follows on this one is gone, too.
+        if peer.snapshot is not None or self._has_epoch_of(peer.next_index - 1):
+            return peer.snapshot
+        return self._snapshot
+
+    async def _push_snapshot(
+        self, peer: _Peer, snapshot: Snapshot
+    ) -> messages.AppendMetadataResponse | messages.InstallMetadataSnapshotPartResponse:
+        """Sends a snapshot, or the next part of it. While parts are missing `peer.snapshot` is
+        set."""
+        index, epoch, data = snapshot
+        if peer.takes_parts and len(data) > snapshot_parts.PART_BYTES_MAX:
+            if peer.snapshot is None:
+                peer.snapshot, peer.snapshot_position = snapshot, 0
+            start = peer.snapshot_position
+            part = data[start : start + snapshot_parts.PART_BYTES_MAX]
+            request = messages.InstallMetadataSnapshotPart(
+                self.epoch, *self._endpoint, index, epoch, len(data), start
+            )
+            try:
+                answer, _ = await self._pool.request(
+                    peer.host, peer.port, request, part, timeout_s=self._timeout_s
+                )
+            except ProtocolError:
+                peer.snapshot, peer.takes_parts = None, False
+                raise
+            received_bytes = answer.received_bytes
+            if received_bytes == start or not 0 <= received_bytes <= len(data):
+                raise ProtocolError(
+                    f"Broker {peer.broker} was sent the snapshot of the metadata from byte {start} "
+                    f"of {len(data)} on, and says that it has {received_bytes}."
+                )
+            peer.snapshot_position = received_bytes
+            if received_bytes == len(data):
+                peer.snapshot = None
+            return answer
+        whole = messages.InstallMetadataSnapshot(self.epoch, index, epoch)
+        answer_to_whole, _ = await self._pool.request(
+            peer.host, peer.port, whole, data, timeout_s=self._timeout_s
+        )
+        peer.takes_parts = True  # It may be another rayq when it needs the next one.
+        return answer_to_whole
 
     def _encoded_from(self, index: int) -> tuple[int, bytes]:
         """Number of the entries to send from `index` on, and their bytes."""
@@ -517,11 +599,9 @@ class Quorum:
         return self._encoded[1:]
 
     def _entries_from(self, index: int) -> list[Entry]:
-        if not self._entries:
-            return []
         chosen: list[Entry] = []
         size_bytes = 0
-        for entry in self._entries[max(0, index - self._entries[0][0]) :]:
+        for entry in self._entries[index - 1 - self._before[0] :]:
             size_bytes += len(entry[2])
             if chosen and size_bytes > APPEND_BYTES_MAX:
                 break
@@ -529,15 +609,11 @@ class Quorum:
         return chosen
 
     def _has_epoch_of(self, index: int) -> bool:
-        is_entry = bool(self._entries) and index >= self._entries[0][0]
-        return is_entry or (self._snapshot is not None and index == self._snapshot[0])
+        return index >= self._before[0]
 
     def _epoch_at(self, index: int) -> int:
-        if index == 0:
-            return 0
-        if self._snapshot is not None and index == self._snapshot[0]:
-            return self._snapshot[1]
-        return self._entries[index - self._entries[0][0]][1]
+        first_index = self._before[0] + 1
+        return self._before[1] if index < first_index else self._entries[index - first_index][1]
 
     def _voting_peers(self) -> list[_Peer | None]:
         """The peer of each voter, None if that broker is not there with that directory."""
