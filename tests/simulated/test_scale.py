@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from benchmarks import scale as large_cluster
 from benchmarks.scale import REAL, Scale
 from proving.simulation import World
+from rayq.actors.broker import replica_processes, replica_supervisor
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
 from rayq.actors.metadata import quorum
@@ -131,3 +133,52 @@ def test_what_all_brokers_are_sent_is_encoded_once(monkeypatch: pytest.MonkeyPat
 
     with World(seed=1) as world:
         world.run(ending(Scale(world, 10, PARTITIONS)))
+
+
+def lines_of(files: tuple[str, ...]) -> tuple[Callable[[], None], Callable[[], int]]:
+    """Counts the lines of these files that run between a call of the first function and one of the
+    second."""
+    lines = 0
+
+    def line(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return line
+
+    def call(frame: Any, event: str, _: Any) -> Any:
+        return line if frame.f_code.co_filename in files else None
+
+    def stop() -> int:
+        sys.settrace(None)
+        return lines
+
+    return lambda: sys.settrace(call), stop
+
+
+def test_the_work_of_a_broker_grows_as_its_processes_do_where_each_has_one_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = dataclasses.replace(large_cluster.CONFIG, replicas_per_process=1)
+    monkeypatch.setattr(large_cluster, "CONFIG", config)
+    files = (replica_processes.__file__, replica_supervisor.__file__)
+
+    def lines_of_an_interval(partitions: int) -> int:
+        lines = 0
+
+        async def start_and_rest(scale: Scale) -> None:
+            nonlocal lines
+            await scale.start()
+            begin, end = lines_of(files)
+            begin()
+            try:
+                await scale.a_broker_joins()
+                await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            finally:
+                lines = end()
+
+        with World(seed=1) as world:
+            world.run(start_and_rest(Scale(world, 3 * REAL, partitions)))
+        return lines
+
+    once, thrice = lines_of_an_interval(60), lines_of_an_interval(180)
+    assert thrice < 4 * once

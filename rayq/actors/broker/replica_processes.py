@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayq import messages
@@ -41,6 +41,8 @@ class ReplicaProcess:
     incarnation: str
     started_s: float
     keys: set[TopicIdPartition] = field(default_factory=set)
+    """The partitions that it has, or has not yet confirmed that it let go of. `ReplicaProcesses`
+    changes them, since it has an index."""
     names: list[str] = field(default_factory=list)
     """The partitions that it starts with, for operators that look at the processes."""
     process: HostProcess | None = None
@@ -106,6 +108,11 @@ class ReplicaProcesses:
         self._listening = listening
         self._on_gone = on_gone
         self._hosts: dict[str, ReplicaProcess] = {}
+        self._by_key: dict[TopicIdPartition, list[ReplicaProcess]] = {}
+        """The processes that have each partition: there may be as many processes as partitions, so
+        nothing that is done for each partition walks over all processes."""
+        self.remote_backlog_bytes = 0
+        """Bytes on this node's disks that wait to be uploaded to the object store."""
         self._waiting: list[ReplicaProcess] = []
         """Processes among them that are not being started yet."""
         self._not_before_s: dict[TopicIdPartition, float] = {}
@@ -123,18 +130,38 @@ class ReplicaProcesses:
     def get(self, incarnation: str) -> ReplicaProcess | None:
         return self._hosts.get(incarnation)
 
+    def hosting(self, key: TopicIdPartition) -> Sequence[ReplicaProcess]:
+        """The processes that have the partition, or have not yet confirmed that they let go of it:
+        they may be about to open the directory."""
+        return tuple(self._by_key.get(key, ()))
+
     def is_hosted(self, key: TopicIdPartition) -> bool:
-        """Returns whether a process has the partition, or has not yet confirmed that it let go of
-        it: it may be about to open the directory."""
-        return any(key in host.keys for host in self._hosts.values())
+        """Returns whether there is a process with the partition: see `hosting`."""
+        return key in self._by_key
 
     def serving(self, key: TopicIdPartition) -> ReplicaProcess | None:
         """The process that said last that it has the partition, unless it was told to let go."""
         found = None
-        for host in self._hosts.values():
+        for host in self.hosting(key):
             if key in host.statuses and key not in host.let_go:
                 found = host
         return found
+
+    def take_away(self, host: ReplicaProcess, key: TopicIdPartition) -> None:
+        """Takes note that the process does not have the partition any more."""
+        host.keys.discard(key)
+        self._unindex(host, key)
+
+    def _unindex(self, host: ReplicaProcess, key: TopicIdPartition) -> None:
+        hosts = self._by_key[key]
+        hosts.remove(host)
+        if not hosts:
+            del self._by_key[key]
+
+    def note_remote_backlog(self, host: ReplicaProcess, backlog_bytes: int) -> None:
+        """Takes note of how much of a process's logs waits to be uploaded."""
+        self.remote_backlog_bytes += backlog_bytes - host.remote_backlog_bytes
+        host.remote_backlog_bytes = backlog_bytes
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -144,32 +171,43 @@ class ReplicaProcesses:
         of_topic = {
             host.incarnation: Counter(topic_id for topic_id, _ in host.keys) for host in self
         }
+        per_process = self._config.replicas_per_process
+        candidates = [
+            host for host in self if per_process is None or len(host.keys) < per_process
+        ]
         for key, name in partitions.items():
-            host = self._with_room(key, of_topic)
+            host = self._with_room(key, candidates, of_topic)
             if host is None:
                 now_s = self._environment.clock.monotonic()
                 host = ReplicaProcess(self._environment.new_id(), now_s)
                 self._hosts[host.incarnation] = host
                 self._waiting.append(host)
+                candidates.append(host)
                 of_topic[host.incarnation] = Counter()
             host.keys.add(key)
+            self._by_key.setdefault(key, []).append(host)
+            if len(host.keys) == per_process:
+                candidates.remove(host)
             of_topic[host.incarnation][key[0]] += 1
             if host.endpoint is None:
                 host.names.append(name)
             host.changed.notify()
 
     def _with_room(
-        self, key: TopicIdPartition, of_topic: Mapping[str, Counter[str]]
+        self,
+        key: TopicIdPartition,
+        candidates: Sequence[ReplicaProcess],
+        of_topic: Mapping[str, Counter[str]],
     ) -> ReplicaProcess | None:
-        """A process that may host one more partition, and never hosted this one. Unless the config
-        says otherwise, each of the first partitions gets its own process, and a further one joins
-        the process that has the fewest of its topic, and the fewest in total: a process that dies
-        should take few leaders of a topic along. `of_topic` counts the partitions of each
+        """One of the processes that may host one more partition, and never hosted this one. Unless
+        the config says otherwise, each of the first partitions gets its own process, and a further
+        one joins the process that has the fewest of its topic, and the fewest in total: a process
+        that dies should take few leaders of a topic along. `of_topic` counts the partitions of each
         process."""
-        hosts = [host for host in self._hosts.values() if key not in host.let_go]
-        per_process = self._config.replicas_per_process
-        if per_process is not None:
-            return next((host for host in hosts if len(host.keys) < per_process), None)
+        may_host = (host for host in candidates if key not in host.let_go)
+        if self._config.replicas_per_process is not None:
+            return next(may_host, None)
+        hosts = list(may_host)
         if len(hosts) < self._runtime.processes_max:
             return None
         return min(
@@ -213,12 +251,14 @@ class ReplicaProcesses:
             if process is None or self._is_stopping:
                 raise StaleBrokerError(f"No process {request.pid} runs on this node.")
             keys = {(status.topic_id, status.partition) for status in request.replicas}
-            if any(keys & host.keys for host in self._hosts.values()):
+            if not keys.isdisjoint(self._by_key):
                 process.kill()  # It held no directory when the other process was started.
                 raise StaleBrokerError("Another process was started for these partitions.")
             now_s = self._environment.clock.monotonic()
             host = ReplicaProcess(request.incarnation, now_s, keys, process=process)
             self._hosts[request.incarnation] = host
+            for key in keys:
+                self._by_key[key] = [host]
             self._watch(host)
         elif host.process is None:
             host.process = self._runtime.adopt(request.pid, request.pid_start_time)
@@ -241,6 +281,9 @@ class ReplicaProcesses:
         if self._hosts.get(host.incarnation) is not host:
             return
         del self._hosts[host.incarnation]
+        for key in host.keys:
+            self._unindex(host, key)
+        self.note_remote_backlog(host, 0)
         if host.endpoint is None:
             self.starting = max(0, self.starting - 1)
         if self._is_stopping:

@@ -166,8 +166,8 @@ class ReplicaSupervisor:
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         """Takes note that committed records (None: a snapshot) were applied."""
         touched = self._placed.take(records, self._hosts)
-        for host in self._hosts:
-            if not host.keys.isdisjoint(touched):
+        for key in touched:
+            for host in self._hosts.hosting(key):
                 host.changed.notify()
         if records is not None and all(isinstance(record, _NO_NEWS) for record in records):
             return  # Only replicas act on them.
@@ -221,7 +221,7 @@ class ReplicaSupervisor:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
         if self._note(host, request.replicas):
             self.wake()
-        host.remote_backlog_bytes = request.remote_backlog_bytes
+        self._hosts.note_remote_backlog(host, request.remote_backlog_bytes)
         known = {(status.topic_id, status.partition) for status in request.replicas}
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
         while True:
@@ -259,7 +259,7 @@ class ReplicaSupervisor:
             removed,
             object_server=None if self._objects is None else self._objects.endpoint,
             remote_halt=None if self._objects is None else self._objects.halt,
-            remote_backlog_bytes=sum(host.remote_backlog_bytes for host in self._hosts),
+            remote_backlog_bytes=self._hosts.remote_backlog_bytes,
             deleted=deleted,
         )
 
@@ -344,18 +344,17 @@ class ReplicaSupervisor:
         """Lets go of those of the replicas whose topics were deleted, or that were moved away.
         Returns those that processes still have."""
         unplaced: list[TopicIdPartition] = []
-        hosts = list(self._hosts)
         for key in keys:
             is_placed = self._placed.find(key) is not None
-            for host in hosts:
-                if key not in host.keys or (is_placed and key not in host.let_go):
+            for host in self._hosts.hosting(key):
+                if is_placed and key not in host.let_go:
                     continue
                 unplaced.append(key)
                 if key not in host.statuses:
-                    host.keys.discard(key)
+                    self._hosts.take_away(host, key)
                 else:
                     host.changed.notify()
-        for host in hosts:
+        for host in self._hosts:
             if not host.keys and host.process is not None:
                 host.process.kill()
         return unplaced
