@@ -45,6 +45,7 @@ from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum, decode_entries
+from rayq.core.access.rights import View
 from rayq.core.cluster.records import (
     MetadataRecord,
     RequestDone,
@@ -56,6 +57,7 @@ from rayq.core.cluster.state import ClusterState
 from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
 from rayq.wire.codec import ENCODER
+from rayq.wire.peer import Peer
 
 Installed = messages.AppendMetadataResponse | messages.InstallMetadataSnapshotPartResponse
 """An answer that confirms that a snapshot is on a broker's disk."""
@@ -293,11 +295,14 @@ class MetadataJudge:
 
     def _around_page(self, page: Any) -> Any:
         def judged(
-            answers: MetadataAnswers, asked: set[str] | None, request: messages.Metadata
+            answers: MetadataAnswers,
+            asked: set[str] | None,
+            request: messages.Metadata,
+            view: View | None,
         ) -> Any:
             names = None if asked is None else set(asked)
-            answer = page(answers, asked, request)
-            fresh = page(fresh_answers(answers), names, request)
+            answer = page(answers, asked, request, view)
+            fresh = page(fresh_answers(answers), names, request, view)
             if ENCODER.encode(answer) != ENCODER.encode(fresh):
                 self._found(f"{_who(metadata_of(answers))} tells clients what is no longer so")
             return answer
@@ -306,11 +311,12 @@ class MetadataJudge:
 
     def _around_queues(self, queues: Any) -> Any:
         async def judged(
-            answers: MetadataAnswers, request: messages.DescribeQueues, room: Any
+            answers: MetadataAnswers, peer: Peer, request: messages.DescribeQueues
         ) -> Any:
-            answer = await queues(answers, request, room)
+            answer = await queues(answers, peer, request)
             metadata = metadata_of(answers)
-            if answer.version == metadata.version:
+            # A named principal is told of what it may describe, and of nothing else.
+            if answer.version == metadata.version and peer.principal is None:
                 self.judge_queues(metadata, request, answer)
             return answer
 
