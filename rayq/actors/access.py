@@ -8,6 +8,7 @@ are not kept: a server may hear of a topic, or of an ACL, a moment later.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -23,17 +24,21 @@ from rayq.core.access.rights import (
     no_longer_valid,
     view_of,
 )
+from rayq.core.cluster.records import decode_records, encode_records
 from rayq.core.cluster.state import ClusterState
 from rayq.environment import Clock
 from rayq.errors import ControllerUnavailableError
-from rayq.messages import REQUESTS, AnyRequest
+from rayq.messages import REQUESTS, AccessNews, AnyRequest, Forward
 from rayq.messages.acls import Operation, ResourceType
 from rayq.wire.authentication import Credentials, ValidToken
+from rayq.wire.codec import ENCODER
 from rayq.wire.peer import Gate, Peer
 from rayq.wire.scram import Verifier
 
 GRANTS_MAX = 10_000
 """Maximum number of grants that are kept for a connection."""
+
+DIGEST_BYTES = 16
 
 _IDS = ("topic_id", "queue_id")
 
@@ -49,22 +54,61 @@ class Access(Gate):
         self._version = object()
         """Another object after each change, so that no earlier grant counts."""
         self._now_s, self._known_until_s = clock.monotonic, 0.0
+        self._told: tuple[bytes, bytes] | None = None
+        """The digest and the records that others are told. None: to be encoded."""
 
     def update(self, state: ClusterState, names: Names) -> None:
         """Takes the principals, tokens and ACLs of a state, and where ids have their names. Call it
         after each change of them: what was granted before counts no more."""
         self._state, self._names = state, names
-        self._version = object()
+        self._version, self._told = object(), None
 
     def known_for(self, duration_s: float) -> None:
         """Notes that what this server knows is current, and good enough for this long. Then all
         named principals are refused, by a retriable error, until it is current again."""
         self._known_until_s = self._now_s() + duration_s
 
+    # --- from a broker to the processes of its node ---------------------------------------------
+
     @property
-    def knows_somebody(self) -> bool:
-        """True if there are principals beside the superuser."""
-        return bool(self._state.principals)
+    def digest(self) -> bytes:
+        """Digest of all principals, tokens and ACLs. Empty: there are none."""
+        return self._encoded()[0]
+
+    def _encoded(self) -> tuple[bytes, bytes]:
+        if self._told is None:
+            found = self._state.access_records()
+            records = encode_records(found)
+            digest = hashlib.sha256(records).digest()[:DIGEST_BYTES] if found else b""
+            self._told = digest, records
+        return self._told
+
+    def news(self, known_digest: bytes) -> AccessNews | None:
+        """What a process is told that knows the access of this digest. None: there is nobody, and
+        it knows that."""
+        digest, records = self._encoded()
+        if not digest and not known_digest:
+            return None
+        known_for_ms = max(int((self._known_until_s - self._now_s()) * 1000), 0)
+        return AccessNews(digest, known_for_ms, None if digest == known_digest else records)
+
+    def take(
+        self, news: AccessNews | None, asked_s: float, names: Names | None = None
+    ) -> bool:
+        """Takes what the broker has answered to a question of that time. Returns whether the access
+        changed: then connections may have to end."""
+        if news is None:
+            return False
+        # The broker has counted from a moment after the question.
+        self._known_until_s = max(self._known_until_s, asked_s + news.known_for_ms / 1000)
+        if news.records is None:
+            return False
+        state = ClusterState()
+        for record in decode_records(news.records):
+            state.replay(record)
+        self.update(state, names or state)
+        self._told = news.digest, news.records
+        return True
 
     # --- of a server's gate ---------------------------------------------------------------------
 
@@ -152,6 +196,20 @@ class Access(Gate):
         if peer.principal is not None:
             needed = Needed(operation, resource_type, name)
             check_needed(self._state.acls, peer.principal, peer.address, [needed])
+
+
+def as_forwarded(peer: Peer, request: AnyRequest) -> AnyRequest:
+    """The request to the controller as it is passed on: for a principal it says for whom."""
+    if peer.principal is None:
+        return request
+    return Forward(
+        by=peer.principal,
+        address=peer.address,
+        client_id=peer.client_id,
+        token_id=peer.token_id,
+        kind=request.api,
+        request=ENCODER.encode(request),
+    )
 
 
 def _granted_by_ids() -> dict[type[AnyRequest], Callable[[Any], Any]]:

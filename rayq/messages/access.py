@@ -208,7 +208,21 @@ class CheckAcl(ToBroker[CheckAclResponse], frozen=True):
     wait_ms: Milliseconds = 0
 
 
-# --- to the controller ----------------------------------------------------------------------------
+# --- between servers ------------------------------------------------------------------------------
+
+
+class AccessNews(msgspec.Struct, array_like=True, frozen=True):
+    """What a broker tells the processes of its node of principals, tokens and ACLs."""
+
+    digest: bytes
+    """Digest of all of them. Empty: there are none."""
+    known_for_ms: int
+    """The time for which the broker may go by what it knows. 0: it cannot know who may do what."""
+    records: bytes | None = None
+    """All of them, as records of the metadata. None: the process knows those of this digest."""
+
+
+AccessDigest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 FORWARDED_BYTES_MAX = 4 * 1024**2
 

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.messages.access import AccessDigest, AccessNews
 from rayq.messages.acls import Right, Rights
 from rayq.messages.any_broker import Change, ChangeResponse
 from rayq.messages.base import (
@@ -177,7 +178,12 @@ class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
     expires_ms: Milliseconds
 
 
-class AttachObjectServer(ToBroker[Done], frozen=True):
+class AttachObjectServerResponse(Response, frozen=True):
+    access: AccessNews | None = None
+    """As that of `ReplicaHostHeartbeatResponse`."""
+
+
+class AttachObjectServer(ToBroker[AttachObjectServerResponse], frozen=True):
     """Heartbeat of the object server to its broker. Raises StaleBrokerError if the broker does not
     want it (any more): then it exits."""
 
@@ -189,6 +195,7 @@ class AttachObjectServer(ToBroker[Done], frozen=True):
     port: Port
     trouble: Text | None = None
     """The reason that the object store does not work now. None: its probe was written and read."""
+    access_digest: AccessDigest = b""
 
 
 # --- the controller ------------------------------------------------------------------------------

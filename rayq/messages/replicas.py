@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from rayq.messages.access import AccessDigest, AccessNews
 from rayq.messages.base import (
     Answerer,
     BrokerId,
@@ -199,10 +200,12 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     deleted: list[str] = msgspec.field(default_factory=list)
     """The ids of topics of which the process has closed replicas, and which were deleted: no topic
     has such an id again, so it need not remember them."""
+    access: AccessNews | None = None
+    """None: there are no principals, and the process knows that."""
 
 
 class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
-    """The broker answers after `wait_ms`, or at once when an assignment changes."""
+    """The broker answers after `wait_ms`, or at once when an assignment, or the access, changes."""
 
     api: ClassVar[int] = 51
     ends_with_connection: ClassVar[bool] = True
@@ -213,6 +216,8 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     remote_backlog_bytes: Counter = 0
     """Size of the records in closed segments of its replicas that are not in the object store
     yet."""
+    access_digest: AccessDigest = b""
+    """The digest of the access that the process knows."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

@@ -8,11 +8,25 @@ from pathlib import Path
 import pytest
 
 import rayq
-from rayq import Cluster
-from rayq.errors import AuthenticationError, AuthorizationError, ConfigError
+from rayq import Cluster, QueueTask, TopicPartition, messages
+from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.client.client import Client
+from rayq.errors import AuthenticationError, AuthorizationError, ConfigError, DeliveryError
 from rayq.testing import LocalCluster
-from tests.local.principal_support import Named
-from tests.local.support import eventually
+from tests.local.conftest import NewTopic
+from tests.local.group_support import Coordinator
+from tests.local.principal_support import Named, change
+from tests.local.support import eventually, values
+
+
+def told(
+    caught: pytest.ExceptionInfo[AuthorizationError], who: Named, operation: str, resource: str
+) -> None:
+    """Checks that an error names principal, operation and resource, and the command that helps."""
+    kind, name = resource.split()
+    text = f"Principal {who.name!r} may not {operation} {kind} {name!r}"
+    assert text in str(caught.value)
+    assert str(caught.value).endswith(f"rayq acl add {who.name} {operation} {resource}")
 
 
 def test_a_principal_changes_what_it_may_and_is_told_what_it_may_not(
@@ -21,13 +35,13 @@ def test_a_principal_changes_what_it_may_and_is_told_what_it_may_not(
     anna = Named(cluster, ("create", "topic", f"of-{topic}"))
     with anna.connect() as connection:
         connection.create_topic(f"of-{topic}")
-        for change, command in (
+        for attempt, command in (
             (lambda: connection.admin.delete_topic(topic), f"delete topic {topic}"),
             (lambda: connection.create_topic("other"), "create topic other"),
             (lambda: connection.admin.elect_leaders(topic), "alter cluster cluster"),
         ):
             with pytest.raises(AuthorizationError) as caught:
-                change()
+                attempt()
             assert str(caught.value).startswith(f"Principal {anna.name!r} may not ")
             assert str(caught.value).endswith(f"rayq acl add {anna.name} {command}")
     assert topic in cluster.admin.list_topics()
@@ -108,3 +122,136 @@ def test_a_revoked_token_ends_its_connections_and_no_others(cluster: LocalCluste
 
         eventually(is_refused, "the old token is refused")
         connection.admin.list_topics()
+
+
+def send(cluster: Cluster, topic: str, value: bytes) -> None:
+    with cluster.producer() as producer:
+        producer.send(topic, value=value).result(60)
+
+
+def test_a_principal_produces_and_consumes_what_it_may(
+    cluster: LocalCluster, topic: str, new_topic: NewTopic
+) -> None:
+    group, other = f"group-of-{topic}", new_topic()
+    anna = Named(
+        cluster, ("write", "topic", topic), ("read", "topic", topic), ("read", "group", group)
+    )
+    send(cluster, other, b"secret")
+    with anna.connect() as connection:
+        with connection.producer() as producer:
+            producer.send(topic, value=b"v").result(60)
+            refused = producer.send(other, value=b"v")
+            with pytest.raises(AuthorizationError) as caught:
+                refused.result(60)
+            told(caught, anna, "write", f"topic {other}")
+            with pytest.raises(DeliveryError, match="AuthorizationError"):
+                producer.flush()
+        with connection.consumer(topic, group=group, auto_offset_reset="earliest") as consumer:
+            assert values(consumer.until_end(60)) == [b"v"]
+            consumer.commit()
+        with connection.consumer(topic, group=group) as consumer:
+            assert values(consumer.until_end(60)) == []
+        with (
+            connection.consumer(other, auto_offset_reset="earliest") as consumer,
+            pytest.raises(AuthorizationError) as caught,
+        ):
+            list(consumer.until_end(60))
+        told(caught, anna, "read", f"topic {other}")
+        with (
+            connection.consumer(topic, group=f"not-{group}") as consumer,
+            pytest.raises(AuthorizationError) as caught,
+        ):
+            list(consumer.until_end(60))
+        told(caught, anna, "read", f"group not-{group}")
+
+
+def test_a_commit_needs_the_topics_that_it_names_wherever_they_are_hosted(
+    cluster: LocalCluster, topic: str, new_topic: NewTopic
+) -> None:
+    group, other = f"group-of-{topic}", new_topic()
+    anna = Named(cluster, ("read", "topic", topic), ("read", "group", group))
+    ids = {name: cluster.admin.describe_topic(name).topic_id for name in (topic, other)}
+
+    async def commit(client: Client, name: str) -> None:
+        offset = messages.OffsetCommit(ids[name], 0, 0, None, "")
+        await Coordinator(client).ask(messages.CommitOffsets, group, "", 0, 0, [offset])
+
+    with anna.connect() as connection:
+        client, background = connection.shared_client()
+        background.run(commit(client, topic))
+        with pytest.raises(AuthorizationError) as caught:
+            background.run(commit(client, other))
+        told(caught, anna, "read", f"topic {other}")
+        known = cluster.admin.describe_group(group).partitions
+        assert list(known) == [TopicPartition(topic, 0)]
+
+
+def test_a_principal_works_on_the_queues_that_it_may_and_their_topics(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = f"queue-of-{topic}"
+    cluster.create_queue(name, topic=topic).close()
+    send(cluster, topic, b"v")
+    anna, ben = Named(cluster, ("read", "queue", name)), Named(cluster, ("read", "topic", topic))
+    for who, missing in ((anna, f"topic {topic}"), (ben, f"queue {name}")):
+        with (
+            who.connect() as connection,
+            connection.queue(name) as queue,
+            pytest.raises(AuthorizationError) as caught,
+        ):
+            queue.take(1, 60)
+        told(caught, who, "read", missing)
+    anna.allow(("read", "topic", topic))
+    with anna.connect() as connection, connection.queue(name) as queue:
+
+        def takes() -> list[QueueTask]:
+            try:
+                return queue.take(1, 60)
+            except AuthorizationError:
+                return []
+
+        taken: list[QueueTask] = []
+        eventually(lambda: bool(taken or taken.extend(takes()) or taken), "it takes the record")
+        assert taken[0].value == b"v"
+        taken[0].ack()
+
+
+def test_who_may_describe_the_cluster_measures_each_process(
+    tmp_path: Path, store: Path
+) -> None:
+    with LocalCluster(1, tmp_path / "data", remote_storage_url=store.as_uri()) as cluster:
+        cluster.create_topic("orders")
+        anna, ben = Named(cluster, ("describe", "cluster", "cluster")), Named(cluster)
+
+        def processes(who: Named) -> list[float]:
+            with who.connect() as connection:
+                samples = connection.metrics()
+            return [sample.value for sample in samples if sample.name == "rayq_process_up"]
+
+        # A broker, a replica process, the object server and the controller.
+        eventually(lambda: processes(anna) == [1.0] * 4, "anna hears from each process")
+        assert set(processes(ben)) == {0.0}
+
+
+def test_nobody_is_pushed_anything_where_nobody_is_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[messages.ReplicaHostHeartbeatResponse] = []
+    heartbeat = ReplicaSupervisor.heartbeat
+
+    async def listen(
+        self: ReplicaSupervisor, request: messages.ReplicaHostHeartbeat
+    ) -> messages.ReplicaHostHeartbeatResponse:
+        heard.append(await heartbeat(self, request))
+        return heard[-1]
+
+    monkeypatch.setattr(ReplicaSupervisor, "heartbeat", listen)
+    with LocalCluster(1, tmp_path / "data", heartbeat_interval_ms=50) as cluster:
+        cluster.create_topic("orders")
+        send(cluster, "orders", b"v")
+        eventually(lambda: len(heard) > 5, "heartbeats are answered")
+        assert all(answer.access is None for answer in heard)
+        anna = Named(cluster)
+        eventually(lambda: heard[-1].access is not None, "the process is told of her")
+        change(cluster, messages.DeletePrincipal(anna.name))
+        eventually(lambda: heard[-1].access is None, "the process knows that she is gone")

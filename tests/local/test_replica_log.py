@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.follower import Follower
@@ -230,6 +231,7 @@ def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
             metadata_version=lambda: 0,
             peers=cast(Any, None),
             objects=cast(Any, None),
+            access=Access(environment.clock),
         )
         replica = Replica(context, assignment())
         opening = asyncio.ensure_future(

@@ -213,3 +213,48 @@ def test_grants_of_a_connection_are_bounded(monkeypatch: Any) -> None:
     for number in range(10):
         assert stage.may(fetch(f"T{number}"))
     assert len(stage.anna.grants) <= 3
+
+
+# --- from a broker to the processes of its node ---------------------------------------------------
+
+
+def test_a_process_is_told_once_what_the_broker_knows_and_how_long_it_holds() -> None:
+    broker = Stage(AclCreated(READ))
+    process = Access(broker)  # type: ignore[arg-type]
+    news = broker.access.news(process.digest)
+    assert news is not None and news.known_for_ms == 15_000
+    assert process.take(news, asked_s=0.0, names=broker.state)
+    process.check(broker.anna, fetch("T"))
+    assert broker.access.credentials_of("anna") == process.credentials_of("anna")
+    again = broker.access.news(process.digest)
+    assert again is not None and again.records is None
+    assert not process.take(again, asked_s=0.0, names=broker.state)
+    # What it is told holds until the broker would refuse, and no longer.
+    broker.now_s = 14.0
+    later = broker.access.news(process.digest)
+    assert later is not None and later.known_for_ms == 1_000
+    process.take(later, asked_s=13.5, names=broker.state)
+    broker.now_s = 15.5
+    with pytest.raises(ControllerUnavailableError):
+        process.check(broker.anna, fetch("T"))
+    stale = broker.access.news(process.digest)
+    assert stale is not None and stale.known_for_ms == 0
+
+
+def test_a_process_hears_that_nobody_is_left_and_then_nothing_more() -> None:
+    broker = Stage()
+    process = Access(broker)  # type: ignore[arg-type]
+    process.take(broker.access.news(b""), asked_s=0.0)
+    broker.happens(PrincipalDeleted("anna"))
+    news = broker.access.news(process.digest)
+    assert news is not None and news.digest == b"" and process.take(news, asked_s=0.0)
+    assert process.digest == b"" and process.credentials_of("anna") is None
+    assert broker.access.news(b"") is None
+    assert not process.take(None, asked_s=0.0)
+
+
+def test_the_digest_is_that_of_the_contents_and_not_of_a_count() -> None:
+    stage, other = Stage(AclCreated(READ)), Stage(AclCreated(READ_QUEUE))
+    assert stage.access.digest != other.access.digest
+    other.happens(AclDeleted(READ_QUEUE), AclCreated(READ))
+    assert stage.access.digest == other.access.digest

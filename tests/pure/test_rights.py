@@ -45,6 +45,8 @@ class EverythingExists:
     def topic_name(self, topic_id: str) -> str | None:
         return OFFSETS_TOPIC if topic_id == OWN_TOPIC_ID else f"topic of {topic_id}"
 
+    other_topic_name = topic_name
+
     def queue_name(self, queue_id: str) -> str | None:
         return f"queue of {queue_id}"
 
@@ -61,7 +63,7 @@ class NothingExists:
     def topic_name(self, topic_id: str) -> str | None:
         return None
 
-    queue_name = topic_of_queue = pinned_topic_id = topic_name
+    other_topic_name = queue_name = topic_of_queue = pinned_topic_id = topic_name
 
 
 class OnlyTopicsExist(EverythingExists):

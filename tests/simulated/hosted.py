@@ -12,6 +12,7 @@ from proving.simulation.process import Process
 from proving.simulation.server_view import replica_log_of
 from proving.simulation.world import Host
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.replica.context import ReplicaContext
@@ -72,6 +73,7 @@ class Hosted:
             metadata_version=lambda: 7,
             peers=Keeper(),
             objects=self.objects,
+            access=Access(environment.clock),
             run_cleaner=run_cleaner,
         )
         self.replica = Replica(context, self.given())

@@ -159,6 +159,7 @@ class Broker:
             listening=self._listening,
             ask_controller=self._ask_controller,
             objects=self._objects,
+            access=self.access,
         )
         self.controller_host = ControllerHost(
             environment,
@@ -273,6 +274,7 @@ class Broker:
         if records is None or any(isinstance(record, ACCESS_RECORDS) for record in records):
             self.access.update(self.metadata.state, self.metadata.state)
             self._server.end_revoked()
+            self._replicas.tell_access()
         self._answers.forget(records)
         self._replicas.on_metadata(records)
 
@@ -484,10 +486,13 @@ class Broker:
         return messages.DescribeMetricsResponse(shown_samples(self._answers.view(peer), samples))
 
     @answers(messages.AttachObjectServer)
-    def _attach_object_server(self, request: messages.AttachObjectServer) -> messages.Done:
+    def _attach_object_server(
+        self, request: messages.AttachObjectServer
+    ) -> messages.AttachObjectServerResponse:
         if self._objects is None:
             raise StaleBrokerError("This broker was started without remote_storage_url.")
-        return self._objects.attach(request)
+        self._objects.attach(request)
+        return messages.AttachObjectServerResponse(self.access.news(request.access_digest))
 
     @answers_peer(messages.AppendMetadata)
     def _append_metadata(

@@ -130,7 +130,7 @@ class ObjectServerProcess:
             )
             self._process.kill()
 
-    def attach(self, request: messages.AttachObjectServer) -> messages.Done:
+    def attach(self, request: messages.AttachObjectServer) -> None:
         """Takes a heartbeat of the object server. Raises StaleBrokerError if it is not the wanted
         one."""
         if request.incarnation != self._incarnation or self._is_stopping:
@@ -141,7 +141,6 @@ class ObjectServerProcess:
         self._heard_s = self._listening.now_s()
         self.endpoint = (request.host, request.port)
         self._reported = request.trouble
-        return messages.Done()
 
     def stop(self) -> None:
         """Kills it: work in progress is lost as in a crash."""

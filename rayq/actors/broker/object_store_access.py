@@ -69,11 +69,10 @@ class ObjectStoreAccess:
         spawn(self._ownership.run(), "store-ownership")
         spawn(self._garbage.run(), "remote-garbage")
 
-    def attach(self, request: messages.AttachObjectServer) -> messages.Done:
+    def attach(self, request: messages.AttachObjectServer) -> None:
         """See `ObjectServerProcess.attach`."""
-        done = self._server.attach(request)
+        self._server.attach(request)
         self._link.update(self._server.endpoint)
-        return done
 
     def stop(self) -> None:
         """Ends the object server."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
@@ -65,6 +66,7 @@ class ReplicaSupervisor:
         listening: ListeningClock,
         ask_controller: messages.Ask,
         objects: ObjectStoreAccess | None,
+        access: Access,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -74,6 +76,7 @@ class ReplicaSupervisor:
         self._listening = listening
         self._ask_controller = ask_controller
         self._objects = objects
+        self._access = access
         self._broker = directory.meta.broker
         self._hosts = ReplicaProcesses(
             environment,
@@ -178,6 +181,11 @@ class ReplicaSupervisor:
         if here or not touched:
             self.wake()
 
+    def tell_access(self) -> None:
+        """Has each process told of a change of principals, tokens or ACLs."""
+        for host in self._hosts:
+            host.changed.notify()
+
     def _was_here(self, key: TopicIdPartition) -> bool:
         return key in self._failed or key in self._pending or self._hosts.is_hosted(key)
 
@@ -213,9 +221,9 @@ class ReplicaSupervisor:
     async def heartbeat(
         self, request: messages.ReplicaHostHeartbeat
     ) -> messages.ReplicaHostHeartbeatResponse:
-        """Answers a replica process's heartbeat, which is held until an assignment changes, at most
-        `wait_ms`. Raises StaleBrokerError, and StorageError while this broker cannot follow the
-        metadata: then no process gets a lease."""
+        """Answers a replica process's heartbeat, which is held until an assignment or the access
+        changes, at most `wait_ms`. Raises StaleBrokerError, and StorageError while this broker
+        cannot follow the metadata: then no process gets a lease."""
         host = self._hosts.get(request.incarnation)
         if host is None or host.endpoint is None:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
@@ -230,6 +238,7 @@ class ReplicaSupervisor:
             assignments: list[messages.PartitionAssignment] = []
             removed: list[TopicIdPartition] = []
             deleted: list[str] = []
+            access: messages.AccessNews | None = None
             if version >= request.version:
                 mine = host.keys | known
                 changed = self._placed.changed_since(request.version, among=mine)
@@ -244,8 +253,10 @@ class ReplicaSupervisor:
                     elif is_new:
                         assignments.append(self._placed.assignment(key[1], *placed))
                 deleted = host.forget_deleted(self._metadata.state.topics)
+                access = self._access.news(request.access_digest)
             remaining_s = deadline_s - self._environment.clock.monotonic()
-            if assignments or removed or deleted or remaining_s <= 0:
+            has_access = access is not None and access.records is not None
+            if assignments or removed or deleted or has_access or remaining_s <= 0:
                 break
             await host.changed.wait(remaining_s)
         host.heard_s = self._listening.now_s()
@@ -261,6 +272,7 @@ class ReplicaSupervisor:
             remote_halt=None if self._objects is None else self._objects.halt,
             remote_backlog_bytes=self._hosts.remote_backlog_bytes,
             deleted=deleted,
+            access=access,
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:

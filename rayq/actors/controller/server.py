@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.change_origin import with_origin
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.listening_clock import ListeningClock
@@ -51,7 +52,8 @@ class ControllerServer:
         self._pool = ConnectionPool(
             environment, identity, config, unheard_s=self._listening.unheard_s
         )
-        self._server = Server(environment, identity, self._handle, config)
+        self._access = Access(environment.clock)
+        self._server = Server(environment, identity, self._handle, config, self._access)
         self._heard_s = self._listening.now_s()
         self.endpoint: Address = (host, 0)
         """Address at which others reach it, once it has started."""
@@ -136,6 +138,10 @@ class ControllerServer:
             controller = self.controller_host.controller
             if controller is not None:
                 self._heard_s = self._listening.now_s()
+                # Elsewhere the controller would know more: then principals are refused here.
+                self._access.update(controller.state, controller.state)
+                self._access.known_for(2 * interval_s)
+                self._server.end_revoked()
                 known = [
                     (broker.registration.host, broker.registration.port)
                     for broker in controller.state.brokers.values()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from typing import ClassVar
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import ObjectServerSpec
 from rayq.actors.objects.folder_claims import FolderClaims
@@ -83,7 +84,8 @@ class ObjectServer:
         )
         self._cluster_id = meta.cluster_id
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
-        self._server = Server(environment, identity, self._handle, config)
+        self._access = Access(environment.clock)
+        self._server = Server(environment, identity, self._handle, config, self._access)
         self._probe_due = Signal()
         """Notified when a request failed."""
         self._client = StoreClient(environment, config, store, self._probe_due.notify)
@@ -126,7 +128,8 @@ class ObjectServer:
             try:
                 if connection is None or connection.closed:
                     connection = await self._connect()
-                await connection.request(
+                asked_s = clock.monotonic()
+                answer, _ = await connection.request(
                     messages.AttachObjectServer(
                         incarnation=self._spec.incarnation,
                         pid=self._environment.pid,
@@ -134,6 +137,7 @@ class ObjectServer:
                         host=self._server.host,
                         port=self._server.port,
                         trouble=self._trouble,
+                        access_digest=self._access.digest,
                     ),
                     timeout_s=self._config.session_timeout_ms / 1000,
                 )
@@ -148,6 +152,8 @@ class ObjectServer:
                 await asyncio.sleep(RETRY_S)
                 continue
             heard_s = clock.monotonic()
+            if self._access.take(answer.access, asked_s):
+                self._server.end_revoked()
             await self._cache.make_room()
             await asyncio.sleep(interval_s)
 

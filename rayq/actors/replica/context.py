@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
@@ -36,5 +37,7 @@ class ReplicaContext:
     """The version of the broker's metadata that this process knows."""
     peers: Peers
     objects: ObjectLink
+    access: Access
+    """The gate: who may do what."""
     run_cleaner: RunCleaner | None = None
     """None: threads of this process compact logs."""

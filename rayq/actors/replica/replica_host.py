@@ -15,12 +15,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.context import ReplicaContext
+from rayq.actors.replica.hosted_names import HostedNames
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
@@ -99,6 +101,8 @@ class ReplicaHost:
         """The connection for heartbeats: on that of all else they would wait behind it."""
         self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._urgent = Signal()
+        self._access = Access(environment.clock)
+        self._names = HostedNames(environment, self._ask_broker)
         self._context = ReplicaContext(
             environment=environment,
             config=config,
@@ -113,9 +117,10 @@ class ReplicaHost:
             metadata_version=lambda: self._version,
             peers=Peers(environment, self._pool, ask_broker=self._ask_broker),
             objects=self._objects,
+            access=self._access,
             run_cleaner=run_cleaner,
         )
-        self._server = Server(environment, identity, self._handle, config)
+        self._server = Server(environment, identity, self._handle, config, self._access)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
@@ -214,6 +219,7 @@ class ReplicaHost:
             self._statuses(),
             wait_ms,
             remote_backlog_bytes=sum(replica.remote_backlog_bytes() for replica in self.replicas),
+            access_digest=self._access.digest,
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
         # Something here may change while the broker holds the request: then report it at once.
@@ -233,6 +239,8 @@ class ReplicaHost:
             urgent.cancel()
             answer_task.cancel()
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
+        if self._access.take(answer.access, sent_s, self._names):
+            self._server.end_revoked()
         for topic_id, partition in answer.removed:
             self._let_go.add((topic_id, partition))
             replica = self._replicas.pop((topic_id, partition), None)
@@ -240,6 +248,7 @@ class ReplicaHost:
                 replica.abandon()
         if answer.deleted:
             self._let_go = {key for key in self._let_go if key[0] not in answer.deleted}
+            self._names.forget(answer.deleted)
         for number, assignment in enumerate(answer.assignments, 1):
             if number % ASSIGNED_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # Requests to other replicas get their turn.
@@ -273,6 +282,7 @@ class ReplicaHost:
 
     def _apply(self, assignment: messages.PartitionAssignment) -> None:
         key = (assignment.topic_id, assignment.partition)
+        self._names.take(assignment)
         replica = self._replicas.get(key)
         if replica is not None:
             replica.apply(assignment)

@@ -26,7 +26,11 @@ from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
 class Names(Protocol):
     """The names behind ids, as the metadata have them. None: there is no such topic or queue."""
 
-    def topic_name(self, topic_id: str) -> str | None: ...
+    def topic_name(self, topic_id: str) -> str | None:
+        """Name of the topic to whose partition a request goes."""
+
+    def other_topic_name(self, topic_id: str) -> str | None:
+        """Name of any other topic. May raise a retriable RayqError while it is looked up."""
 
     def queue_name(self, queue_id: str) -> str | None: ...
 
@@ -235,7 +239,7 @@ def _of_own_topic(needed: Needed) -> Needed | None:
 
 
 def _of_topic_ids(operation: Operation, topic_ids: set[str], names: Names) -> Iterator[Needed]:
-    found = {names.topic_name(topic_id) for topic_id in topic_ids}
+    found = {names.other_topic_name(topic_id) for topic_id in topic_ids}
     for name in sorted(name for name in found if name is not None):
         yield Found(operation, "topic", name)
 

@@ -255,6 +255,8 @@ class ClusterState:
         topic = self.topics.get(topic_id)
         return None if topic is None else topic.name
 
+    other_topic_name = topic_name
+
     def queue_name(self, queue_id: str) -> str | None:
         queue = self.queues.get(queue_id)
         return None if queue is None else queue.name
