@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayq.storage.batch import HEADER_BYTES, encode_batch, read_header, stamp
 
 CONTROL, TRANSACTIONAL, NULL_KEYS, LZ4 = 1 << 5, 1 << 4, 1 << 6, 1
-LARGE, CHUNK = 1 << 8, 1 << 10
+LARGE, CHUNK, DEAD_LETTER = 1 << 8, 1 << 10, 1 << 11
 
 
 def pack(*columns: object) -> bytes:

@@ -47,6 +47,7 @@ from tests.local.support import (
 from tests.wrong_batches import (
     CHUNK,
     CONTROL,
+    DEAD_LETTER,
     GOOD,
     LARGE,
     NULL_KEYS,
@@ -236,7 +237,9 @@ def test_a_batch_with_attributes_that_clients_may_not_set_is_refused(
             produce_raw(cluster, topic, sealed({"attributes": attributes}, GOOD))
     with pytest.raises(InvalidRecordError, match="at once"):
         produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | LARGE | CHUNK}, GOOD))
-    for bit in (1, 2, *range(11, 16)):
+    with pytest.raises(InvalidRecordError, match="only leaders may say so"):
+        produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | DEAD_LETTER}, GOOD))
+    for bit in (1, 2, *range(12, 16)):
         with pytest.raises(UnsupportedFormatError):
             produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | 1 << bit}, GOOD))
     with pytest.raises(InvalidRecordError, match="no key"):
