@@ -271,3 +271,4 @@ class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
     api: ClassVar[int] = 19
     answered_by: ClassVar[tuple[Answerer, ...]] = ("broker", "replica host", "object server")
     rights: ClassVar[Rights] = (Right("describe", "cluster"),)
+    checked_when_answered: ClassVar[bool] = True

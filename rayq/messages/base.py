@@ -101,6 +101,10 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     out everything that would let one client act as another; the records themselves do not."""
     ends_with_connection: ClassVar[bool] = False
     """True if it only reads or waits: then the end of the connection cancels its work."""
+    checked_when_answered: ClassVar[bool] = False
+    """True if it changes nothing that its sender has to know of, as is each one that
+    `ends_with_connection`. Then the rights of a principal are checked again when an answer comes
+    later: they may have gone meanwhile."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -109,6 +113,7 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
                 if isinstance(argument, type) and issubclass(argument, Response):
                     cls.response = argument
         cls.sent_by_clients = cls.rights is not None
+        cls.checked_when_answered |= cls.ends_with_connection
         if "api" in vars(cls):
             assert cls.api not in REQUESTS, f"{cls.__name__} and {REQUESTS[cls.api].__name__}"
             REQUESTS[cls.api] = cls

@@ -73,6 +73,7 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
 
     api: ClassVar[int] = 30
     rights: ClassVar[Rights] = (Right("read", "group", "group"),)
+    checked_when_answered: ClassVar[bool] = True
     group: GroupName
     member: Id
     """A random id that the member chooses at its start (KIP-848). Who has it acts as the member."""
@@ -154,6 +155,7 @@ class FetchCommittedResponse(Response, frozen=True):
 class FetchCommitted(ToGroupCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
     rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
+    checked_when_answered: ClassVar[bool] = True
     group: GroupName
     partitions: (
         Annotated[list[tuple[Id, Partition]], msgspec.Meta(max_length=POSITIONS_MAX)] | None
@@ -177,6 +179,7 @@ class ListGroups(ToGroupCoordinator[ListGroupsResponse], frozen=True):
 
     api: ClassVar[int] = 33
     rights: ClassVar[Rights] = ()
+    checked_when_answered: ClassVar[bool] = True
 
 
 class GroupMemberDescription(Response, frozen=True):
@@ -207,6 +210,7 @@ class DescribeGroup(ToGroupCoordinator[DescribeGroupResponse], frozen=True):
 
     api: ClassVar[int] = 34
     rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
+    checked_when_answered: ClassVar[bool] = True
     group: GroupName
 
 

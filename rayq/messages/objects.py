@@ -328,6 +328,7 @@ class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
 
     api: ClassVar[int] = 37
     rights: ClassVar[Rights] = (Right("describe", "cluster"),)
+    checked_when_answered: ClassVar[bool] = True
 
 
 # --- leaders -------------------------------------------------------------------------------------
@@ -360,6 +361,7 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
 
     api: ClassVar[int] = 100
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     start: Offset
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
@@ -385,6 +387,7 @@ class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True
 
     api: ClassVar[int] = 101
     rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
 
 
 class VerifyRemoteResponse(Response, frozen=True):
@@ -405,6 +408,7 @@ class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
 
     api: ClassVar[int] = 102
     rights: ClassVar[Rights] = (Right("alter", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     start: Offset
     deep: bool
     repair: bool

@@ -115,6 +115,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
 
     api: ClassVar[int] = 22
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2, le=TIMESTAMP_MS_MAX)]
     isolation: Isolation = READ_UNCOMMITTED
 
@@ -156,6 +157,7 @@ class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
 
     api: ClassVar[int] = 24
     rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     reads_internal_topics: ClassVar[bool] = True
 
 
@@ -166,6 +168,7 @@ class CheckRange(ToPartition[Done], frozen=True):
 
     api: ClassVar[int] = 25
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     offset: Offset
 
 
@@ -186,6 +189,7 @@ class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
 
     api: ClassVar[int] = 26
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     offset: Offset
 
 
@@ -198,6 +202,7 @@ class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
 
     api: ClassVar[int] = 27
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     first_producer_id: ProducerId
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
@@ -229,6 +234,7 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
     api: ClassVar[int] = 28
     answered_by: ClassVar[tuple[Answerer, ...]] = ("leader", "group coordinator")
     rights: ClassVar[Rights] = (Right("describe", "topic", "topic_id"),)
+    checked_when_answered: ClassVar[bool] = True
     reads_internal_topics: ClassVar[bool] = True
     since_offset: Offset | None
 

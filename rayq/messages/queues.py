@@ -270,6 +270,7 @@ class DescribeQueueResponse(Response, frozen=True):
 class DescribeQueue(ToQueueLeader[DescribeQueueResponse], frozen=True):
     api: ClassVar[int] = 133
     rights: ClassVar[Rights] = (Right("describe", "queue", "queue_id"),)
+    checked_when_answered: ClassVar[bool] = True
 
 
 class QueueRecordState(msgspec.Struct, array_like=True, frozen=True):
@@ -299,6 +300,7 @@ class ListQueueRecords(ToQueueLeader[ListQueueRecordsResponse], frozen=True):
         Right("read", "queue", "queue_id"),
         Right("read", "topic", "topic_id"),
     )
+    checked_when_answered: ClassVar[bool] = True
     offset: Offset
     states: Annotated[list[CheckedName], msgspec.Meta(max_length=QUEUE_STATES_MAX)]
     """[]: all."""

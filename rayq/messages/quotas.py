@@ -77,3 +77,4 @@ class DescribeQuotas(ToBroker[DescribeQuotasResponse], frozen=True):
 
     api: ClassVar[int] = 152
     rights: ClassVar[Rights] = (Right("describe", "cluster"),)
+    checked_when_answered: ClassVar[bool] = True

@@ -175,6 +175,7 @@ class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], froze
 
     api: ClassVar[int] = 72
     rights: ClassVar[Rights] = ()
+    checked_when_answered: ClassVar[bool] = True
     after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
@@ -203,6 +204,7 @@ class DescribeTransaction(ToTransactionCoordinator[DescribeTransactionResponse],
     rights: ClassVar[Rights] = (
         Right("describe", "transactional_id", "transactional_id"),
     )
+    checked_when_answered: ClassVar[bool] = True
     transactional_id: TransactionalId
 
 

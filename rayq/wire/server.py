@@ -512,7 +512,7 @@ class _ServerStream(FrameStream):
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
-        if request.ends_with_connection and not isinstance(outcome, BaseException):
+        if request.checked_when_answered and not isinstance(outcome, BaseException):
             outcome = self._refusal(request) or outcome
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RayqError):

@@ -101,6 +101,30 @@ def test_each_request_of_clients_declares_its_rights(kind: type[messages.AnyRequ
         assert (right.field in kind.__struct_fields__) != (right.resource_type == "cluster")
 
 
+def test_whatever_only_reads_is_checked_again_when_it_is_answered() -> None:
+    """Each other request is a change, which its sender has to hear of."""
+    others = {kind for kind in CLIENT_REQUESTS if not kind.checked_when_answered}
+    to_controller = {kind for kind in others if issubclass(kind, messages.ToController)}
+    assert others - to_controller == {
+        messages.AbortTransaction,
+        messages.AbortUnknownTransaction,
+        messages.AllocateProducerId,
+        messages.CommitOffsets,
+        messages.DeleteGroup,
+        messages.DeleteRecords,
+        messages.EndTransaction,
+        messages.InitProducer,
+        messages.MoveQueueRecords,
+        messages.Produce,
+        messages.PurgeQueue,
+        messages.SealPartition,
+        messages.SealTransaction,
+        messages.SetGroupOffsets,
+        messages.Settle,
+        messages.TouchTransaction,
+    }
+
+
 @pytest.mark.parametrize("kind", CLIENT_REQUESTS, ids=lambda kind: kind.__name__)
 def test_a_stranger_is_refused_and_told_the_command_that_would_allow_it(kind: type[Any]) -> None:
     request = request_of(kind)
