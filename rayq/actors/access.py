@@ -154,7 +154,7 @@ class Access(Gate):
         if peer.principal is not None:
             self._check_exists(peer, peer.principal)
             check_rights(
-                self._state.acls, peer.principal, peer.address, request, self._names
+                self._state.acls, peer.principal, peer.host, request, self._names
             )
 
     def _check_known(self) -> None:
@@ -183,11 +183,11 @@ class Access(Gate):
         if peer.principal is None:
             return True
         needed = Needed(operation, resource_type, name)
-        return decide(self._state.acls, peer.principal, peer.address, needed).is_allowed
+        return decide(self._state.acls, peer.principal, peer.host, needed).is_allowed
 
     def view(self, peer: Peer) -> View | None:
         """Returns the resources that the peer sees. None: all of them."""
-        return view_of(self._state.acls, peer.principal, peer.address, self._names)
+        return view_of(self._state.acls, peer.principal, peer.host, self._names)
 
     def require(
         self, peer: Peer, operation: Operation, resource_type: ResourceType, name: str
@@ -195,7 +195,7 @@ class Access(Gate):
         """Raises AuthorizationError unless the peer `may`."""
         if peer.principal is not None:
             needed = Needed(operation, resource_type, name)
-            check_needed(self._state.acls, peer.principal, peer.address, [needed])
+            check_needed(self._state.acls, peer.principal, peer.host, [needed])
 
 
 def as_forwarded(peer: Peer, request: AnyRequest) -> AnyRequest:

@@ -21,7 +21,7 @@ def with_origin(
             return request
     return messages.Forward(
         by=peer.principal,
-        address=peer.address,
+        address=peer.host,
         client_id=peer.client_id,
         token_id=peer.token_id,
         kind=request.api,

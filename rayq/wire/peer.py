@@ -21,6 +21,7 @@ class Peer:
     broker: int | None
     """The broker id that a server gave in its handshake."""
     address: str
+    """Where its connection comes from, for people: `host:port`."""
     closed: asyncio.Future[None] = field(compare=False, repr=False)
     """Done when the connection has ended, whichever side ended it."""
     room: AnswerRoom = field(compare=False, repr=False)
@@ -33,6 +34,11 @@ class Peer:
     """The name that the client gave itself. Nothing proves it."""
     grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     """What the gate has granted on this connection, for the gate alone."""
+
+    @property
+    def host(self) -> str:
+        """The address without the port, which ACLs name."""
+        return self.address.rpartition(":")[0] or self.address
 
     @property
     def who(self) -> str:

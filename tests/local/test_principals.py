@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rayq
-from rayq import Cluster, QueueTask, TopicPartition, messages
+from rayq import Acl, Cluster, QueueTask, TopicPartition, messages
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.client.client import Client
 from rayq.errors import AuthenticationError, AuthorizationError, ConfigError, DeliveryError
@@ -255,3 +255,18 @@ def test_nobody_is_pushed_anything_where_nobody_is_set_up(
         eventually(lambda: heard[-1].access is not None, "the process is told of her")
         change(cluster, messages.DeletePrincipal(anna.name))
         eventually(lambda: heard[-1].access is None, "the process knows that she is gone")
+
+
+def test_a_rule_for_a_host_counts_for_connections_from_there_whatever_their_port(
+    cluster: LocalCluster, topic: str
+) -> None:
+    anna = Named(cluster, ("alter_configs", "topic", topic), ("create", "topic", f"of-{topic}"))
+    here, there = (
+        Acl(anna.name, "deny", "all", "topic", name, host=host)
+        for name, host in ((topic, "127.0.0.1"), (f"of-{topic}", "127.0.0.2"))
+    )
+    change(cluster, messages.CreateAcls([here, there]))
+    with anna.connect() as connection:
+        connection.create_topic(f"of-{topic}")
+        with pytest.raises(AuthorizationError, match="an ACL says"):
+            connection.admin.alter_topic_config(topic, retention_ms=1)

@@ -101,7 +101,7 @@ class AccessAnswers:
 
     def _may_see(self, peer: Peer, principal: str) -> bool:
         acls = self._metadata.state.acls
-        return may_describe(acls, peer.principal, peer.address, "principal", principal)
+        return may_describe(acls, peer.principal, peer.host, "principal", principal)
 
 
 def _described(principal: Principal) -> messages.PrincipalMetadata:

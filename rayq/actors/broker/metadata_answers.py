@@ -60,7 +60,7 @@ class MetadataAnswers:
     def view(self, peer: Peer) -> View | None:
         """Returns the resources that the peer sees. None: all of them."""
         state = self._metadata.state
-        return view_of(state.acls, peer.principal, peer.address, state)
+        return view_of(state.acls, peer.principal, peer.host, state)
 
     async def metadata(
         self, peer: Peer, request: messages.Metadata
