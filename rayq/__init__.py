@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rayq import errors as errors
     from rayq.client.admin.access import NewToken
     from rayq.client.admin.admin import Admin, AsyncAdmin
+    from rayq.client.admin.audit import AuditPage
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
     from rayq.client.consuming.async_consumer import AsyncConsumer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         TopicConfig,
     )
     from rayq.core.access.acls import AclVerdict
+    from rayq.core.access.audit import AuditLine
     from rayq.core.capacity.check import CapacityCheck
     from rayq.core.capacity.plan import CapacityPlan
     from rayq.entry import connect, start
@@ -116,6 +118,7 @@ del TYPE_CHECKING
 _HOMES = {
     "rayq.client.admin.access": ("NewToken",),
     "rayq.client.admin.admin": ("Admin", "AsyncAdmin"),
+    "rayq.client.admin.audit": ("AuditPage",),
     "rayq.client.cluster": ("Cluster",),
     "rayq.client.consumer_pool": ("ConsumerPool",),
     "rayq.client.consuming.async_consumer": ("AsyncConsumer",),
@@ -135,6 +138,7 @@ _HOMES = {
         "TopicConfig",
     ),
     "rayq.core.access.acls": ("AclVerdict",),
+    "rayq.core.access.audit": ("AuditLine",),
     "rayq.core.capacity.plan": ("CapacityPlan",),
     "rayq.core.capacity.check": ("CapacityCheck",),
     "rayq.entry": ("connect", "start"),
@@ -184,6 +188,8 @@ __all__ = [
     "AsyncProducer",
     "AsyncQueue",
     "AsyncTransaction",
+    "AuditLine",
+    "AuditPage",
     "AuthenticationError",
     "BrokerInfo",
     "BufferFullError",

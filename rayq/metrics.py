@@ -57,6 +57,19 @@ _METRICS = (
         (*_PROCESS, "request", "error"),
         "Requests that were answered by an error, by its class; clients repeat most of them.",
     ),
+    Metric(
+        "rayq_audited_events_total",
+        "counter",
+        (*_PROCESS, "kind"),
+        "Denials, logins, failed logins, signed URLs and redrives that were told to the audit, "
+        "those that share a line included.",
+    ),
+    Metric(
+        "rayq_audit_events_dropped_total",
+        "counter",
+        (*_PROCESS, "kind"),
+        "Events that the audit lacks: __audit could not be written for too long.",
+    ),
     Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
     # Of processes on Ray. Where all servers share one process with their clients, nobody can say
     # what is whose.

@@ -155,15 +155,19 @@ class CoordinatorLog(Generic[RecordT]):
         self._waiting.reached(index)
         self._write()
 
-    async def replay(self, take: Callable[[bytes | None, bytes | None], None]) -> int:
+    async def replay(
+        self, take: Callable[[bytes | None, bytes | None], None], *, only_last: bool = False
+    ) -> int:
         """Gives `take` each key and value up to the log's present end, once all of it is committed;
-        returns the number of records. Raises CorruptBatchError, StorageError, and the errors of
-        `take`."""
+        returns the number of records. `only_last`: those of the last batch. Raises
+        CorruptBatchError, StorageError, and the errors of `take`."""
         replica_log = self._replica_log
         end = replica_log.log.end_offset
         while not self._leader.state.may_serve or replica_log.high_watermark < end:
             await replica_log.committed.wait(RETRY_S)
         offset = replica_log.log.start_offset
+        if only_last:
+            offset = max(offset, end - 1)
         count = 0
         while offset < end:
             data, next_offset = await replica_log.read(offset, end, READ_BYTES)

@@ -9,6 +9,7 @@ import typer
 
 from rayq.cli import (
     acls,
+    audit,
     bench,
     bench_profile,
     cluster,
@@ -40,6 +41,7 @@ ROOT_VERBS: dict[str, Callable[..., None]] = {
     "stop": servers.stop,
     "status": status.status,
     "plan": plan.plan,
+    "audit": audit.audit,
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "topic": (

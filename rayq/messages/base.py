@@ -61,6 +61,7 @@ Answerer = Literal[
     "group coordinator",
     "transaction coordinator",
     "queue state coordinator",
+    "audit coordinator",
     "object server",
 ]
 """The server that answers a request. A process of replicas has the replicas, and what lives beside
@@ -201,6 +202,12 @@ class ToQueueState(ToCoordinator[ResponseT_co], frozen=True):
     """Base of the requests to a partition of `__queue_state`."""
 
     answered_by: ClassVar[tuple[Answerer, ...]] = ("queue state coordinator",)
+
+
+class ToAuditCoordinator(ToCoordinator[ResponseT_co], frozen=True):
+    """Base of the requests to the partition of `__audit`."""
+
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("audit coordinator",)
 
 
 class Done(Response, frozen=True):

@@ -42,7 +42,7 @@ from rayq.errors import (
 )
 from rayq.messages import BrokerId
 from rayq.messages.access import Salt
-from rayq.messages.acls import PrincipalName
+from rayq.messages.acls import SUPERUSER, PrincipalName
 from rayq.wire.codec import ENCODER, decode
 from rayq.wire.scram import ITERATIONS, Verifier, client_keys, decoy_salt, prove, proven
 from rayq.wire.tokens import PrincipalToken, is_principal_token, principal_token
@@ -373,6 +373,12 @@ class ServerHandshake:
         """The principal whose rights the connection has. None: a superuser, or a server itself."""
         assert self.hello is not None
         return self.hello.principal if self.hello.role == "client" else self.hello.acts_for
+
+    @property
+    def claimed(self) -> str:
+        """Name for people of whoever the other side says it is."""
+        assert self.hello is not None
+        return self.principal or (SUPERUSER if self.hello.role == "client" else "a server")
 
     @property
     def role(self) -> Role:

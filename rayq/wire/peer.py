@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rayq.errors import AuthorizationError
+from rayq.errors import AuthorizationError, RayqError
 from rayq.messages import AnyRequest
 from rayq.messages.acls import SUPERUSER
 from rayq.wire.answer_room import AnswerRoom
@@ -66,3 +66,29 @@ class NobodyKnown:
 
     def check(self, peer: Peer, request: AnyRequest) -> None:
         raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
+
+
+class Audit(Protocol):
+    """Takes note of what is told to the audit. It never waits, and never raises."""
+
+    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
+        """A request was refused for lack of a right."""
+
+    def login(self, peer: Peer) -> None:
+        """A client has proven that it is a principal or the superuser."""
+
+    def failed_login(self, address: str, claimed: str) -> None:
+        """Somebody did not prove to be the principal that was claimed."""
+
+
+class NobodyAudits:
+    """The audit of a server that has none."""
+
+    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
+        pass
+
+    def login(self, peer: Peer) -> None:
+        pass
+
+    def failed_login(self, address: str, claimed: str) -> None:
+        pass

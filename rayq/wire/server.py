@@ -13,6 +13,7 @@ from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment, Listener
 from rayq.errors import (
     AuthenticationError,
+    AuthorizationError,
     DisconnectedError,
     InvalidRequestError,
     OverloadedError,
@@ -37,7 +38,7 @@ from rayq.wire.descriptors import shares
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
-from rayq.wire.peer import Gate, NobodyKnown, Peer
+from rayq.wire.peer import Audit, Gate, NobodyAudits, NobodyKnown, Peer
 from rayq.wire.stream import FrameStream
 from rayq.wire.turns import Slice, Turns
 
@@ -100,6 +101,7 @@ class Server:
         handler: Handler,
         config: ClusterConfig | None = None,
         gate: Gate | None = None,
+        audit: Audit | None = None,
     ) -> None:
         assert identity.role == "server", "a server needs the cluster's secret"
         self.environment = environment
@@ -107,6 +109,7 @@ class Server:
         self.handler = handler
         self.config = config or ClusterConfig()
         self.gate = gate or NobodyKnown()
+        self.audit = audit or NobodyAudits()
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
@@ -367,6 +370,8 @@ class _ServerStream(FrameStream):
             raise  # Garbage gets no answer.
         except RayqError as error:
             self._server.refused("refused %s: %s", self.address, error)
+            if isinstance(error, AuthenticationError):
+                self._server.audit.failed_login(self.address.rpartition(":")[0], handshake.claimed)
             self.write_frame(FLAG_ERROR, HANDSHAKE_API, 0, encode_error(error))
             self.end_after_writing()
             return
@@ -389,6 +394,7 @@ class _ServerStream(FrameStream):
             self._server.watch_expiry()
         if self.is_client:
             self._slice = Slice(self._server.turns, self._clock, self._release)
+            self._server.audit.login(self._peer)
         self._handshake = None
         self._stop_handshake_timer()
 
@@ -567,6 +573,8 @@ class _ServerStream(FrameStream):
         """Sends the error. A client gets it for a one-way request too: it cannot learn otherwise
         that this is the wrong server. Servers learn that from the metadata."""
         self._server.failed(api, error)
+        if isinstance(error, AuthorizationError | AuthenticationError) and self._peer is not None:
+            self._server.audit.denied(self._peer, REQUESTS[api], error)
         if not self._ended and (self.is_client or not one_way):
             self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
 

@@ -25,6 +25,8 @@ NAMES = {
     "AsyncProducer",
     "AsyncQueue",
     "AsyncTransaction",
+    "AuditLine",
+    "AuditPage",
     "BrokerInfo",
     "CapacityCheck",
     "CapacityPlan",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayq import messages
+from rayq.actors.audit.coordinator import AuditCoordinator
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.controller import Controller
 from rayq.actors.groups.group_coordinator import GroupCoordinator
@@ -31,6 +32,7 @@ SERVERS: dict[messages.Answerer, Any] = {
     "group coordinator": GroupCoordinator,
     "transaction coordinator": TransactionCoordinator,
     "queue state coordinator": QueueStateCoordinator,
+    "audit coordinator": AuditCoordinator,
     "object server": ObjectServer,
 }
 

@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 
 from rayq import messages
 from rayq.actors.access import Access
+from rayq.actors.audit.trail import AuditTrail
 from rayq.actors.broker.access_answers import AccessAnswers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
@@ -27,14 +28,16 @@ from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
 from rayq.core.access.shown import shown_samples
 from rayq.core.cluster.records import ACCESS_RECORDS, MetadataRecord
-from rayq.core.cluster.topic_changes import offline_reason
+from rayq.core.cluster.topic_changes import AUDIT_TOPIC, offline_reason
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     NotControllerError,
+    NotLeaderError,
     ProtocolError,
     RayqError,
     StaleBrokerError,
+    UnknownTopicError,
 )
 from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
@@ -125,7 +128,15 @@ class Broker:
         self._pool = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         self._heartbeats = ConnectionPool(environment, identity, config, unheard_s=unheard_s)
         """The connection for heartbeats: on that of all else they would wait behind it."""
-        self._server = Server(environment, identity, self._handle, config, self.access)
+        self.audit = AuditTrail(
+            environment,
+            server=f"broker {meta.broker}",
+            principals=lambda: self.metadata.state.principals,
+            send=self._append_audit,
+        )
+        self._server = Server(
+            environment, identity, self._handle, config, self.access, self.audit
+        )
         self.access.update(self.metadata.state, self.metadata.state)
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
@@ -428,6 +439,23 @@ class Broker:
         answer, _ = await pool.request(*controller, request, timeout_s=timeout_s)
         return answer
 
+    async def _append_audit(self, lines: list[bytes]) -> None:
+        """Sends lines to the audit's coordinator. Raises RayqError."""
+        topic = self.metadata.state.topic_named(AUDIT_TOPIC)
+        if topic is None:
+            raise UnknownTopicError(f"There is no topic {AUDIT_TOPIC} (yet).")
+        partition = topic.partitions[0]
+        value = partition.value
+        leader = None if value.leader is None else partition.processes.get(value.leader)
+        if leader is None:
+            raise NotLeaderError(f"{AUDIT_TOPIC} has no leader now.")
+        await self._pool.request(
+            leader.host,
+            leader.port,
+            messages.AppendAudit(topic.topic_id, 0, value.leader_epoch, lines),
+            timeout_s=FORWARD_TIMEOUT_S,
+        )
+
     # --- requests ---------------------------------------------------------------------------
 
     def _handle(
@@ -484,6 +512,12 @@ class Broker:
     ) -> messages.DescribeMetricsResponse:
         samples = self._environment.metrics.collect()
         return messages.DescribeMetricsResponse(shown_samples(self._answers.view(peer), samples))
+
+    @answers(messages.ReadChanges)
+    def _read_changes(self, request: messages.ReadChanges) -> messages.ReadChangesResponse:
+        return messages.ReadChangesResponse(
+            self.metadata.state.changes_after(request.after_ms, request.changes_max)
+        )
 
     @answers(messages.AttachObjectServer)
     def _attach_object_server(

@@ -51,6 +51,7 @@ from rayq.errors import (
     ControllerUnavailableError,
     OverloadedError,
     ProtocolError,
+    RayqError,
     StaleBrokerError,
     WrongClusterError,
 )
@@ -133,6 +134,7 @@ class Controller:
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
         self._implausible = RateLimitedLogger(logger, logging.ERROR, environment.clock.monotonic)
+        self._no_audit = RateLimitedLogger(logger, logging.WARNING, environment.clock.monotonic)
 
     @property
     def epoch(self) -> int:
@@ -494,6 +496,23 @@ class Controller:
                 remote_changes.unpin_snapshots(self.state, expired), "the time of pins is over"
             )
 
+    def _ensure_audit(self) -> None:
+        """Creates `__audit` once there are principals, and enough brokers for its replicas."""
+        state = self.state
+        if not state.principals or topic_changes.AUDIT_TOPIC in state.topic_ids:
+            return
+        try:
+            records = topic_changes.ensure_own_topic(
+                state,
+                topic_changes.AUDIT_TOPIC,
+                topic_id=self._environment.new_id(),
+                partitions=1,
+            )
+        except RayqError as error:
+            self._no_audit.say("%s is not created yet: %s", topic_changes.AUDIT_TOPIC, error)
+        else:
+            self._append(records, "there are principals", together=True)
+
     def _complete_moves(self) -> None:
         if not self._cluster_stops:
             self._append(
@@ -538,6 +557,7 @@ class Controller:
             self._unpin_expired(now_s)
             self._warn_of_offline(now_s)
             self._complete_moves()
+            self._ensure_audit()
             if now_s > rebuild_s and not self._cluster_stops:
                 rebuild_s = now_s + REBUILD_INTERVAL_S
                 self._rebuild(now_s)

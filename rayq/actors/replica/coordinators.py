@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rayq import messages
+from rayq.actors.audit.coordinator import AuditCoordinator
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.groups.group_coordinator import GroupCoordinator
@@ -20,7 +21,9 @@ MakeCoordinator = Callable[
     Coordinator[Any, Any],
 ]
 
-COORDINATORS = (GroupCoordinator, TransactionCoordinator, QueueStateCoordinator)
+COORDINATORS = (
+    GroupCoordinator, TransactionCoordinator, QueueStateCoordinator, AuditCoordinator
+)
 MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
     GroupCoordinator.topic: lambda context, log, leader, assignment, clock_watch: GroupCoordinator(
         log,
@@ -42,6 +45,9 @@ MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
         )
     ),
     QueueStateCoordinator.topic: lambda context, log, leader, assignment, _: QueueStateCoordinator(
+        log, leader, assignment, ask_broker=context.ask_broker
+    ),
+    AuditCoordinator.topic: lambda context, log, leader, assignment, _: AuditCoordinator(
         log, leader, assignment, ask_broker=context.ask_broker
     ),
 }

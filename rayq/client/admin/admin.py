@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rayq.client.admin.access import AccessAdmin
+from rayq.client.admin.audit import AuditAdmin
 from rayq.client.admin.brokers import BrokerAdmin
 from rayq.client.admin.capacity import CapacityAdmin
 from rayq.client.admin.groups import GroupAdmin
@@ -53,6 +54,7 @@ class AdminCore:
 # The reference shows the methods of the last class first.
 class AsyncAdmin(
     CapacityAdmin,
+    AuditAdmin,
     AccessAdmin,
     QueueAdmin,
     RemoteAdmin,
@@ -144,6 +146,7 @@ class Admin:
     describe_remote_storage = _blocking(AsyncAdmin.describe_remote_storage)
     verify_remote = _blocking(AsyncAdmin.verify_remote)
     unpin = _blocking(AsyncAdmin.unpin)
+    read_audit = _blocking(AsyncAdmin.read_audit)
     create_queue = _blocking(AsyncAdmin.create_queue)
     alter_queue = _blocking(AsyncAdmin.alter_queue)
     delete_queue = _blocking(AsyncAdmin.delete_queue)

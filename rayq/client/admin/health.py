@@ -10,6 +10,7 @@ import msgspec
 from rayq.config import HOUR_MS, MIB, QueueConfig, parse_stored
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import (
+    AUDIT_TOPIC,
     DEFAULT_REPLICATION_FACTOR,
     OFFSETS_TOPIC,
     OWN_TOPICS,
@@ -303,6 +304,7 @@ _KEPT = {
     OFFSETS_TOPIC: "how far groups have read",
     TRANSACTIONS_TOPIC: "which transactions are open or committed",
     QUEUES_TOPIC: "what queues have settled",
+    AUDIT_TOPIC: "who changed what, logged in, or was denied",
 }
 
 

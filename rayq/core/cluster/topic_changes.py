@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rayq import messages
-from rayq.config import MIB, TopicConfig, only_known, parse
+from rayq.config import DAY_MS, MIB, TopicConfig, only_known, parse
 from rayq.core.cluster import broker_changes, election, remote_changes
 from rayq.core.cluster.facts import (
     NO_OBJECT_STORE,
@@ -55,11 +55,14 @@ TRANSACTIONS_TOPIC = "__transaction_state"
 """Rayq's internal topic of the decisions of transaction coordinators, likewise."""
 QUEUES_TOPIC = "__queue_state"
 """Rayq's internal topic of the state of queues, likewise."""
-OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC)
+AUDIT_TOPIC = "__audit"
+"""Rayq's internal topic of the audit: who changed the metadata, logged in, or was denied."""
+OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC, QUEUES_TOPIC, AUDIT_TOPIC)
 _INSTEAD = {
     OFFSETS_TOPIC: ("group", "group describe"),
     TRANSACTIONS_TOPIC: ("transaction", "transactions list"),
     QUEUES_TOPIC: ("queue", "queue describe"),
+    AUDIT_TOPIC: ("audit", "audit"),
 }
 """Alternatives for clients that want the contents of the topic: calls, and a command."""
 OWN_TOPIC_OPTIONS = {
@@ -71,6 +74,12 @@ QUEUES_TOPIC_OPTIONS = {**OWN_TOPIC_OPTIONS, "delete_retention_ms": 600_000}
 """Config of the internal topic of queues. Each 256 settled records leave a tombstone: a day's would
 be gigabytes. Only followers read them, and one that was away for longer copies the log from its
 beginning."""
+AUDIT_TOPIC_OPTIONS = {
+    **OWN_TOPIC_OPTIONS,
+    "cleanup_policy": "delete",
+    "retention_ms": 30 * DAY_MS,
+}
+_OPTIONS_OF = {QUEUES_TOPIC: QUEUES_TOPIC_OPTIONS, AUDIT_TOPIC: AUDIT_TOPIC_OPTIONS}
 OWN_TOPIC_FIXED = {
     "cleanup_policy",
     "flush",
@@ -81,6 +90,8 @@ OWN_TOPIC_FIXED = {
     "unclean_leader_election",
 }
 """The keys of their config that cannot be changed."""
+_AUDIT_TOPIC_FREE = {"retention_ms", "retention_bytes"}
+"""Those that can be changed of the audit's: how long it is kept is for each company to say."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -181,12 +192,11 @@ def ensure_own_topic(
     few brokers live, ReplicaLimitError."""
     if state.topic_named(name) is not None:
         return []
-    options = QUEUES_TOPIC_OPTIONS if name == QUEUES_TOPIC else OWN_TOPIC_OPTIONS
     return _create(
         state,
         topic_id,
         name,
-        options,
+        _OPTIONS_OF.get(name, OWN_TOPIC_OPTIONS),
         partitions=partitions,
         replication_factor=None,
     )
@@ -295,7 +305,8 @@ def alter_topic_config(
 ) -> list[MetadataRecord]:
     """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError,
     RemoteStorageError, InvalidTopicError for what rayq's own topics depend on."""
-    if any(key.replace(".", "_") in OWN_TOPIC_FIXED for key in changes):
+    free = _AUDIT_TOPIC_FREE if name == AUDIT_TOPIC else set[str]()
+    if any(key.replace(".", "_") in OWN_TOPIC_FIXED - free for key in changes):
         check_not_internal(name)
     topic = find_topic(state, name)
     changes = {key.replace(".", "_"): value for key, value in changes.items()}

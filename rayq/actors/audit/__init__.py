@@ -1,0 +1,1 @@
+"""The audit: what servers note, and the coordinator that writes it."""
