@@ -12,8 +12,8 @@ from rayq.core.groups import changes as group_changes
 from rayq.core.groups import draft as group_draft
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups.assignors import load_assignors
-from rayq.core.groups.records import OffsetRecord, Record
-from rayq.core.groups.state import GroupState, SubscribedTopic
+from rayq.core.groups.records import NOTHING, OffsetRecord, Record
+from rayq.core.groups.state import GroupState, Reader, SubscribedTopic
 from rayq.core.groups.topic_pattern import matches
 from rayq.errors import (
     FencedMemberError,
@@ -46,7 +46,11 @@ class Coordinator:
     """A group's state with its clock. Every decision is replayed at once."""
 
     def __init__(self, partitions: int = 3) -> None:
-        self.state = GroupState({**load_assignors(None), "failing": failing})
+        self.readable = {"t"}
+        """The topics that named principals may read, whoever they are."""
+        self.state = GroupState(
+            {**load_assignors(None), "failing": failing}, lambda _, topic: topic in self.readable
+        )
         self.now_s = 0.0
         self.topics = {"t": SubscribedTopic("T", partitions)}
         self.apply(all_groups.set_topics(self.state, self.topics, now_ms=0))
@@ -77,8 +81,9 @@ class Coordinator:
             values["member_epoch"] = epoch
         if owned is not None:
             values["owned"] = frozenset(owned)
+        reader = changes.pop("reader", None)
         beat = heartbeat_of(**{**values, **changes})
-        return self.apply(group_changes.heartbeat(self.state, beat, Times(**self.now)))
+        return self.apply(group_changes.heartbeat(self.state, beat, Times(**self.now), reader))
 
     def join(self, *members: str, **changes: Any) -> None:
         """Members join, and everything settles."""
@@ -399,6 +404,56 @@ def test_a_static_member_that_stays_away_loses_its_partitions_with_its_session()
     one.pass_time(2)
     one.beat("a")
     assert one.members["a"].assigned == {P0, P1}
+
+
+ANNA, BEN = Reader("anna", "10.0.0.1"), Reader("ben", "10.0.0.1")
+
+
+def test_a_pattern_matches_what_its_principal_may_read() -> None:
+    one = Coordinator(partitions=1)
+    topics = {name: SubscribedTopic(name.upper(), 1) for name in ("t", "secret", "orders")}
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
+    one.beat("a", topics=(), pattern=".*", reader=ANNA)
+    assert one.members["a"].assigned == {("T", 0)}
+    assert "secret" not in one.reason and "orders" not in one.reason
+    # Who may read everything may do so in the same group.
+    one.beat("b", topics=(), pattern=".*")
+    assert one.members["b"].target >= {("SECRET", 0), ("ORDERS", 0)}
+    assert one.members["a"].target <= {("T", 0)}
+
+
+def test_a_pattern_follows_what_its_principal_may_read() -> None:
+    one = Coordinator(partitions=1)
+    topics = {name: SubscribedTopic(name.upper(), 1) for name in ("t", "orders")}
+    one.apply(all_groups.set_topics(one.state, topics, now_ms=0))
+    one.beat("a", topics=(), pattern=".*", reader=ANNA)
+
+    def access_changes(*readable: str) -> None:
+        one.readable = set(readable)
+        one.state.take_access()
+        one.apply(group_changes.follow_topics(one.state, "g", now_ms=0))
+        one.beat("a", topics=(), pattern=".*", reader=ANNA)
+
+    access_changes("t", "orders")
+    assert one.members["a"].assigned == {("T", 0), ("ORDERS", 0)}
+    access_changes("orders")
+    assert one.members["a"].assigned == {("ORDERS", 0)}
+    one.beat("b", topics=(), pattern=".*")
+    access_changes()  # The other member still reads it.
+    assert one.members["a"].target == NOTHING
+    assert one.members["b"].target == {("T", 0), ("ORDERS", 0)}
+
+
+def test_a_member_that_goes_on_as_another_principal_reads_what_that_may() -> None:
+    one = Coordinator(partitions=1)
+    one.state = GroupState(load_assignors(None), lambda reader, _: reader.principal == "anna")
+    one.apply(all_groups.set_topics(one.state, one.topics, now_ms=0))
+    one.beat("a", topics=(), pattern=".*", reader=ANNA)
+    assert one.members["a"].assigned == {("T", 0)}
+    one.beat("a", topics=(), pattern=".*", reader=BEN)
+    assert one.members["a"].target == NOTHING
+    one.beat("a", topics=(), pattern=".*")
+    assert one.members["a"].target == {("T", 0)}
 
 
 def test_a_group_follows_its_topics() -> None:

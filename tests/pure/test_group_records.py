@@ -32,7 +32,10 @@ numbers = st.integers(0, 2**62)
 partitions = st.frozensets(st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 9)), max_size=6)
 values = st.builds(
     MemberValue, st.none() | names, names, st.lists(names, max_size=3).map(tuple), st.none() | names, names,
-    numbers, numbers, numbers, numbers, partitions, partitions, partitions,
+    numbers, numbers, numbers, numbers, partitions, partitions, partitions, principal=st.just(None),
+) | st.builds(
+    MemberValue, st.none(), names, st.just(()), names, names, numbers, numbers,
+    target=partitions, principal=names, host=names,
 )
 records = st.one_of(
     st.builds(GroupRecord, names, st.none() | st.builds(GroupValue, names, numbers, names, numbers, st.none() | numbers)),
@@ -87,6 +90,11 @@ MEMBER = MemberValue(
             MemberRecord("g", "m", MemberValue(None, "c", (), None, "a", 1, 2)),
             ["member", "g", "m"],
             [1, None, "c", [], None, "a", 1, 2, 0, 0, [], [], []],
+        ),
+        (
+            MemberRecord("g", "m", MemberValue(None, "c", (), "p.*", "a", 1, 2, principal="n", host="h")),
+            ["member", "g", "m"],
+            [1, None, "c", [], "p.*", "a", 1, 2, 0, 0, [], [], [], "n", "h"],
         ),
         (OffsetRecord("g", "t", 4, None), ["offset", "g", "t", 4], None),
         (

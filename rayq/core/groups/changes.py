@@ -27,8 +27,10 @@ from rayq.core.groups.state import (
     PATTERNS_MAX,
     Group,
     GroupState,
+    Reader,
     Session,
     partitions_of,
+    reader_of,
 )
 from rayq.core.groups.topic_pattern import check_pattern
 from rayq.errors import (
@@ -52,17 +54,22 @@ CLIENT_LENGTH_MAX = 256
 SUBSCRIPTION_BYTES_MAX = 16 * 1024
 """Maximum size of the topic names of a member: a rebalance writes them for every member."""
 SESSION_TIMEOUT_MS_MIN = 100
+TOPICS_CHANGED = "the partitions of "
+"""Beginning of the reason of a rebalance that goes on with names of topics."""
 
 
 # --- members ------------------------------------------------------------------------------------
 
 
 def heartbeat(
-    state: GroupState, request: messages.GroupHeartbeat, times: Times
+    state: GroupState,
+    request: messages.GroupHeartbeat,
+    times: Times,
+    reader: Reader | None = None,
 ) -> list[Record]:
-    """Decides when a member joins (epoch 0), stays or leaves (-1, -2). Raises UnknownMemberError,
-    FencedMemberError, UnknownAssignorError, InvalidAssignmentError, InvalidRequestError,
-    GroupLimitError."""
+    """Decides when a member joins (epoch 0), stays or leaves (-1, -2). `reader` is the named
+    principal that sends it. Raises UnknownMemberError, FencedMemberError, UnknownAssignorError,
+    InvalidAssignmentError, InvalidRequestError, GroupLimitError."""
     group, member = request.group, request.member
     now_s, now_ms = times
     if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
@@ -76,7 +83,7 @@ def heartbeat(
         if known is not None and before is not None:
             known.sessions[member].heard_s = now_s
             known.sessions[member].disconnected_s = None
-        return _join(state, request, before, now_ms=now_ms)
+        return _join(state, request, reader, before, now_ms=now_ms)
     if known is None or before is None:
         raise _unknown(known, group, member, request.instance)
     session = known.sessions[member]
@@ -85,7 +92,7 @@ def heartbeat(
             f"Member {shown_part(member)} of group {group!r} is in epoch "
             f"{before.member_epoch}, the heartbeat in {request.member_epoch}: join again."
         )
-    is_changed = not _says_the_same(before, request)
+    is_changed = not _says_the_same(before, request, reader)
     if is_changed:
         _check_heartbeat(state, request)
     session.heard_s, session.disconnected_s = now_s, None
@@ -99,7 +106,7 @@ def heartbeat(
         return []
     draft = GroupDraft(state, group, now_ms)
     if is_changed:
-        draft.members[member] = _with(before, request)
+        draft.members[member] = _with(before, request, reader)
     if given_up:
         draft.put(member, revoking=before.revoking - given_up)
     if is_changed and _asks_for(before) != _asks_for(draft.members[member]):
@@ -111,6 +118,7 @@ def heartbeat(
 def _join(
     state: GroupState,
     request: messages.GroupHeartbeat,
+    reader: Reader | None,
     before: MemberValue | None,
     *,
     now_ms: int,
@@ -122,9 +130,9 @@ def _join(
     if before is not None and twin in (None, member):
         # The member's first answer was lost, or the member starts over: then it owns nothing.
         session = draft.sessions[member]
-        if not session.is_acked and _says_the_same(before, request):
+        if not session.is_acked and _says_the_same(before, request, reader):
             return []
-        draft.members[member] = _with(before, request)
+        draft.members[member] = _with(before, request, reader)
         draft.put(member, revoking=NOTHING)
         draft.renew(member)
         if _asks_for(before) != _asks_for(draft.members[member]):
@@ -135,7 +143,7 @@ def _join(
         draft.remove(twin)
         if before is not None:
             draft.remove(member)
-        draft.members[member] = _with(old, request)
+        draft.members[member] = _with(old, request, reader)
         draft.put(member, revoking=NOTHING)
         draft.renew(member)
         asks = _asks_for(draft.members[member])
@@ -146,7 +154,7 @@ def _join(
             raise GroupLimitError(
                 f"Group {group!r} has {len(draft.members)} members, the most there may be."
             )
-        draft.members[member] = _with(None, request)
+        draft.members[member] = _with(None, request, reader)
         draft.renew(member)
         draft.rebalance(f"{who} joined", may_fail=True)
     draft.reconcile()
@@ -268,8 +276,8 @@ def _remove(
 
 
 def follow_topics(state: GroupState, name: str, *, now_ms: int) -> list[Record]:
-    """Rebalances a group that reads a topic which appeared, grew or went, since the state took
-    other topics."""
+    """Rebalances a group that reads a topic which appeared, grew or went, or whose members may read
+    others, since the state took other topics or another access."""
     if name not in state.groups or not state.groups[name].members:
         return []
     draft = GroupDraft(state, name, now_ms)
@@ -278,12 +286,26 @@ def follow_topics(state: GroupState, name: str, *, now_ms: int) -> list[Record]:
     for member in draft.members.values():
         aimed |= member.target
     if wanted == aimed:
-        return []
+        if not any(_aims_at_hidden(state, member) for member in draft.members.values()):
+            return []
+        draft.rebalance("members may read other topics", may_fail=False)
+        draft.reconcile()
+        return draft.records()
     changed = {state.name_of_topic(topic_id) for topic_id, _ in wanted ^ aimed}
     shown = ", ".join(sorted(changed)[:3]) + (", ..." if len(changed) > 3 else "")
-    draft.rebalance(f"the partitions of {shown} changed", may_fail=False)
+    draft.rebalance(f"{TOPICS_CHANGED}{shown} changed", may_fail=False)
     draft.reconcile()
     return draft.records()
+
+
+def _aims_at_hidden(state: GroupState, member: MemberValue) -> bool:
+    """Returns whether the target of a member has a topic that its principal may not read any
+    more."""
+    if reader_of(member) is None:
+        return False
+    topics = state.subscription(member).topics
+    topic_ids = {state.topics[name].topic_id for name in topics}
+    return any(topic_id not in topic_ids for topic_id, _ in member.target)
 
 
 # --- look-ups -----------------------------------------------------------------------------------
@@ -361,12 +383,15 @@ def _who(member: str, client: str) -> str:
     return f"member {shown_part(member)} ({client})" if client else f"member {shown_part(member)}"
 
 
-def _asks_for(member: MemberValue) -> tuple[tuple[str, ...], str | None, str, str | None]:
+def _asks_for(member: MemberValue) -> tuple[object, ...]:
     """The values that a member's target depends on."""
-    return member.topics, member.pattern, member.assignor, member.instance
+    said = (member.topics, member.pattern, member.assignor, member.instance)
+    return (*said, reader_of(member))
 
 
-def _says_the_same(member: MemberValue, request: messages.GroupHeartbeat) -> bool:
+def _says_the_same(
+    member: MemberValue, request: messages.GroupHeartbeat, reader: Reader | None
+) -> bool:
     return (
         member.topics == tuple(request.topics)
         and member.pattern == request.pattern
@@ -375,10 +400,14 @@ def _says_the_same(member: MemberValue, request: messages.GroupHeartbeat) -> boo
         and member.client == request.client
         and member.session_timeout_ms == request.session_timeout_ms
         and member.max_poll_interval_ms == request.max_poll_interval_ms
+        and reader_of(member) == (None if request.pattern is None else reader)
     )
 
 
-def _with(before: MemberValue | None, request: messages.GroupHeartbeat) -> MemberValue:
+def _with(
+    before: MemberValue | None, request: messages.GroupHeartbeat, reader: Reader | None
+) -> MemberValue:
+    owner = (None, "") if reader is None or request.pattern is None else reader
     said = MemberValue(
         instance=request.instance,
         client=request.client,
@@ -387,6 +416,8 @@ def _with(before: MemberValue | None, request: messages.GroupHeartbeat) -> Membe
         assignor=request.assignor,
         session_timeout_ms=request.session_timeout_ms,
         max_poll_interval_ms=request.max_poll_interval_ms,
+        principal=owner[0],
+        host=owner[1],
     )
     if before is None:
         return said

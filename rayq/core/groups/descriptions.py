@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from rayq import messages
+from rayq.core.access.rights import View
 from rayq.core.decision import Decision, Times
-from rayq.core.groups.changes import find_group
+from rayq.core.groups.changes import TOPICS_CHANGED, find_group
+from rayq.core.groups.draft import INSTEAD
 from rayq.core.groups.offsets import committed_offsets
 from rayq.core.groups.records import Partitions, Record
 from rayq.core.groups.state import GroupState
@@ -55,6 +61,54 @@ def describe_group(
         )
 
     return Decision([], answer)
+
+
+def shown(view: View, answer: Any) -> Any:
+    """An answer to a named principal, without the groups and topics that it may not describe."""
+    if isinstance(answer, messages.ListGroupsResponse):
+        return messages.ListGroupsResponse(
+            [group for group in answer.groups if view.shows("group", group.group)]
+        )
+    if isinstance(answer, messages.FetchCommittedResponse):
+        return messages.FetchCommittedResponse(_shown_offsets(view, answer.offsets))
+    if isinstance(answer, messages.DescribeGroupResponse):
+        return msgspec.structs.replace(
+            answer,
+            members=[
+                msgspec.structs.replace(
+                    member,
+                    assigned=_shown_partitions(view, member.assigned),
+                    revoking=_shown_partitions(view, member.revoking),
+                )
+                for member in answer.members
+            ],
+            offsets=_shown_offsets(view, answer.offsets),
+            rebalance_reason=_shown_reason(view, answer.rebalance_reason),
+        )
+    return answer
+
+
+def _shown_partitions(
+    view: View, partitions: list[TopicPartitionId]
+) -> list[TopicPartitionId]:
+    return [partition for partition in partitions if view.shows("topic", partition.topic)]
+
+
+def _shown_offsets(
+    view: View, offsets: list[messages.CommittedOffset]
+) -> list[messages.CommittedOffset]:
+    return [offset for offset in offsets if view.shows_topic_id(offset.topic_id)]
+
+
+def _shown_reason(view: View, reason: str) -> str:
+    """The reason of a rebalance without names of hidden topics, and without the words of an
+    assignor that failed, which may have such names."""
+    reason, _, failure = reason.partition(INSTEAD)
+    if reason.startswith(TOPICS_CHANGED):
+        names = reason.removeprefix(TOPICS_CHANGED).removesuffix(" changed").split(", ")
+        if not all(name == "..." or view.shows("topic", name) for name in names):
+            reason = "the partitions of its topics changed"
+    return f"{reason} (uniform instead of its assignor, which failed)" if failure else reason
 
 
 def named(state: GroupState, partitions: Partitions) -> list[TopicPartitionId]:

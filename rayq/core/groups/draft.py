@@ -23,6 +23,8 @@ from rayq.records import TopicIdPartition, TopicPartition
 GROUPS_MAX = 10_000
 """Maximum number of groups of a coordinator."""
 REASON_LENGTH_MAX = 512
+INSTEAD = " (uniform instead of "
+"""Beginning of the part of a rebalance's reason that says why an assignor failed."""
 
 
 def check_group_count(state: GroupState) -> None:
@@ -106,7 +108,7 @@ class GroupDraft:
         except (InvalidAssignmentError, UnknownAssignorError) as error:
             if may_fail:
                 raise
-            reason = f"{reason} (uniform instead of {name!r}: {error})"
+            reason = f"{reason}{INSTEAD}{name!r}: {error})"
             targets = run("uniform")
         for member, given in targets.items():
             target = frozenset(

@@ -52,7 +52,8 @@ class MemberValue(msgspec.Struct, frozen=True):
 
     `target` is what the assignor gave it, `assigned` what it may own now, `revoking` what it may no
     longer own but has not given up yet. `member_epoch` changes with each change of `assigned`;
-    commits are also accepted under `previous_epoch`.
+    commits are also accepted under `previous_epoch`. Of a named principal's pattern `principal` and
+    `host` say whose it is: it matches what that principal may read from there.
     """
 
     instance: str | None
@@ -67,6 +68,8 @@ class MemberValue(msgspec.Struct, frozen=True):
     target: Partitions = NOTHING
     assigned: Partitions = NOTHING
     revoking: Partitions = NOTHING
+    principal: str | None = None
+    host: str = ""
 
     @property
     def owned(self) -> Partitions:
@@ -195,6 +198,8 @@ class _StoredMember(msgspec.Struct, array_like=True, frozen=True):
     target: _Grouped
     assigned: _Grouped
     revoking: _Grouped
+    principal: str | None = None
+    host: str = ""
 
 
 class _StoredOffset(msgspec.Struct, array_like=True, frozen=True):
@@ -283,8 +288,11 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
 def _stored(
     value: GroupValue | MemberValue | OffsetValue | PendingOffset | EndedTransaction,
 ) -> tuple[Any, ...]:
-    """The version, then the value's fields in their order."""
+    """The version, then the value's fields in their order. A member's record is as it was before
+    there were principals, unless it has one."""
     fields = msgspec.structs.astuple(value)
+    if isinstance(value, MemberValue) and value.principal is None:
+        fields = fields[:-2]
     return (
         VERSION,
         *(_grouped(field) if isinstance(field, frozenset) else field for field in fields),
@@ -298,8 +306,9 @@ def _fields(
 
 
 def _member(stored: _StoredMember) -> MemberValue:
-    *fields, target, assigned, revoking = _fields(stored)
-    values: list[Any] = [*fields, _flat(target), _flat(assigned), _flat(revoking)]
+    *fields, target, assigned, revoking, principal, host = _fields(stored)
+    partitions = (_flat(target), _flat(assigned), _flat(revoking))
+    values: list[Any] = [*fields, *partitions, principal, host]
     return MemberValue(*values)
 
 

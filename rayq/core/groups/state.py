@@ -8,7 +8,7 @@ session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,21 @@ for each topic, when a coordinator starts."""
 class SubscribedTopic(NamedTuple):
     topic_id: str
     partitions: int
+
+
+class Reader(NamedTuple):
+    """A named principal, from one address."""
+
+    principal: str
+    host: str
+
+
+MayRead = Callable[[Reader, str], bool]
+"""Returns whether a reader may read the topic of that name."""
+
+
+def nobody_reads(_reader: Reader, _topic: str) -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -109,10 +124,16 @@ class OpenTransaction:
 
 
 class GroupState:
-    """See the module. `assignors` are those that members may name (`load_assignors`)."""
+    """See the module. `assignors` are those that members may name (`load_assignors`). The answers
+    of `may_read` hold until `take_access`."""
 
-    def __init__(self, assignors: Mapping[str, Assignor | str]) -> None:
+    def __init__(
+        self, assignors: Mapping[str, Assignor | str], may_read: MayRead = nobody_reads
+    ) -> None:
         self.assignors = assignors
+        self._may_read = may_read
+        self._readable: dict[tuple[str, Reader], set[str]] = {}
+        """The matches of a pattern that a reader may read."""
         self.groups: dict[str, Group] = {}
         self.positions = 0
         """Number of positions of all groups together, including pending ones."""
@@ -132,6 +153,7 @@ class GroupState:
         """Takes the cluster's present topics."""
         added = [name for name in topics if name not in self.topics]
         self.topics = dict(topics)
+        self._readable.clear()
         self._forget_patterns()
         for pattern, names in self._matches.items():
             names.intersection_update(topics)
@@ -149,16 +171,33 @@ class GroupState:
         """The topic's name; its id if the name is not known (any more)."""
         return self._names.get(topic_id, topic_id)
 
+    def take_access(self) -> None:
+        """Takes note that `may_read` answers otherwise from now on."""
+        self._readable.clear()
+
     def subscription(self, member: MemberValue) -> MemberSubscription:
         """A member's subscription, with the existing topics."""
         names = {name for name in member.topics if name in self.topics}
         if member.pattern is not None:
-            if member.pattern not in self._matches:
-                if len(self._matches) >= 2 * PATTERNS_MAX:
-                    self._forget_patterns()
-                self._matches[member.pattern] = matches(member.pattern, self.topics)
-            names |= self._matches[member.pattern]
+            names |= self._matching(member.pattern, reader_of(member))
         return MemberSubscription(frozenset(names), member.instance)
+
+    def _matching(self, pattern: str, reader: Reader | None) -> set[str]:
+        """The topics that match a pattern, as far as the reader may read them."""
+        if pattern not in self._matches:
+            if len(self._matches) >= 2 * PATTERNS_MAX:
+                self._forget_patterns()
+            self._matches[pattern] = matches(pattern, self.topics)
+        found = self._matches[pattern]
+        if reader is None:
+            return found
+        readable = self._readable.get((pattern, reader))
+        if readable is None:
+            if len(self._readable) >= 2 * PATTERNS_MAX:
+                self._readable.clear()
+            readable = {name for name in found if self._may_read(reader, name)}
+            self._readable[pattern, reader] = readable
+        return readable
 
     def patterns(self) -> set[str]:
         """The patterns of all members."""
@@ -279,6 +318,11 @@ class GroupState:
                 transaction = self.transactions[pending.family]
                 assert transaction.epoch == pending.epoch, (name, at)
                 assert (name, *at) in transaction.offsets
+
+
+def reader_of(member: MemberValue) -> Reader | None:
+    """The named principal whose pattern a member has. None: it may read all topics."""
+    return None if member.principal is None else Reader(member.principal, member.host)
 
 
 def partitions_of(topic_ids: Mapping[str, SubscribedTopic]) -> Partitions:
