@@ -28,7 +28,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import ClusterInfo
-from rayq.runtime.current_cluster import cluster_of, home, read_current
+from rayq.runtime.current_cluster import cluster_of, home, key_given, read_current
 
 CONNECT_TIMEOUT_S = 5.0
 """The time without an answer from any broker after which a cluster counts as down."""
@@ -135,7 +135,9 @@ def operated(ray_address: str | None) -> Iterator[Cluster]:
     address = ray_address if current is None else current.ray_address
     name = "default" if current is None else current.name
     assert address is not None
-    with connected_to_ray(address), rayq.connect(name=name) as cluster:
+    # Not as the `inside_ray_principal`: whoever has started the cluster operates it.
+    token = None if current is None else current.token
+    with connected_to_ray(address), rayq.connect(name=name, token=token) as cluster:
         yield cluster
 
 
@@ -157,7 +159,7 @@ def _cluster(address: str | None) -> Cluster:
         return rayq.connect(address, **tls_of_environment())
     current = read_current()
     if current is not None:
-        return cluster_of(current)
+        return cluster_of(current, key=key_given(None))
     if os.environ.get("RAY_ADDRESS"):
         from rayq.cli.local_ray import connected_to_ray
 

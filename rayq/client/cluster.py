@@ -178,10 +178,19 @@ class Cluster(ClientFactory):
         ConfigError."""
         self._access.add_addresses(addresses)
 
-    def connection(self) -> Cluster:
-        """Another object for the same cluster, which is closed separately."""
-        _, arguments = self.__reduce__()
-        return _unpickled(*arguments)
+    def connection(self, key: ClientKey | None = None, client_id: str = "") -> Cluster:
+        """Another object for the same cluster, which is closed separately: with this client's key
+        and client id, or others."""
+        access = self._access
+        return _unpickled(
+            self.addresses,
+            access.key if key is None else key,
+            self.cluster_id,
+            self.name,
+            self._lifecycle,
+            access.config,
+            client_id or access.client_id,
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self._access.is_closed else "open"

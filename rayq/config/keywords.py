@@ -80,6 +80,7 @@ class ClusterKeywords(TypedDict, total=False):
     tls_key: str | None
     tls_ca: str | None
     tls_check_hostname: bool
+    inside_ray_principal: str | None
 
 
 class ProducerKeywords(TypedDict, total=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from rayq.config.values import (
     check_values,
     require,
 )
+from rayq.messages.acls import PRINCIPAL_NAME, SUPERUSER
 
 MESSAGE_BYTES_CEILING = 64 * MIB
 """The maximum of `max_message_bytes`, and the maximum size of a batch before compression."""
@@ -353,6 +355,11 @@ class ClusterConfig:
     accepts any certificate of the CA: for clusters whose nodes share one. Then everyone who holds
     it can pose as a server."""
 
+    inside_ray_principal: str | None = None
+    """The principal that `rayq.connect()` is in programs of the cluster's Ray, unless `token` or
+    RAYQ_TOKEN names another. None: the superuser. Create the principal first. It guards against
+    mistakes: code in Ray can read the cluster's secret."""
+
     def __post_init__(self) -> None:
         check_values(self)
         require(
@@ -373,6 +380,13 @@ class ClusterConfig:
         )
         if self.remote_storage_url is not None:
             check_remote_storage_url(self.remote_storage_url)
+        inside = self.inside_ray_principal
+        require(
+            inside is None
+            or (inside != SUPERUSER and re.fullmatch(PRINCIPAL_NAME, inside) is not None),
+            "inside_ray_principal is the name of a principal, such as analytics. Without it "
+            f"programs in Ray are the {SUPERUSER}.",
+        )
 
 
 REMOTE_STORAGE_SCHEMES = ("s3", "gs", "az", "file")

@@ -17,7 +17,8 @@ from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.cluster import Cluster, Lifecycle
 from rayq.config import ClusterConfig, parse_stored
 from rayq.errors import AuthenticationError, ConfigError, RayqError
-from rayq.wire.authentication import HasSecret, client_key_of
+from rayq.wire.authentication import ClientKey, HasSecret, client_key_of
+from rayq.wire.tokens import is_principal_token
 
 
 class Current(HasSecret, frozen=True, kw_only=True):
@@ -73,15 +74,32 @@ def remove_current() -> None:
     (home() / "current.json").unlink(missing_ok=True)
 
 
-def cluster_of(current: Current, lifecycle: Lifecycle | None = None) -> Cluster:
-    """Asks no server yet. Raises ConfigError for what is no address, token or config."""
+def cluster_of(
+    current: Current,
+    lifecycle: Lifecycle | None = None,
+    key: ClientKey | None = None,
+    client_id: str = "",
+) -> Cluster:
+    """Asks no server yet. `key` None: that of the token in `current`. Raises ConfigError for what
+    is no address, token or config."""
     return Cluster(
         current.brokers,
-        client_key_of(current.token),
+        client_key_of(current.token) if key is None else key,
         name=current.name,
         config=parse_stored(ClusterConfig, current.config),
         lifecycle=lifecycle,
+        client_id=client_id,
     )
+
+
+def key_given(token: str | None) -> ClientKey | None:
+    """The key of a token that a caller gives, or RAYQ_TOKEN where that is a principal's: they count
+    also where this process could find the cluster's own token. None: neither is given. Raises
+    ConfigError."""
+    given = token if token is not None else os.environ.get("RAYQ_TOKEN", "")
+    if token is None and not is_principal_token(given):
+        return None
+    return client_key_of(given)
 
 
 def saved_access(address: str) -> tuple[str, dict[str, Any]]:

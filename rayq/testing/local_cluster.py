@@ -18,7 +18,7 @@ from rayq.config.keywords import ClusterKeywords
 from rayq.errors import InvalidRequestError, UnknownBrokerError
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
-from rayq.wire.authentication import client_key
+from rayq.wire.authentication import ClientKey, client_key
 from rayq.wire.descriptors import raise_limit
 
 POOLS_STOP_TIMEOUT_S = 10.0
@@ -74,9 +74,9 @@ class LocalCluster(Cluster):
         Cluster._running_here.append(self)
         self.make_current()
 
-    def connection(self) -> Cluster:
+    def connection(self, key: ClientKey | None = None, client_id: str = "") -> Cluster:
         """The result of `rayq.connect()` in this process: closing it leaves the servers running."""
-        return _Connection(self)
+        return _Connection(self, self._access.key if key is None else key, client_id)
 
     def stop(self) -> None:
         """A controlled stop; idempotent. The data stays, unless it was in a temporary directory."""
@@ -193,13 +193,14 @@ class LocalCluster(Cluster):
 class _Connection(Cluster):
     """A way to a LocalCluster of this process that can do all that the LocalCluster can."""
 
-    def __init__(self, local: LocalCluster) -> None:
+    def __init__(self, local: LocalCluster, key: ClientKey, client_id: str) -> None:
         super().__init__(
             local.addresses,
-            local._access.key,
+            key,
             cluster_id=local.cluster_id,
             name=local.name,
             config=local._access.config,
+            client_id=client_id,
         )
         self._local = local
 

@@ -11,7 +11,8 @@ that they may be clients. The handshake has four frames (api 0, at most 1 KiB ea
 A client with the token of a principal names it in Hello, gets the principal's salt in Challenge,
 and proves the token by SCRAM-SHA-256 over the same bytes (`scram`). Then the principal's key signs
 Accepted. A principal that does not exist gets a salt as well, so that it looks like a wrong token.
-A server that acts for a principal names it in Hello, and proves the secret.
+A server that acts for a principal names it in Hello, and proves the secret; so does a client inside
+Ray, which proves a key that is derived from the secret for that principal alone.
 
 Each proof covers the bytes of all frames before it, so both nonces, the role, the ids and the
 versions, under a label for its direction. So recorded, reflected or altered frames do not verify.
@@ -107,9 +108,26 @@ def key_of_token(token: str) -> bytes:
     return key
 
 
-ClientKey = bytes | PrincipalToken
-"""What a client proves: the cluster's client key, which makes it the superuser, or the token of a
-principal."""
+class PrincipalKey(NamedTuple):
+    """A key that is derived from the cluster's secret for a principal. Programs that can read the
+    secret are that principal by it, without a token."""
+
+    principal: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"PrincipalKey({self.principal!r}, hidden)"
+
+
+def principal_key(secret: bytes, principal: str) -> PrincipalKey:
+    """The key of a principal. It reveals neither the secret nor the keys of others."""
+    text = b"rayq principal key\0" + principal.encode()
+    return PrincipalKey(principal, hmac.digest(secret, text, hashlib.sha256))
+
+
+ClientKey = bytes | PrincipalToken | PrincipalKey
+"""What a client proves: the cluster's client key, which makes it the superuser, or the token or key
+of a principal."""
 
 
 def client_key_of(token: str) -> ClientKey:
@@ -118,7 +136,12 @@ def client_key_of(token: str) -> ClientKey:
 
 
 def text_of(key: ClientKey) -> str:
-    """The token that `client_key_of` takes."""
+    """The token that `client_key_of` takes. Raises ConfigError where there is none."""
+    if isinstance(key, PrincipalKey):
+        raise ConfigError(
+            f"This connection is principal {key.principal!r} as inside_ray_principal says, and has "
+            f"no token: create one for clients outside (rayq token create {key.principal})."
+        )
     return token_of_key(key) if isinstance(key, bytes) else key.text
 
 
@@ -151,7 +174,8 @@ class Identity:
     token: PrincipalToken | None = field(default=None, repr=False)
     """The token of a client that is no superuser; its `key` is then not used."""
     acts_for: str | None = None
-    """The principal for which a server opens the connection, and whose rights it then has."""
+    """The principal whose rights the connection has: a server opens it for one, or a client whose
+    key is a `principal_key`."""
     client_id: str = ""
     """A name that the client gives itself, for quotas and for people. Nothing proves it."""
 
@@ -165,12 +189,15 @@ class Identity:
                 f"client_id {client_id[:CLIENT_ID_LENGTH_MAX]!r} is none: use at most "
                 f"{CLIENT_ID_LENGTH_MAX} characters, without control characters."
             )
+        token = key if isinstance(key, PrincipalToken) else None
+        derived = key if isinstance(key, PrincipalKey) else None
         return cls(
             role="client",
-            key=key if isinstance(key, bytes) else b"",
+            key=key if isinstance(key, bytes) else b"" if derived is None else derived.key,
             cluster_id=cluster_id,
             broker=None,
-            token=None if isinstance(key, bytes) else key,
+            token=token,
+            acts_for=None if derived is None else derived.principal,
             client_id=client_id,
         )
 
@@ -372,7 +399,8 @@ class ServerHandshake:
     def principal(self) -> str | None:
         """The principal whose rights the connection has. None: a superuser, or a server itself."""
         assert self.hello is not None
-        return self.hello.principal if self.hello.role == "client" else self.hello.acts_for
+        is_client = self.hello.role == "client"
+        return self.hello.principal if is_client and self.hello.principal else self.hello.acts_for
 
     @property
     def claimed(self) -> str:
@@ -414,6 +442,8 @@ class ServerHandshake:
             key = self._check_token(self.hello.principal, proof.digest)
         else:
             key = self._identity.handshake_key(self.hello.role)
+            if self.hello.role == "client" and self.hello.acts_for is not None:
+                key = principal_key(self._identity.key, self.hello.acts_for).key
             expected = _digest(key, _CLIENT_LABEL, *self._transcript)
             if not hmac.compare_digest(expected, proof.digest):
                 raise AuthenticationError(

@@ -5,17 +5,28 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rayq
 from rayq import Cluster, Record
-from rayq.errors import AuthenticationError, NoClusterError, TimeoutError
+from rayq.client.addresses import parse_address
+from rayq.config import ClusterConfig
+from rayq.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    NoClusterError,
+    TimeoutError,
+)
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.runtime.ray import connecting
+from rayq.runtime.ray.specs import ClusterSpec
 from rayq.testing import LocalCluster
 
 RAY_ADDRESS = "127.0.0.1:1"
@@ -284,3 +295,89 @@ def test_a_process_proves_itself_to_ray_also_where_ray_was_imported_first() -> N
         check=True,
         timeout=120,
     )
+
+
+# --- as whom --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_ray(
+    home: Path, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str | None], None]:
+    """Has this process be a program in the Ray of a cluster with such an `inside_ray_principal`."""
+    from rayq.runtime.ray import lookup as ray_lookup
+
+    def become(principal: str | None) -> None:
+        spec = ClusterSpec(
+            cluster_name="flights",
+            cluster_id=str(cluster.cluster_id),
+            secret=cluster._servers.secret,  # type: ignore[union-attr]
+            brokers=tuple(parse_address(address) for address in cluster.addresses),
+            config=ClusterConfig(inside_ray_principal=principal),
+            root="/data",
+            port=9392,
+            placed={},
+            nodes=(),
+        )
+        monkeypatch.setattr(ray_lookup, "find_cluster", lambda *_, **__: spec)
+
+    monkeypatch.setattr(connecting, "has_ray", lambda: True)
+    monkeypatch.setattr(connecting, "join_ray", lambda: None)
+    monkeypatch.setattr(ray_lookup, "likely_name", lambda name: name)
+    return become
+
+
+def is_of(connection: Cluster) -> str:
+    """The principal of a connection, by what it may."""
+    try:
+        connection.admin.list_acls(principal="nobody-at-all")
+        return "superuser"
+    except AuthorizationError as error:
+        return str(error).split("'")[1]
+    finally:
+        connection.close()
+
+
+def test_a_program_in_ray_is_the_superuser_or_whom_the_config_names_or_its_own_token(
+    in_ray: Callable[[str | None], None], cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("inside", "anna-of-ray"):
+        cluster.admin.create_principal(name, exist_ok=True)
+    token = cluster.admin.create_token("anna-of-ray").token
+    in_ray(None)
+    assert is_of(rayq.connect()) == "superuser"
+    assert is_of(rayq.connect(token=token)) == "anna-of-ray"
+    in_ray("inside")
+    assert is_of(rayq.connect()) == "inside"
+    assert is_of(pickle.loads(pickle.dumps(rayq.connect()))) == "inside", "as tasks get it"
+    assert is_of(rayq.connect(token=cluster.token)) == "superuser"
+    with pytest.raises(ConfigError, match="rayq token create inside"):
+        _ = rayq.connect().token
+    monkeypatch.setenv("RAYQ_TOKEN", token)
+    assert is_of(rayq.connect()) == "anna-of-ray"
+    monkeypatch.setenv("RAYQ_TOKEN", cluster.token)
+    assert is_of(rayq.connect()) == "superuser", "an operator"
+
+
+def test_a_principal_that_programs_in_ray_should_be_has_to_be_there(
+    in_ray: Callable[[str | None], None],
+) -> None:
+    in_ray("not-created")
+    with rayq.connect() as connection, pytest.raises(AuthorizationError, match="'not-created'"):
+        connection.admin.list_acls(principal="not-created")
+    for name in ("superuser", "two words", ""):
+        with pytest.raises(ConfigError, match="inside_ray_principal is the name"):
+            ClusterConfig(inside_ray_principal=name)
+
+
+def test_a_token_of_a_principal_counts_also_where_the_clusters_own_is_known(
+    started: Current, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.admin.create_principal("anna-here", exist_ok=True)
+    token = cluster.admin.create_token("anna-here").token
+    assert is_of(rayq.connect()) == "superuser"
+    assert is_of(rayq.connect(token=token)) == "anna-here"
+    monkeypatch.setenv("RAYQ_TOKEN", token)
+    assert is_of(rayq.connect()) == "anna-here"
+    monkeypatch.setattr(Cluster, "_running_here", [cluster])
+    assert is_of(rayq.connect(client_id="a test")) == "anna-here"

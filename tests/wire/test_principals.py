@@ -30,6 +30,7 @@ from rayq.wire.authentication import (
     ServerHandshake,
     ValidToken,
     client_key,
+    principal_key,
 )
 from rayq.wire.codec import ENCODER
 from rayq.wire.scram import client_keys
@@ -79,7 +80,7 @@ def test_who_has_the_clusters_token_is_nobody_by_name() -> None:
     assert (theirs.principal, theirs.role, theirs.token_id) == (None, "client", None)
 
 
-def test_a_server_acts_for_a_principal_as_its_client_and_a_client_for_nobody() -> None:
+def test_a_server_acts_for_a_principal_as_its_client_and_a_client_with_a_key_of_its_own() -> None:
     gateway = Identity(
         role="server", key=SECRET, cluster_id="c" * 32, broker=None, acts_for="anna"
     )
@@ -88,7 +89,13 @@ def test_a_server_acts_for_a_principal_as_its_client_and_a_client_for_nobody() -
     pretender = Identity(
         role="client", key=client_key(SECRET), cluster_id=None, broker=None, acts_for="ben"
     )
-    assert exchange(pretender).principal is None
+    assert "client key" in refusal(pretender)
+    inside = Identity.of_client(principal_key(SECRET, "ben"), None)
+    theirs = exchange(inside)
+    assert (theirs.principal, theirs.role, theirs.token_id) == ("ben", "client", None)
+    assert "client key" in refusal(dataclasses.replace(inside, acts_for="anna"))
+    assert "client key" in refusal(dataclasses.replace(inside, acts_for=None))
+    assert "hidden" in repr(principal_key(SECRET, "ben"))
     assert exchange(dataclasses.replace(holder_of(NEW), acts_for="ben")).principal == "anna"
 
 

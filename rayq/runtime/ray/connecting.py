@@ -21,7 +21,7 @@ from rayq.runtime.current_cluster import Current
 from rayq.runtime.kept_settings import DEFAULT_NAME
 from rayq.runtime.ray.specs import ClusterSpec
 from rayq.runtime.ray.token import use_ray_token
-from rayq.wire.authentication import client_key, client_key_of
+from rayq.wire.authentication import ClientKey, client_key, client_key_of, principal_key
 
 CONNECT_TIMEOUT_S = 60.0
 """Default of how long `connect` waits for a controller's process that is being started again."""
@@ -105,9 +105,10 @@ def connect(
     has started on this machine. With `address`, "host:port" of any of its brokers, several with
     commas: from outside Ray, with `token`, else RAYQ_TOKEN, else that of the cluster that `rayq
     start` has started here, else the file ~/.rayq/token. It is the cluster's token, or that of a
-    principal (`rayq2-...`), whose rights the connection then has. `client_id` names this program
-    to the servers, for quotas and for people. `config` are the TLS fields of
-    `rayq.config.ClusterConfig`.
+    principal (`rayq2-...`), whose rights the connection then has. Without `address` it is the
+    superuser's, unless `token` is given, RAYQ_TOKEN is that of a principal, or the cluster in Ray
+    has an `inside_ray_principal`. `client_id` names this program to the servers, for quotas and for
+    people. `config` are the TLS fields of `rayq.config.ClusterConfig`.
 
     While Ray starts the controller's process again, this waits, for `timeout_s` at most.
 
@@ -125,14 +126,14 @@ def connect(
             config=options,
             client_id=client_id,
         ).make_current()
-    local = Cluster.running_here(name)
+    local, key = Cluster.running_here(name), current_cluster.key_given(token)
     if local is not None:
-        return local.connection().make_current()
+        return local.connection(key, client_id).make_current()
     if not has_ray():
         current = _started_here(name)
         if current is None:
             raise _no_cluster_error(name)
-        return _cluster_started_here(current)
+        return _cluster_started_here(current, key, client_id)
     join_ray()
     from rayq.runtime.ray import lookup as ray_lookup
     from rayq.runtime.ray.nodes import is_rays_only_machine
@@ -140,11 +141,11 @@ def connect(
     wanted = name or ray_lookup.likely_name(DEFAULT_NAME)
     spec = ray_lookup.find_cluster(wanted, timeout_s=timeout_s)
     if spec is not None:
-        return cluster_of_spec(spec)
+        return cluster_of_spec(spec, _key_inside_ray(spec) if key is None else key, client_id)
     current, there = _started_here(name), ""
     if current is not None:
         if is_rays_only_machine():  # Ray Data starts such a Ray by itself.
-            return _cluster_started_here(current)
+            return _cluster_started_here(current, key, client_id)
         there = (
             f" `rayq start` has started {current.name!r} on this machine, in another Ray: "
             f'rayq.connect("{current.brokers[0]}") is that one.'
@@ -161,9 +162,20 @@ def _started_here(name: str | None) -> Current | None:
     return current if current is not None and name in (None, current.name) else None
 
 
-def _cluster_started_here(current: Current) -> Cluster:
+def _cluster_started_here(
+    current: Current, key: ClientKey | None, client_id: str
+) -> Cluster:
     lifecycle = RayLifecycle(current.name, current.ray_address)
-    return current_cluster.cluster_of(current, lifecycle).make_current()
+    return current_cluster.cluster_of(current, lifecycle, key, client_id).make_current()
+
+
+def _key_inside_ray(spec: ClusterSpec) -> ClientKey | None:
+    """The key of a program inside Ray that gives no token of a principal. None: the superuser's."""
+    principal = spec.config.inside_ray_principal
+    if principal is None:
+        return None
+    token = os.environ.get("RAYQ_TOKEN")  # An operator may be the superuser by it.
+    return client_key_of(token) if token else principal_key(spec.secret, principal)
 
 
 Cluster.find_others_by(connect)
@@ -182,15 +194,19 @@ def ray_for(cluster: Cluster | None) -> None:
     join_ray(None if has_ray() else known, may_start=True)
 
 
-def cluster_of_spec(spec: ClusterSpec) -> Cluster:
-    """A cluster on the Ray of this process, which becomes the current one."""
+def cluster_of_spec(
+    spec: ClusterSpec, key: ClientKey | None = None, client_id: str = ""
+) -> Cluster:
+    """A cluster on the Ray of this process, which becomes the current one. `key` None: the
+    superuser's."""
     cluster = Cluster(
         [f"{host}:{port}" for host, port in spec.brokers],
-        key=client_key(spec.secret),
+        key=client_key(spec.secret) if key is None else key,
         cluster_id=spec.cluster_id,
         name=spec.cluster_name,
         config=spec.config,
         lifecycle=RayLifecycle(spec.cluster_name),
+        client_id=client_id,
     )
     return cluster.make_current()
 
