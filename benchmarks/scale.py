@@ -120,20 +120,24 @@ class StandInReplicas:
         assert at is not None
         pid = self._process.pid
         attach = messages.AttachReplicaHost(spec.incarnation, pid, pid, at[0], 1, [])
-        await pool.request(*at, attach, timeout_s=PATIENCE_S)
-        held: dict[tuple[str, int], messages.ReplicaStatus] = {}
+        attached, _ = await pool.request(*at, attach, timeout_s=PATIENCE_S)
+        opened: dict[tuple[str, int], messages.ReplicaStatus] = {}
+        closed: list[tuple[str, int]] = []
         version = 0
         while True:
             request = messages.ReplicaHostHeartbeat(
-                spec.incarnation, version, list(held.values()), CONFIG.heartbeat_interval_ms
-            )
+                spec.incarnation, version, list(opened.values()), CONFIG.heartbeat_interval_ms,
+                has_all=False, closed=closed, session=attached.session,
+            )  # fmt: skip
             answer, _ = await pool.request(*at, request, timeout_s=PATIENCE_S)
             version = answer.version
-            for given in answer.assignments:
-                key = given.topic_id, given.partition
-                held[key] = messages.ReplicaStatus(*key, None, 0)
-            for key in answer.removed:
-                held.pop(key, None)
+            opened = {
+                (given.topic_id, given.partition): messages.ReplicaStatus(
+                    given.topic_id, given.partition, None, 0
+                )
+                for given in answer.assignments
+            }
+            closed = list(answer.removed)
 
 
 class StandInRuntime:

@@ -164,6 +164,9 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
 
 class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str
+    session: int = 0
+    """A number for this presentation: heartbeats with it need not name replicas that are as this
+    request, or a heartbeat after it, said. 0: they must name all."""
 
 
 class AttachReplicaHost(ToBroker[AttachReplicaHostResponse], frozen=True):
@@ -218,6 +221,17 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     yet."""
     access_digest: AccessDigest = b""
     """The digest of the access that the process knows."""
+    has_all: bool = True
+    """False: `replicas` has only those that changed since the process attached itself, or since its
+    last heartbeat. So what a heartbeat costs does not grow with the replicas of the process, as a
+    fetch session has it (KIP-227)."""
+    closed: Annotated[
+        list[tuple[CheckedName, CheckedInt]], msgspec.Meta(max_length=HOSTED_MAX)
+    ] = msgspec.field(default_factory=list)
+    """`(topic id, partition)` pairs that it has no longer, where `replicas` has not all."""
+    session: Counter = 0
+    """From the answer to its `AttachReplicaHost`. The broker refuses another number: that heartbeat
+    came late, over an earlier connection. 0: it was told none."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

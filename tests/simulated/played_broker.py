@@ -72,6 +72,7 @@ class Broker:
         self.news: list[dict[str, Any]] = []
         self.refusals: list[RayqError] = []
         self.is_silent = False
+        self.session = 0
         self._told = Signal()
         self.is_over = False
         self.watch: Callable[[], None] = lambda: None
@@ -89,7 +90,7 @@ class Broker:
         self.received.append((self.now_s, request))
         match request:
             case messages.AttachReplicaHost():
-                return messages.AttachReplicaHostResponse(CLUSTER_ID)
+                return messages.AttachReplicaHostResponse(CLUSTER_ID, self.session)
             case messages.ReplicaHostHeartbeat():
                 return self._answer(request)
             case messages.AlterPartition():

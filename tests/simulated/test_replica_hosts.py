@@ -87,6 +87,47 @@ def test_what_is_news_here_is_told_while_the_broker_holds_a_heartbeat() -> None:
     playing(script)
 
 
+def test_a_heartbeat_names_the_replicas_that_have_changed() -> None:
+    async def script(broker: Broker) -> None:
+        broker.refusals = [StaleBrokerError("who are you?")]
+        broker.session = 7
+        await asyncio.sleep(1.0)
+        await broker.tell(assigned(), assigned("u"), version=2)
+        since = len(broker.beats)
+        await broker.produce()
+        await asyncio.sleep(1.2)
+        written, *others = broker.beats[since:]
+        assert (written.replicas, written.has_all) == ([status(1, LEADER_EPOCH)], False)
+        assert len(others) >= 2
+        assert all(not one.replicas and not one.closed and not one.has_all for one in others)
+        assert {one.session for one in others} == {7}
+        await broker.tell(removed=[(IDS["u"], 0)])
+        await asyncio.sleep(0.6)
+        assert [one.closed for one in broker.beats if one.closed] == [[(IDS["u"], 0)]]
+
+    playing(script)
+
+
+@pytest.mark.parametrize("error", [RayqError("not now"), StaleBrokerError("who are you?")])
+def test_after_a_failure_all_replicas_are_named(error: RayqError) -> None:
+    """The broker may have taken note of that heartbeat or not."""
+
+    async def script(broker: Broker) -> None:
+        broker.refusals = [StaleBrokerError("who are you?")]
+        broker.session = 7
+        await asyncio.sleep(1.0)
+        await broker.tell(assigned(), assigned("u"), version=2)
+        await asyncio.sleep(0.6)
+        broker.refusals = [error]
+        begun = len(broker.received)
+        await asyncio.sleep(1.2)
+        told = [request for _, request in broker.received[begun:]]
+        whole = [len(one.replicas) for one in told if getattr(one, "has_all", True)]
+        assert whole == [2]
+
+    playing(script)
+
+
 def test_the_lease_lasts_a_session_from_the_last_heartbeat_that_was_answered() -> None:
     async def script(broker: Broker) -> None:
         await broker.tell(assigned())

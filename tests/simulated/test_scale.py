@@ -14,11 +14,13 @@ import pytest
 from benchmarks import scale as large_cluster
 from benchmarks.scale import REAL, Scale
 from proving.simulation import World
+from rayq import messages
 from rayq.actors.broker import replica_processes, replica_supervisor
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
 from rayq.actors.metadata import quorum
 from rayq.actors.metadata.quorum import Quorum, encode_entries
+from rayq.errors import StaleBrokerError
 
 PARTITIONS = 300
 LOOKS_MAX = 8
@@ -182,3 +184,40 @@ def test_the_work_of_a_broker_grows_as_its_processes_do_where_each_has_one_repli
 
     once, thrice = lines_of_an_interval(60), lines_of_an_interval(180)
     assert thrice < 4 * once
+
+
+def test_a_heartbeat_that_names_what_changed_leaves_the_rest_and_one_of_before_is_refused() -> None:
+    """A heartbeat over an earlier connection may be read after the process has presented itself
+    over another."""
+
+    async def script(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        assert scale._real is not None
+        supervisor = scale._real._replicas
+        host = next(iter(supervisor._hosts))
+        assert host.endpoint is not None
+        earlier, held = host.session, dict(host.statuses)
+        attach = messages.AttachReplicaHost(
+            host.incarnation, 1, 1, *host.endpoint, list(held.values())
+        )
+        again = supervisor.attach(attach)
+
+        def beat(session: int, *closed: tuple[str, int]) -> Any:
+            request = messages.ReplicaHostHeartbeat(
+                host.incarnation, supervisor._metadata.version, [], 0,
+                has_all=False, closed=list(closed), session=session,
+            )  # fmt: skip
+            return supervisor.heartbeat(request)
+
+        first, *others = held
+        with pytest.raises(StaleBrokerError):
+            await beat(earlier, first)
+        assert host.statuses == held
+        await beat(again.session)
+        assert host.statuses == held
+        await beat(again.session, first)
+        assert list(host.statuses) == others
+
+    with World(seed=1) as world:
+        world.run(script(Scale(world, 10, PARTITIONS)))

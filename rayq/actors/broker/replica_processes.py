@@ -49,6 +49,8 @@ class ReplicaProcess:
     endpoint: Address | None = None
     """None until it has presented itself."""
     statuses: dict[TopicIdPartition, messages.ReplicaStatus] = field(default_factory=dict)
+    session: int = 0
+    """Number of times that it has presented itself to this broker process."""
     let_go: set[TopicIdPartition] = field(default_factory=set)
     """Partitions that it was told to close. It never hosts these again: its incarnation stands for
     a log whose directory may be gone since."""
@@ -264,6 +266,7 @@ class ReplicaProcesses:
             host.process = self._runtime.adopt(request.pid, request.pid_start_time)
         if host.endpoint is None:
             self.starting = max(0, self.starting - 1)
+        host.session += 1
         host.endpoint = (request.host, request.port)
         host.let_go.update(request.let_go)
         return host

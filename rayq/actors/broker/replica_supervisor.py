@@ -213,9 +213,11 @@ class ReplicaSupervisor:
     def attach(self, request: messages.AttachReplicaHost) -> messages.AttachReplicaHostResponse:
         """Takes a replica process that presents itself. Raises StaleBrokerError."""
         host = self._hosts.attach(request)
-        self._note(host, request.replicas)
+        self._note_all(host, request.replicas)
         self.wake()
-        return messages.AttachReplicaHostResponse(self._directory.meta.cluster_id)
+        return messages.AttachReplicaHostResponse(
+            self._directory.meta.cluster_id, session=host.session
+        )
 
     @answers(messages.ReplicaHostHeartbeat)
     async def heartbeat(
@@ -227,10 +229,16 @@ class ReplicaSupervisor:
         host = self._hosts.get(request.incarnation)
         if host is None or host.endpoint is None:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
-        if self._note(host, request.replicas):
+        if request.session not in (0, host.session):
+            raise StaleBrokerError("You have presented yourself again since.")
+        if request.has_all:
+            is_new = self._note_all(host, request.replicas)
+        else:
+            is_new = self._note(host, request.replicas, request.closed)
+        if is_new:
             self.wake()
         self._hosts.note_remote_backlog(host, request.remote_backlog_bytes)
-        known = {(status.topic_id, status.partition) for status in request.replicas}
+        known = set(host.statuses)
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
         while True:
             # A broker that was just started may know less than its processes do: it waits.
@@ -275,18 +283,29 @@ class ReplicaSupervisor:
             access=access,
         )
 
-    def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:
-        """Takes note of a process's report of its replicas. Returns whether something is new."""
+    def _note_all(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:
+        """Takes note of a process's report of all its replicas. Returns whether something is
+        new."""
+        told = {(status.topic_id, status.partition) for status in statuses}
+        return self._note(host, statuses, host.statuses.keys() - told)
+
+    def _note(
+        self,
+        host: ReplicaProcess,
+        statuses: Sequence[messages.ReplicaStatus],
+        closed: Iterable[TopicIdPartition],
+    ) -> bool:
+        """Takes note of what changed in a process. Returns whether something is new."""
         host.heard_s = self._listening.now_s()
-        before = host.statuses
-        host.statuses = {(status.topic_id, status.partition): status for status in statuses}
-        closed = before.keys() - host.statuses.keys()
-        if closed:
-            self._look_at(sorted(closed))
+        gone = sorted(key for key in closed if host.statuses.pop(key, None) is not None)
+        if gone:
+            self._look_at(gone)
             self._tidy_soon()
-        is_new = bool(closed)
-        for key, status in host.statuses.items():
-            known = before.get(key)
+        is_new = bool(gone)
+        for status in statuses:
+            key = (status.topic_id, status.partition)
+            known = host.statuses.get(key)
+            host.statuses[key] = status
             is_open = status.flushed >= 0
             if known is None or (known.flushed >= 0) != is_open:
                 self._look_at([key])

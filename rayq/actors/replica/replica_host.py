@@ -12,8 +12,6 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, ClassVar
 
-import msgspec
-
 from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.handlers import HandlerTable, answers
@@ -128,6 +126,10 @@ class ReplicaHost:
         """The partitions that the broker told it to close: their directories may be removed and
         created again, and this incarnation stands for the earlier contents."""
         self._version = 0
+        self._broker_session = 0
+        self._reported: dict[TopicIdPartition, messages.ReplicaStatus] | None = None
+        """The replicas as the broker knows them over this connection. None: it may know none, or
+        takes no changes, so the next heartbeat names all."""
         self._lease_until_s = 0.0
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -195,49 +197,30 @@ class ReplicaHost:
         return await pool.get(*endpoint)
 
     async def _attach(self, connection: Connection) -> None:
-        await connection.request(
+        statuses = self._statuses()
+        answer, _ = await connection.request(
             messages.AttachReplicaHost(
                 incarnation=self._spec.incarnation,
                 pid=self._environment.pid,
                 pid_start_time=self._pid_start_time,
                 host=self._server.host,
                 port=self._server.port,
-                replicas=self._statuses(),
+                replicas=list(statuses.values()),
                 let_go=sorted(self._let_go),
             ),
             timeout_s=self._session_s,
         )
+        self._broker_session = answer.session
+        self._reported = statuses if answer.session else None
 
     async def _heartbeat(self, connection: Connection, wait_ms: int) -> None:
         """Sends one heartbeat, which the broker may hold for `wait_ms`: it renews the lease, and
         brings assignments. Raises RayqError."""
-        clock = self._environment.clock
-        sent_s = clock.monotonic()
-        request = messages.ReplicaHostHeartbeat(
-            self._spec.incarnation,
-            self._version,
-            self._statuses(),
-            wait_ms,
-            remote_backlog_bytes=sum(replica.remote_backlog_bytes() for replica in self.replicas),
-            access_digest=self._access.digest,
-        )
-        answer_task = connection.request(request, timeout_s=self._session_s)
-        # Something here may change while the broker holds the request: then report it at once.
-        urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
         try:
-            waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not answer_task.done():
-                await connection.request(
-                    msgspec.structs.replace(
-                        request, version=self._version, replicas=self._statuses(), wait_ms=0
-                    ),
-                    timeout_s=self._session_s,
-                )
-            answer, _ = await answer_task
-        finally:
-            urgent.cancel()
-            answer_task.cancel()
+            answer, sent_s = await self._ask(connection, wait_ms)
+        except BaseException:
+            self._reported = None  # Nobody knows what the broker has taken note of.
+            raise
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         if self._access.take(answer.access, sent_s, self._names):
             self._server.end_revoked()
@@ -259,12 +242,53 @@ class ReplicaHost:
         self._objects.update(answer.object_server, answer.remote_halt, answer.remote_backlog_bytes)
         self._version = max(self._version, answer.version)
 
+    async def _ask(
+        self, connection: Connection, wait_ms: int
+    ) -> tuple[messages.ReplicaHostHeartbeatResponse, float]:
+        """Returns the answer to a heartbeat, and the time at which that was sent."""
+        sent_s = self._environment.clock.monotonic()
+        answer_task = connection.request(self._report(wait_ms), timeout_s=self._session_s)
+        # Something here may change while the broker holds the request: then report it at once.
+        urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
+        try:
+            waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not answer_task.done():
+                await connection.request(self._report(wait_ms=0), timeout_s=self._session_s)
+            answer, _ = await answer_task
+        finally:
+            urgent.cancel()
+            answer_task.cancel()
+        return answer, sent_s
+
+    def _report(self, wait_ms: int) -> messages.ReplicaHostHeartbeat:
+        """Returns the next heartbeat. Requests of one connection are handled in their order."""
+        statuses, known = self._statuses(), self._reported
+        changed = list(statuses.values())
+        closed: list[TopicIdPartition] = []
+        if known is not None:
+            changed = [status for key, status in statuses.items() if known.get(key) != status]
+            closed = sorted(known.keys() - statuses.keys())
+        if self._broker_session:
+            self._reported = statuses
+        return messages.ReplicaHostHeartbeat(
+            self._spec.incarnation,
+            self._version,
+            changed,
+            wait_ms,
+            remote_backlog_bytes=sum(replica.remote_backlog_bytes() for replica in self.replicas),
+            access_digest=self._access.digest,
+            has_all=known is None,
+            closed=closed,
+            session=self._broker_session,
+        )
+
     @property
     def _session_s(self) -> float:
         return self._config.session_timeout_ms / 1000
 
-    def _statuses(self) -> list[messages.ReplicaStatus]:
-        return [replica.status() for replica in self._replicas.values()]
+    def _statuses(self) -> dict[TopicIdPartition, messages.ReplicaStatus]:
+        return {key: replica.status() for key, replica in self._replicas.items()}
 
     # --- replicas ---------------------------------------------------------------------------
 
