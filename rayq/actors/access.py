@@ -9,7 +9,7 @@ are not kept: a server may hear of a topic, or of an ACL, a moment later.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any
 
@@ -28,10 +28,9 @@ from rayq.core.cluster.records import decode_records, encode_records
 from rayq.core.cluster.state import ClusterState
 from rayq.environment import Clock
 from rayq.errors import ControllerUnavailableError
-from rayq.messages import REQUESTS, AccessNews, AnyRequest, Forward
+from rayq.messages import REQUESTS, AccessNews, AnyRequest
 from rayq.messages.acls import Operation, ResourceType
 from rayq.wire.authentication import Credentials, ValidToken
-from rayq.wire.codec import ENCODER
 from rayq.wire.peer import Gate, Peer
 from rayq.wire.scram import Verifier
 
@@ -62,6 +61,11 @@ class Access(Gate):
         after each change of them: what was granted before counts no more."""
         self._state, self._names = state, names
         self._version, self._told = object(), None
+
+    @property
+    def principals(self) -> Collection[str]:
+        """Names of the principals beside the superuser."""
+        return self._state.principals
 
     def known_for(self, duration_s: float) -> None:
         """Notes that what this server knows is current, and good enough for this long. Then all
@@ -196,20 +200,6 @@ class Access(Gate):
         if peer.principal is not None:
             needed = Needed(operation, resource_type, name)
             check_needed(self._state.acls, peer.principal, peer.host, [needed])
-
-
-def as_forwarded(peer: Peer, request: AnyRequest) -> AnyRequest:
-    """The request to the controller as it is passed on: for a principal it says for whom."""
-    if peer.principal is None:
-        return request
-    return Forward(
-        by=peer.principal,
-        address=peer.address,
-        client_id=peer.client_id,
-        token_id=peer.token_id,
-        kind=request.api,
-        request=ENCODER.encode(request),
-    )
 
 
 def _granted_by_ids() -> dict[type[AnyRequest], Callable[[Any], Any]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rayq import messages
 from rayq.backoff import Backoff
-from rayq.core.cluster.topic_changes import QUEUES_TOPIC, TRANSACTIONS_TOPIC
+from rayq.core.cluster.topic_changes import AUDIT_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
 from rayq.core.queues.queue_states import queue_state_partition
 from rayq.environment import Environment
 from rayq.errors import (
@@ -153,6 +153,19 @@ class Peers:
         if topic_id is None or topic_id not in self._leaders:
             raise UnknownTopicError(f"There is no topic {name} (yet).")
         return topic_id
+
+    # --- the coordinator of the audit -------------------------------------------------------
+
+    async def append_audit(self, lines: list[bytes]) -> None:
+        """Sends lines once to the coordinator of the audit."""
+        topic_id = await self.find_own(AUDIT_TOPIC)
+        await self.ask_leader(
+            topic_id,
+            0,
+            lambda topic_id, partition, epoch: messages.AppendAudit(
+                topic_id, partition, epoch, lines
+            ),
+        )
 
     # --- coordinators of queues ------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class Broker:
         self.audit = AuditTrail(
             environment,
             server=f"broker {meta.broker}",
-            principals=lambda: self.metadata.state.principals,
+            principals=lambda: self.access.principals,
             send=self._append_audit,
         )
         self._server = Server(

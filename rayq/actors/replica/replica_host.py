@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from rayq import messages
 from rayq.actors.access import Access
+from rayq.actors.audit.trail import AuditTrail
 from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.listening_clock import ListeningClock
@@ -101,6 +102,13 @@ class ReplicaHost:
         self._urgent = Signal()
         self._access = Access(environment.clock)
         self._names = HostedNames(environment, self._ask_broker)
+        peers = Peers(environment, self._pool, ask_broker=self._ask_broker)
+        self.audit = AuditTrail(
+            environment,
+            server=f"broker {spec.broker}",
+            principals=lambda: self._access.principals,
+            send=peers.append_audit,
+        )
         self._context = ReplicaContext(
             environment=environment,
             config=config,
@@ -113,12 +121,14 @@ class ReplicaHost:
             on_failure=self._urgent.notify,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
-            peers=Peers(environment, self._pool, ask_broker=self._ask_broker),
+            peers=peers,
             objects=self._objects,
             access=self._access,
             run_cleaner=run_cleaner,
         )
-        self._server = Server(environment, identity, self._handle, config, self._access)
+        self._server = Server(
+            environment, identity, self._handle, config, self._access, self.audit
+        )
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
