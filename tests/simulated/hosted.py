@@ -114,7 +114,7 @@ class Hosted:
             TOPIC_ID, 0, self.replica.assignment.leader_epoch, acks, timeout_ms
         )
         answers = [
-            leader.produce(request, memoryview(make_batch(number, size=RECORD_BYTES)))
+            leader.produce(request, memoryview(make_batch(number, size=RECORD_BYTES)), principal=None)
             for number in range(records)
         ]
         return [one for one in answers if isinstance(one, asyncio.Future)]

@@ -87,7 +87,7 @@ class Led:
             0, 1, producer_id=7, base_sequence=sequence, timestamp_ms=timestamp_ms
         )
         request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
-        return self.leader.produce(request, memoryview(batch))
+        return self.leader.produce(request, memoryview(batch), principal=None)
 
     def waiting(self, sequence: int, **options: Any) -> asyncio.Future[messages.ProduceResponse]:
         found = self.produce(sequence, **options)

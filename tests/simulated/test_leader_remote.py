@@ -433,7 +433,7 @@ def test_a_disk_full_of_what_waits_for_the_store_takes_no_more_until_the_store_i
     async def work(led: Led) -> None:
         def produce() -> None:
             request = messages.Produce(TOPIC_ID, 0, LEADER_EPOCH, 1, 1000)
-            led.leader.produce(request, memoryview(make_batch(0)))
+            led.leader.produce(request, memoryview(make_batch(0)), principal=None)
 
         await led.write(23)
         led.objects.backlog_bytes = 1 << 60

@@ -124,7 +124,7 @@ def test_a_batch_that_is_refused_leaves_no_trace(
         for acks in (1, -1):
             request = messages.Produce("id", 0, LEADER_EPOCH, acks, 60_000)
             with pytest.raises(error):
-                led.leader.produce(request, memoryview(sealed(fields, body)))
+                led.leader.produce(request, memoryview(sealed(fields, body)), principal=None)
         assert (led.log.log.end_offset, led.log.log.size_bytes) == (END, before)
         sound = led.produce(0, acks=1)
         assert isinstance(sound, messages.ProduceResponse) and sound.base_offset == END
