@@ -333,7 +333,7 @@ def locks_without_bound() -> list[Patch]:
 
 @plants("54", "a dead letter is settled before it is written, which is tried once", QUEUES)
 def dead_before_written() -> list[Patch]:
-    async def mutated(self: Any, move: Any, payload: Any, *, is_new: bool) -> None:
+    async def mutated(self: Any, move: Any, payload: Any, *_: Any, is_new: bool) -> None:
         self._state.moves.end(move.move_id)
         await self._source.commit()
         with contextlib.suppress(RayqError):

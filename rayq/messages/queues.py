@@ -315,16 +315,15 @@ class MoveQueueRecordsResponse(Response, frozen=True):
 
 
 class MoveQueueRecords(ToQueueLeader[MoveQueueRecordsResponse], frozen=True):
-    """Moves unsettled records, each exactly once, to another topic, or discards them."""
+    """Moves unsettled records, each exactly once, to another topic, or discards them. A record
+    whose target the sender may not write to is refused."""
 
     api: ClassVar[int] = 135
-    rights: ClassVar[Rights] = (
-        Right("alter", "queue", "queue_id"),
-        Right("write", "topic", "to_topic"),
-    )
+    rights: ClassVar[Rights] = (Right("alter", "queue", "queue_id"),)
     offsets: Annotated[list[Offset], msgspec.Meta(max_length=1000)]
     to_topic: CheckedName | None
-    """None: they are discarded. "": each goes to the topic in its header `rayq.source`."""
+    """None: they are discarded. "": each goes to the topic in its header `rayq.source`, which is
+    data: whoever wrote the record chose it."""
 
 
 class PurgeQueueResponse(Response, frozen=True):

@@ -53,6 +53,9 @@ class EverythingExists:
     def topic_of_queue(self, name: str) -> str | None:
         return f"topic of queue {name}"
 
+    def topic_exists(self, name: str) -> bool:
+        return True
+
     def pinned_topic_id(self, pin_id: str) -> str | None:
         return f"topic id of {pin_id}"
 
@@ -64,6 +67,9 @@ class NothingExists:
         return None
 
     other_topic_name = queue_name = topic_of_queue = pinned_topic_id = topic_name
+
+    def topic_exists(self, name: str) -> bool:
+        return False
 
 
 class OnlyTopicsExist(EverythingExists):
@@ -242,7 +248,10 @@ def test_a_queue_that_holds_or_deletes_records_needs_to_alter_the_topic(
     config: dict[str, Any], partitions: int | None, more: list[tuple[str, str, str]]
 ) -> None:
     request = messages.CreateQueue(
-        name="billing", topic="orders", config=config, partitions=partitions
+        name="billing",
+        topic="orders",
+        config={**config, "dead_letters": "discard"},
+        partitions=partitions,
     )
     assert needs(request) == [
         ("create", "queue", "billing"), ("read", "topic", "orders"), *more,
@@ -253,9 +262,41 @@ def test_a_queue_that_holds_or_deletes_records_needs_to_alter_the_topic(
         assert altered[1:] == [(*need[:2], "topic of queue billing") for need in more]
 
 
-def test_a_move_of_records_needs_to_write_where_they_go() -> None:
-    request = messages.MoveQueueRecords("T", 0, 1, "Q", [1], "elsewhere")
-    assert needs(request) == [("alter", "queue", "queue of Q"), ("write", "topic", "elsewhere")]
+@pytest.mark.parametrize(
+    ("config", "names", "on_creation", "on_change"),
+    [
+        ({}, NAMES, True, False),
+        ({"dead_letters": "keep"}, NAMES, True, True),
+        ({"dead.letters": "keep"}, NAMES, True, True),
+        ({"dead.letters": "discard"}, NAMES, False, False),
+        ({"dead_letters": "keep"}, NothingExists(), False, False),
+    ],
+)
+def test_dead_letters_go_into_a_topic_of_that_name_only_for_who_may_write_there(
+    config: dict[str, Any], names: Any, on_creation: bool, on_change: bool
+) -> None:
+    """Else the queue's leaders would write into another's topic because somebody named a queue."""
+    write = Needed("write", "topic", "billing.dead")
+    create = messages.CreateQueue(name="billing", topic="orders", config=config)
+    assert (write in needed_by(create, names)) == on_creation
+    alter = messages.AlterQueue(name="billing", config=config)
+    assert (write in needed_by(alter, names)) == on_change
+
+
+@pytest.mark.parametrize(
+    ("to_topic", "more"),
+    [
+        (None, []),
+        ("", [("read", "topic", "topic of T")]),
+        ("elsewhere", [("read", "topic", "topic of T"), ("write", "topic", "elsewhere")]),
+    ],
+)
+def test_a_move_needs_to_read_the_records_and_to_write_where_they_go(
+    to_topic: str | None, more: list[tuple[str, str, str]]
+) -> None:
+    """Whoever moves records could read them where they go: a queue launders no topic."""
+    request = messages.MoveQueueRecords("T", 0, 1, "Q", [1], to_topic)
+    assert needs(request) == [("alter", "queue", "queue of Q"), *more]
 
 
 def test_a_name_is_refused_whether_it_exists_or_not() -> None:

@@ -10,6 +10,7 @@ from proving.simulation import World
 from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.peers import Build, Peers
 from rayq.actors.queues.leader import LeaderQueues
@@ -105,6 +106,7 @@ class QueueStage:
         self.clock_watch = DelayClock(self.clock)
         self.age_watch = ClockWatch(self.clock)
         self.keeper = Keeper()
+        self.access = Access(self.clock)
         self.has_lease = True
         self.epoch = 0
         self.queues: list[messages.QueueMetadata] = [self.queue(**config)]
@@ -137,7 +139,7 @@ class QueueStage:
         self.leader.committed(given)
         self.served = LeaderQueues(
             self.log, self.leader, given, peers=self.keeper, clock_watch=self.clock_watch,
-            age_watch=self.age_watch,
+            age_watch=self.age_watch, access=self.access,
         )
         await self.copied()
         if self._ticking is None:

@@ -30,6 +30,7 @@ from rayq.core.queues.moved_records import (
 from rayq.core.queues.moves import Dying
 from rayq.core.queues.state import QueueState
 from rayq.errors import (
+    AuthorizationError,
     CorruptBatchError,
     DisconnectedError,
     InvalidTopicError,
@@ -58,6 +59,7 @@ class Target:
         self.start = self.end = 0
         self.epoch = 1
         self.is_offline = False
+        self.takes_appends = self.answers_appends = True
         self.bytes_max = 1 << 20
 
     def answer(self, request: Any, payload: bytes) -> tuple[Any, bytes]:
@@ -83,7 +85,12 @@ class Target:
                 ]
                 return messages.FetchResponse(self.end, self.start, 0, self.end), b"".join(found)
             case messages.Produce():
-                return self._append(payload), b""
+                if not self.takes_appends:
+                    raise NotLeaderError("not now")
+                answer = self._append(payload)
+                if not self.answers_appends:
+                    raise DisconnectedError("the answer was lost")
+                return answer, b""
         raise AssertionError(request)
 
     def _append(self, payload: bytes) -> messages.ProduceResponse:
@@ -386,6 +393,23 @@ def request(offsets: list[int], to_topic: str | None) -> messages.MoveQueueRecor
     return messages.MoveQueueRecords("T", 0, 1, "q", offsets, to_topic)
 
 
+def anybody(topic: str) -> None:
+    """Whoever asks may write to each topic."""
+
+
+class Redriver:
+    """Whoever asks, and may write to these topics."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = {*topics}
+        self.asked: list[str] = []
+
+    def check(self, topic: str) -> None:
+        self.asked.append(topic)
+        if topic not in self.topics:
+            raise AuthorizationError(f"may not write {topic}")
+
+
 def test_records_go_back_to_where_they_came_from_once_even_when_asked_twice_at_once() -> None:
     async def work(cluster: Cluster) -> None:
         for offset in range(RECORDS):
@@ -401,8 +425,8 @@ def test_records_go_back_to_where_they_came_from_once_even_when_asked_twice_at_o
         leader.moves.start()
         leader.state.take("h", 1, now_s=0.0)
         answers = await asyncio.gather(
-            leader.moves.move_records(request([0, 1, 2, 3], "")),
-            leader.moves.move_records(request(list(range(RECORDS)), "")),
+            leader.moves.move_records(request([0, 1, 2, 3], ""), anybody),
+            leader.moves.move_records(request(list(range(RECORDS)), ""), anybody),
         )
         assert [answer.moved for answer in answers] == [[1, 2, 3], [1, 2, 3]]
         why = dict(answers[1].refused)
@@ -411,11 +435,11 @@ def test_records_go_back_to_where_they_came_from_once_even_when_asked_twice_at_o
         for partition, values in ((0, [b"v2"]), (1, [b"v1", b"v3"])):
             records = cluster.targets["orders", partition].records
             assert sorted(records) == [(value, [("own", b"h")]) for value in values]
-        again = await leader.moves.move_records(request([1, 2, 3], ""))
+        again = await leader.moves.move_records(request([1, 2, 3], ""), anybody)
         assert again.moved == [1, 2, 3] and not again.refused
         # What could not go is as it was.
         assert leader.state.counts().ready == 4
-        dropped = await leader.moves.move_records(request([4, 5, 6, 7], None))
+        dropped = await leader.moves.move_records(request([4, 5, 6, 7], None), anybody)
         assert dropped.moved == [4, 5, 6, 7] and leader.state.counts().ready == 0
 
     played(work)
@@ -430,7 +454,9 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
             cluster.deaths *= life < 60
             leader = cluster.start()
             leader.moves.start()
-            asked = asyncio.ensure_future(leader.moves.move_records(request(left, "orders")))
+            asked = asyncio.ensure_future(
+                leader.moves.move_records(request(left, "orders"), anybody)
+            )
             dies = asyncio.ensure_future(cluster.dead.wait())
             await asyncio.wait((asked, dies), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
@@ -457,7 +483,7 @@ async def dead_after_append(
     cluster.dies_after_append, cluster.dies_before_append = is_appended, not is_appended
     asked: asyncio.Future[Any] | None = None
     if redriven:
-        asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders")))
+        asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders"), anybody))
     else:
         leader.reject(0, 1)
     await cluster.dead.wait()
@@ -518,11 +544,11 @@ def test_a_redrive_that_may_have_been_done_is_left_to_who_asks_again() -> None:
         target.forget()
         leader = cluster.start()
         leader.moves.start()
-        answer = await leader.moves.move_records(request([0, 1, 2], "orders"))
+        answer = await leader.moves.move_records(request([0, 1, 2], "orders"), anybody)
         assert answer.moved == [2]
         assert all("may have been moved before" in why for _, why in answer.refused)
         assert leader.state.counts().ready == RECORDS - 1 and len(target.records) == 1
-        answer = await leader.moves.move_records(request([0, 1], "orders"))
+        answer = await leader.moves.move_records(request([0, 1], "orders"), anybody)
         assert answer.moved == [0, 1] and len(target.records) == 3
 
     played(work)
@@ -549,7 +575,9 @@ def test_who_lost_a_target_for_a_day_looks_before_it_appends_again(is_redriven: 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Leader, "exchange", answer_lost)
             if is_redriven:
-                asked = asyncio.ensure_future(leader.moves.move_records(request([0, 1], "orders")))
+                asked = asyncio.ensure_future(
+                    leader.moves.move_records(request([0, 1], "orders"), anybody)
+                )
             else:
                 leader.reject(0, 1)
             await until(lambda: target.is_offline)
@@ -601,12 +629,12 @@ def test_a_target_that_does_not_answer_holds_up_no_other_and_no_record() -> None
         cluster.targets["orders", 0].is_offline = True
         leader = cluster.start()
         leader.moves.start()
-        answer = await leader.moves.move_records(request([0, 1, 2, 3], ""))
+        answer = await leader.moves.move_records(request([0, 1, 2, 3], ""), anybody)
         assert answer.moved == [1]
         why = dict(answer.refused)
         assert "no leader" in why[0] and "no leader" in why[2] and "gone" in why[3]
         assert leader.moves.trouble is None and leader.state.counts().ready == RECORDS - 1
-        dropped = await leader.moves.move_records(request([0, 3], None))
+        dropped = await leader.moves.move_records(request([0, 3], None), anybody)
         assert dropped.moved == [0, 3]
 
     played(work)
@@ -667,11 +695,56 @@ def test_a_redrive_that_is_refused_leaves_the_record_to_consumers() -> None:
         cluster.targets["orders", 0].bytes_max = 10
         leader = cluster.start()
         leader.moves.start()
-        answer = await leader.moves.move_records(request([0, 1], "orders"))
+        answer = await leader.moves.move_records(request([0, 1], "orders"), anybody)
         assert not answer.moved and "too large" in answer.refused[0][1]
         assert leader.state.counts().ready == RECORDS
         with pytest.raises(InvalidTopicError):
-            await leader.moves.move_records(request([0], "__consumer_offsets"))
+            await leader.moves.move_records(request([0], "__consumer_offsets"), anybody)
+
+    played(work)
+
+
+def test_a_header_sends_no_record_to_where_the_redriver_may_not_write() -> None:
+    """Whoever may write to the dead letters' topic chooses the header."""
+
+    async def work(cluster: Cluster) -> None:
+        for offset, topic in enumerate((b"orders", b"tasks.dead", b"nowhere")):
+            cluster.log[offset] = MovedRecord(None, b"v", [("rayq.source", topic + b"/0/7")])
+        leader = cluster.start()
+        leader.moves.start()
+        redriver = Redriver("tasks.dead")
+        answer = await leader.moves.move_records(request([0, 1, 2], ""), redriver.check)
+        assert answer.moved == [1]
+        assert [why for _, why in answer.refused] == ["may not write orders", "may not write nowhere"]
+        assert not cluster.targets["orders", 0].records
+        assert leader.state.counts().ready == RECORDS - 1, "they are left to consumers"
+        answer = await leader.moves.move_records(request([0], "orders"), redriver.check)
+        assert not answer.moved and not cluster.targets["orders", 0].records
+
+    played(work)
+
+
+@pytest.mark.parametrize("trouble", ["offline", "no append", "answer lost"])
+def test_a_redrive_ends_with_the_right_of_who_asked_for_it(trouble: str) -> None:
+    async def work(cluster: Cluster) -> None:
+        leader = cluster.start()
+        leader.moves.start()
+        redriver, target = Redriver("orders"), cluster.targets["orders", 0]
+        target.is_offline = trouble == "offline"
+        target.takes_appends = trouble != "no append"
+        target.answers_appends = trouble == "offline"
+        asked = asyncio.ensure_future(
+            leader.moves.move_records(request([0, 1], "orders"), redriver.check)
+        )
+        await until(lambda: leader.moves.trouble is not None)
+        redriver.topics.clear()
+        target.is_offline, target.takes_appends, target.answers_appends = False, True, True
+        answer = await asked
+        if trouble == "answer lost":
+            assert answer.moved == [0, 1] and len(target.records) == 2
+            return
+        assert {why for _, why in answer.refused} == {"may not write orders"}
+        assert not target.records and leader.state.counts().ready == RECORDS
 
     played(work)
 
@@ -681,7 +754,7 @@ def test_the_end_of_the_leader_is_told_to_those_who_wait() -> None:
         leader = cluster.start()
         leader.moves.start()
         cluster.losses = 1.0
-        asked = asyncio.ensure_future(leader.moves.move_records(request([0], "orders")))
+        asked = asyncio.ensure_future(leader.moves.move_records(request([0], "orders"), anybody))
         await until(lambda: leader.moves.trouble is not None)
         leader.moves.stop()
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.handlers import HandlerTable, answers_peer
 from rayq.actors.listening_clock import ListeningClock
@@ -62,12 +63,13 @@ class LeaderQueues:
         peers: Peers,
         clock_watch: ClockWatch,
         age_watch: ClockWatch,
+        access: Access,
     ) -> None:
         """`clock_watch` is for delays, `age_watch` for deletion by age."""
         self._replica_log = replica_log
         self._reads = QueueReads(leader, replica_log.environment.clock)
         self._data = DataPartition(
-            assignment.partition, replica_log, leader, self._reads, peers, clock_watch
+            assignment.partition, replica_log, leader, self._reads, peers, clock_watch, access
         )
         self._age_watch = age_watch
         self._queues: dict[str, QueueLeader] = {}

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayq import messages
 from rayq.actors.peers import Peers
@@ -17,6 +17,7 @@ from rayq.actors.queues.numbered_moves import (
     MoveSource,
     NumberedMoves,
     Records,
+    Refusal,
     Target,
     TargetSilentError,
     batches,
@@ -44,6 +45,25 @@ ANSWER_S = 20.0
 """Timeout of the answer to a request for moves; unfinished moves continue."""
 HELD_SHORT_S = 0.5
 """The retry interval if the leaders or brokers that were asked cannot answer just now."""
+
+
+CheckTarget = Callable[[str], None]
+"""Function that raises a RayqError unless whoever asked for a move may have records moved to this
+topic, now."""
+
+
+class _Aim(NamedTuple):
+    target: Target
+    topic: str
+    """Name of the target's topic."""
+
+
+def _refusal(check: CheckTarget, aim: _Aim) -> str | None:
+    try:
+        check(aim.topic)
+    except RayqError as error:
+        return str(error)
+    return None
 
 
 class QueueMoves:
@@ -196,7 +216,7 @@ class QueueMoves:
     # --- what somebody asked for ----------------------------------------------------------------
 
     async def move_records(
-        self, request: messages.MoveQueueRecords
+        self, request: messages.MoveQueueRecords, check: CheckTarget
     ) -> messages.MoveQueueRecordsResponse:
         """See `messages.MoveQueueRecords`. Raises InvalidTopicError, InvalidRequestError."""
         to_topic = request.to_topic
@@ -215,7 +235,7 @@ class QueueMoves:
         elif claimed:
             ends |= {offset: self._expect(offset) for offset in claimed}
             self._spawn(
-                partial(self._send_back, claimed, to_topic), f"{self._where}: asked moves"
+                partial(self._send_back, claimed, to_topic, check), f"{self._where}: asked moves"
             )
         if ends:
             await asyncio.wait(ends.values(), timeout=ANSWER_S)
@@ -229,8 +249,9 @@ class QueueMoves:
                 reasons[offset] = why
         return messages.MoveQueueRecordsResponse(sorted(moved), sorted(reasons.items()))
 
-    async def _send_back(self, claimed: list[int], to_topic: str) -> None:
-        """Moves claimed records to a topic, or ("") each to the topic that it came from."""
+    async def _send_back(self, claimed: list[int], to_topic: str, check: CheckTarget) -> None:
+        """Moves claimed records to a topic, or ("") each to the topic that it says it came from.
+        Its header is data of whoever wrote the record, so each target is checked."""
         unsent = set(claimed)
         silent: dict[Target, str] = {}
         why = "it could not be moved: ask again"
@@ -240,10 +261,13 @@ class QueueMoves:
                 tried, claimed = claimed[:count], claimed[count:]
                 gone = [offset for offset in tried if offset not in moved]
                 self._leave(unsent, gone, "its record is gone from the topic: it can be discarded")
-                by_target = await self._by_target(moved, to_topic, unsent)
+                by_target = await self._by_target(moved, to_topic, unsent, check)
                 # A target that does not answer does not delay the others.
                 await asyncio.gather(
-                    *(self._send(*of_target, unsent, silent) for of_target in by_target.items())
+                    *(
+                        self._send(aim, records, unsent, silent, partial(_refusal, check, aim))
+                        for aim, records in by_target.items()
+                    )
                 )
         except RayqError as error:
             why = f"it cannot be moved now: {error}"
@@ -260,20 +284,26 @@ class QueueMoves:
             self._end(offset, why)
 
     async def _send(
-        self, target: Target, records: Records, unsent: set[int], silent: dict[Target, str]
+        self,
+        aim: _Aim,
+        records: Records,
+        unsent: set[int],
+        silent: dict[Target, str],
+        refused: Refusal,
     ) -> None:
         """Moves claimed records to one target, unless it is known to be silent."""
+        target = aim.target
         try:
             for batch in batches(records) if target not in silent else ():
                 offsets = [dying.offset for dying, _ in batch]
                 try:
-                    refusal = await self._numbered.move(target, "done", batch)
+                    refusal = await self._numbered.move(target, "done", batch, refused)
                 except OutcomeUnknownError as error:
                     self._leave(unsent, offsets, str(error))
                     continue
                 unsent.difference_update(offsets)
                 if refusal is not None and len(batch) > 1:
-                    await self._send_singly(target, batch)
+                    await self._send_singly(target, batch, refused)
                     continue
                 for offset in offsets:
                     self._end(offset, refusal)
@@ -283,16 +313,16 @@ class QueueMoves:
             self._leave(unsent, [dying.offset for dying, _ in records], silent[target])
         self._source.wake()
 
-    async def _send_singly(self, target: Target, records: Records) -> None:
+    async def _send_singly(self, target: Target, records: Records, refused: Refusal) -> None:
         """Moves the records one by one, as perhaps only one of them is refused. In between,
         consumers may take them. Raises TargetSilentError."""
         for index, (dying, record) in enumerate(records):
-            claimed, settled, refused = self._state.moves.claim([dying.offset])
+            claimed, settled, held = self._state.moves.claim([dying.offset])
             if not claimed:
-                self._end(dying.offset, None if settled else refused[0][1])
+                self._end(dying.offset, None if settled else held[0][1])
                 continue
             try:
-                refusal = await self._numbered.move(target, "done", [(dying, record)])
+                refusal = await self._numbered.move(target, "done", [(dying, record)], refused)
             except OutcomeUnknownError as error:
                 refusal = str(error)
             except TargetSilentError as error:
@@ -303,11 +333,15 @@ class QueueMoves:
             self._end(dying.offset, refusal)
 
     async def _by_target(
-        self, moved: dict[int, MovedRecord], to_topic: str, unsent: set[int]
-    ) -> dict[Target, Records]:
+        self,
+        moved: dict[int, MovedRecord],
+        to_topic: str,
+        unsent: set[int],
+        check: CheckTarget,
+    ) -> dict[_Aim, Records]:
         """Groups these records by target. Records without a possible target are released."""
         topics: dict[str, tuple[str, int] | str] = {}
-        by_target: dict[Target, Records] = {}
+        by_target: dict[_Aim, Records] = {}
         for offset, record in sorted(moved.items()):
             source = source_of(record.headers)
             if not to_topic and source is None:
@@ -317,21 +351,25 @@ class QueueMoves:
             came_from, partition = source or ("", self._source.partition)
             topic = to_topic or came_from
             if topic not in topics:
-                topics[topic] = await self._find(topic)
+                topics[topic] = await self._find(topic, check)
             resolved = topics[topic]
             if isinstance(resolved, str):
                 self._leave(unsent, [offset], resolved)
                 continue
             target = Target(resolved[0], target_partition(partition, resolved[1]))
-            by_target.setdefault(target, []).append((Dying(offset, 0, "", ""), record))
+            by_target.setdefault(_Aim(target, topic), []).append(
+                (Dying(offset, 0, "", ""), record)
+            )
         return by_target
 
-    async def _find(self, topic: str) -> tuple[str, int] | str:
-        """The id and partition count of a topic, or the reason that records cannot go there."""
+    async def _find(self, topic: str, check: CheckTarget) -> tuple[str, int] | str:
+        """The id and partition count of a topic, or the reason that records cannot go there. A
+        refusal does not tell whether the topic exists."""
         if topic == self._source.topic:
             return f"it is in topic {topic!r} already"
         try:
             check_topic_name(topic)  # A header says it.
+            check(topic)
             return await self._peers.find_topic(topic)
         except RayqError as error:
             return str(error)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -243,6 +243,15 @@ class MovedRecord(NamedTuple):
 
 
 Records = list[tuple[Dying, MovedRecord]]
+Refusal = Callable[[], str | None]
+"""Function that returns the reason that whoever asked for a move may not have it done (any more).
+"""
+
+
+def nobody_asked() -> str | None:
+    """The `Refusal` of what a queue moves by itself."""
+    return None
+
 
 
 def batches(records: Records) -> Iterator[Records]:
@@ -321,19 +330,25 @@ class NumberedMoves:
         self._epoch = 0
         self._last_move_id = max((move.move_id for move in state.moves.all()), default=0)
 
-    async def move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
-        """Moves dying or claimed records as one batch. Returns None once it is in the target, or
-        the reason that it is certainly not. For claimed records, raises OutcomeUnknownError if
-        nobody can know. After both the records return to their state before. Raises
-        TargetSilentError, after which the records stay claimed. Raises other RayqErrors if the
-        opening ended.
+    async def move(
+        self,
+        target: Target,
+        outcome: Outcome,
+        records: Records,
+        refused: Refusal = nobody_asked,
+    ) -> str | None:
+        """Moves dying or claimed records as one batch, unless it is `refused` before the append.
+        Returns None once it is in the target, or the reason that it is certainly not. For claimed
+        records, raises OutcomeUnknownError if nobody can know. After both the records return to
+        their state before. Raises TargetSilentError, after which the records stay claimed. Raises
+        other RayqErrors if the opening ended.
 
         A dead letter in doubt is moved once more, and marked so: it must not be lost.
         """
         async with self._locks.setdefault(target, asyncio.Lock()):
             while True:
                 try:
-                    return await self._move(target, outcome, records)
+                    return await self._move(target, outcome, records, refused)
                 except OutcomeUnknownError as error:
                     logger.warning("%s: %s", self.where, error)
                     if outcome == "done":
@@ -364,20 +379,24 @@ class NumberedMoves:
             if read_header(payload).body_crc != move.crc:
                 payload = None  # The source was truncated, or another rayq encodes otherwise.
         try:
-            return await self._carry_out(move, payload, is_new=False)
+            # Whoever asked for it was allowed to when it was begun.
+            return await self._carry_out(move, payload, nobody_asked, is_new=False)
         except OutcomeUnknownError as error:
             logger.warning("%s: %s", self.where, error)
             return str(error)
 
     # --- steps ----------------------------------------------------------------------------------
 
-    async def _move(self, target: Target, outcome: Outcome, records: Records) -> str | None:
+    async def _move(
+        self, target: Target, outcome: Outcome, records: Records, refused: Refusal
+    ) -> str | None:
         """Makes one attempt of `move`. Raises OutcomeUnknownError."""
         numbered = await self._number(target, outcome)
-        if numbered is None:
+        refusal = "its target was deleted" if numbered is None else refused()
+        if numbered is None or refusal is not None:
             if outcome == "done":
                 self._state.moves.unclaim([record.offset for record, _ in records])
-            return "its target was deleted"
+            return refusal
         number, end = numbered
         payload = self._encode(outcome, records, number)
         self._last_move_id += 1
@@ -397,7 +416,7 @@ class NumberedMoves:
             self._source.hold_moved(records[0][1].value)
         self._state.moves.begin(move)
         await self._source.commit()
-        return await self._carry_out(move, payload, is_new=True)
+        return await self._carry_out(move, payload, refused, is_new=True)
 
     async def _number(
         self, target: Target, outcome: Outcome
@@ -454,10 +473,10 @@ class NumberedMoves:
         )
 
     async def _carry_out(
-        self, move: Move, payload: bytearray | None, *, is_new: bool
+        self, move: Move, payload: bytearray | None, refused: Refusal, *, is_new: bool
     ) -> str | None:
-        """Appends the batch of a move that was begun, unless it is there, and ends the move.
-        Returns as `move`. `payload` None: records of it are gone from the source. Raises
+        """Appends the batch of a move that was begun, unless it is there or refused, and ends the
+        move. Returns as `move`. `payload` None: records of it are gone from the source. Raises
         OutcomeUnknownError.
         """
         trouble = "move", move.move_id
@@ -477,7 +496,7 @@ class NumberedMoves:
                     doubt = _in_doubt(move)
                 elif payload is None:
                     refusal = "records of it are gone"
-                else:
+                elif (refusal := refused()) is None:
                     refusal = await self._targets.append(move, payload)
                     break
                 # The request of an earlier leader may still be in flight.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from rayq import messages
-from rayq.actors.handlers import answers
+from rayq.actors.handlers import answers, answers_peer
 from rayq.actors.queues.moves import QueueMoves
 from rayq.actors.queues.numbered_moves import MovedRecord
 from rayq.actors.queues.persister import FULL_GIVEN, GroupCommit, QueueStatePersister, as_error
@@ -25,6 +25,7 @@ from rayq.core.queues.state import Lock, Lost
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
 from rayq.messages.secret_names import shown_holder
+from rayq.wire.peer import Peer
 
 KEPT_WAIT_S = 1.0
 """Maximum time that an answer to an operator waits for the coordinator; then it reports the trouble
@@ -417,14 +418,21 @@ class QueuePartition:
         ]
         return messages.ListQueueRecordsResponse(records, next_offset)
 
-    @answers(messages.MoveQueueRecords)
+    @answers_peer(messages.MoveQueueRecords)
     async def move_records(
-        self, request: messages.MoveQueueRecords
+        self, peer: Peer, request: messages.MoveQueueRecords, _: memoryview
     ) -> messages.MoveQueueRecordsResponse:
         """See `messages.MoveQueueRecords`. The records need not be known yet: perhaps nobody has
-        taken from the queue."""
+        taken from the queue. A principal's rights are looked at again for each batch."""
+        access = self.data.access
+
+        def check(topic: str) -> None:
+            if peer.principal is not None:
+                access.check(peer, request)
+                access.require(peer, "write", "topic", topic)
+
         await self._learn_past(max(request.offsets, default=-1))
-        return await self.moves.move_records(request)
+        return await self.moves.move_records(request, check)
 
     async def _learn_past(self, offset: int) -> None:
         """Learns until the record at `offset` is known, if there is one and room for it."""

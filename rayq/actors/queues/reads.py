@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
@@ -358,3 +359,4 @@ class DataPartition(NamedTuple):
     peers: Peers
     clock_watch: ClockWatch
     """Wall clock for delays."""
+    access: Access

@@ -59,6 +59,9 @@ class HostedNames(Names):
     def topic_of_queue(self, name: str) -> str | None:
         return None  # Brokers are asked such things.
 
+    def topic_exists(self, name: str) -> bool:
+        return False
+
     def pinned_topic_id(self, pin_id: str) -> str | None:
         return None
 

@@ -233,6 +233,7 @@ class Replica:
             peers=self._context.peers,
             clock_watch=self._delay_clock,
             age_watch=self._clock_watch,
+            access=self._context.access,
         )
 
     def _leader_of(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from rayq import messages
 from rayq.core.access.acls import AclTable, AclVerdict
 from rayq.core.access.unknown import unknown_partition, unknown_queue, unknown_topic
+from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
 from rayq.errors import AuthorizationError, RayqError
 from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
@@ -35,6 +36,8 @@ class Names(Protocol):
     def queue_name(self, queue_id: str) -> str | None: ...
 
     def topic_of_queue(self, name: str) -> str | None: ...
+
+    def topic_exists(self, name: str) -> bool: ...
 
     def pinned_topic_id(self, pin_id: str) -> str | None: ...
 
@@ -287,18 +290,46 @@ def _create_queue(request: messages.CreateQueue, names: Names) -> Iterator[Neede
         yield Needed("create", "topic", request.topic)
     elif _owns_its_topic(request.config):
         yield Needed("alter", "topic", request.topic)
+    if _plain(request.config).get("dead_letters") != "discard":
+        yield from _dead_letters(request.name, names)
 
 
 def _alter_queue(request: messages.AlterQueue, names: Names) -> Iterator[Needed]:
     topic = names.topic_of_queue(request.name)
     if topic is not None and _owns_its_topic(request.config):
         yield Found("alter", "topic", topic)
+    if _plain(request.config).get("dead_letters", "discard") != "discard":
+        yield from _dead_letters(request.name, names)
+
+
+def _dead_letters(queue: str, names: Names) -> Iterator[Needed]:
+    """The right to have a queue's dead letters written into a topic that exists: it may be
+    another's. One that does not exist yet is made as a part of the queue."""
+    if names.topic_exists(queue + DEAD):
+        yield Needed("write", "topic", queue + DEAD)
+
+
+def _move_queue_records(request: messages.MoveQueueRecords, names: Names) -> Iterator[Needed]:
+    """Whoever moves records could read them where they go. Targets that headers name are checked
+    when they are read."""
+    if request.to_topic is None:
+        return
+    topic = names.topic_name(request.topic_id)
+    if topic is not None:
+        yield Found("read", "topic", topic)
+    if request.to_topic:
+        yield Needed("write", "topic", request.to_topic)
 
 
 def _owns_its_topic(config: Mapping[str, object]) -> bool:
     """Returns whether a queue would hold back the deletion of its topic's records, or delete them.
     """
-    return config.get("retention", "topic") != "topic"
+    return _plain(config).get("retention", "topic") != "topic"
+
+
+def _plain(config: Mapping[str, object]) -> dict[str, object]:
+    """A config by rayq's names of the keys, which may also be written with dots."""
+    return {key.replace(".", "_"): value for key, value in config.items()}
 
 
 _NAMES_OF_IDS: dict[str, Callable[[Names, str], str | None]] = {
@@ -317,5 +348,6 @@ NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterat
     messages.DescribeAcls: _describe_acls,
     messages.CreateQueue: _create_queue,
     messages.AlterQueue: _alter_queue,
+    messages.MoveQueueRecords: _move_queue_records,
 }
 """What the content of a request needs, beside the rights of its class."""

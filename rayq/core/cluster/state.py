@@ -265,6 +265,9 @@ class ClusterState:
         queue_id = self.queue_ids.get(name)
         return None if queue_id is None else self.topic_name(self.queues[queue_id].topic_id)
 
+    def topic_exists(self, name: str) -> bool:
+        return name in self.topic_ids
+
     def pinned_topic_id(self, pin_id: str) -> str | None:
         pin = self.pins.get(pin_id)
         return None if pin is None else pin.topic_id
