@@ -71,6 +71,13 @@ _METRICS = (
         "Events that the audit lacks: __audit could not be written for too long.",
     ),
     Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
+    Metric(
+        "rayq_throttled_seconds_total",
+        "counter",
+        (*_PROCESS, "principal", "quota"),
+        "Time in which a principal had used up one of its quotas in this process, so that its "
+        "requests waited.",
+    ),
     # Of processes on Ray. Where all servers share one process with their clients, nobody can say
     # what is whose.
     Metric(

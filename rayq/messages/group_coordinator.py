@@ -72,6 +72,7 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     compile)."""
 
     api: ClassVar[int] = 30
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     checked_when_answered: ClassVar[bool] = True
     group: GroupName
@@ -125,6 +126,7 @@ class CommitOffsets(ToGroupCoordinator[CommitOffsetsResponse], frozen=True):
     members. Raises UnknownMember, FencedMember, GroupNotEmpty."""
 
     api: ClassVar[int] = 31
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     group: GroupName
     member: CheckedName
@@ -154,6 +156,7 @@ class FetchCommittedResponse(Response, frozen=True):
 
 class FetchCommitted(ToGroupCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
     checked_when_answered: ClassVar[bool] = True
     group: GroupName

@@ -55,6 +55,7 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
+    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (
         Right("create", "queue", "name"),
         Right("read", "topic", "topic"),
@@ -167,6 +168,7 @@ class Take(ToQueueLeader[TakeResponse], frozen=True):
     `wait_ms` for the first. The locks are durable before the answer leaves."""
 
     api: ClassVar[int] = 131
+    quotas: ClassVar[tuple[str, ...]] = ("take_rate", "consumer_byte_rate", "request_percentage")
     rights: ClassVar[Rights] = (
         Right("read", "queue", "queue_id"),
         Right("read", "topic", "topic_id"),
@@ -196,6 +198,7 @@ class Settle(ToQueueLeader[SettleResponse], frozen=True):
     is done, or below the start, is success."""
 
     api: ClassVar[int] = 132
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (
         Right("read", "queue", "queue_id"),
         Right("read", "topic", "topic_id"),

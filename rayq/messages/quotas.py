@@ -9,7 +9,7 @@ import msgspec
 
 from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, Right, Rights
 from rayq.messages.any_broker import Change
-from rayq.messages.base import CheckedName, Response, ToBroker
+from rayq.messages.base import CheckedName, Name, Response, ToBroker
 
 QuotaName = Literal[
     "producer_byte_rate",
@@ -23,10 +23,17 @@ QuotaName = Literal[
     "max_partitions",
 ]
 """Kafka's words where it has one. Rates are per second, in the whole cluster: bytes of produce
-requests and of fetch answers, created and deleted partitions, new connections, records taken from
-queues. `request_percentage` is the share of one server process's time, in each of them. `max_` are
-counts: open connections in the cluster, and the topics and partitions that the principal has
-created."""
+requests and of fetch answers, created and deleted partitions, records taken from queues. For each
+server process hold `request_percentage`, the share of its time, and `connection_creation_rate` and
+`max_connections`, since each client needs a connection to each process. `max_topics` and
+`max_partitions` count what the principal has created."""
+SHARED_QUOTAS: tuple[QuotaName, ...] = (
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "controller_mutation_rate",
+    "take_rate",
+)
+"""Rates of the whole cluster, of which each process has a share."""
 CheckedNumber = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 """A number that the handler checks; also NaN."""
 ClientId = Annotated[str, msgspec.Meta(max_length=PRINCIPAL_NAME_LENGTH_MAX)]
@@ -42,6 +49,43 @@ class Quota(msgspec.Struct, array_like=True, frozen=True):
     """None: all clients of the principal together, except those with a limit of their own."""
     limits: Mapping[str, float]
     """Values by `QuotaName`; also names that only a newer version knows."""
+
+
+class QuotaDemand(msgspec.Struct, array_like=True, frozen=True):
+    """Use that clients want to make of a rate, at one broker or one of its processes."""
+
+    principal: Name
+    client_id: ClientId | None
+    name: QuotaName
+    demand: Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+    """Units per second."""
+
+
+class QuotaShare(msgspec.Struct, array_like=True, frozen=True):
+    """The part of a rate that a broker, or one of its processes, may give to clients."""
+
+    principal: str
+    client_id: str | None
+    name: QuotaName
+    share: float
+    """Fraction of the rate."""
+
+
+QuotaDemands = Annotated[list[QuotaDemand], msgspec.Meta(max_length=100_000)]
+
+
+class Throttled(Response, frozen=True):
+    """Tells a client to send no more of the requests that count for a quota (`Request.quotas`), for
+    so long. A server sends it at any time, as a frame of its own under `THROTTLED_API`, for all
+    requests of a connection; older clients pass over it."""
+
+    quota: str
+    throttle_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
+    """0: the client may go on."""
+
+
+THROTTLED_API = 154
+"""Number of the frames that carry `Throttled`. No request has it."""
 
 
 class SetQuota(Change, frozen=True):

@@ -60,6 +60,7 @@ class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
     TransactionLimit."""
 
     api: ClassVar[int] = 70
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -85,6 +86,7 @@ class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=Tr
     AlreadyCommitted (a transaction with this name is committed)."""
 
     api: ClassVar[int] = 71
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -100,6 +102,7 @@ class TouchTransaction(ToTransactionCoordinator[Done], frozen=True):
     from the first partition on. Raises ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 75
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -118,6 +121,7 @@ class SealTransaction(ToTransactionCoordinator[SealTransactionResponse], frozen=
     ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 76
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -137,6 +141,7 @@ class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     once that is committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "topic", "topic_id"),)
     family: Family
     epoch: TransactionEpoch
@@ -215,6 +220,7 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
     partitions wait for the end."""
 
     api: ClassVar[int] = 74
+    quotas: ClassVar[tuple[str, ...]] = ()
     rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     family: Family
     epoch: TransactionEpoch

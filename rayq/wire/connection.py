@@ -19,7 +19,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
 )
-from rayq.messages import AnyRequest, Ping, Request, ResponseT
+from rayq.messages import THROTTLED_API, AnyRequest, Ping, Request, ResponseT, Throttled
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
@@ -107,6 +107,9 @@ class Connection(FrameStream):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._ping_timer: asyncio.TimerHandle | None = None
+        self._throttled_until: dict[str, float] = {}
+        """See `throttled_s`, by quota."""
+        self._on_throttled: list[Callable[[], None]] = []
 
     @classmethod
     async def open(
@@ -220,6 +223,34 @@ class Connection(FrameStream):
             raise _again(self._closed_because)
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
+    def throttled_s(self, kind: type[AnyRequest]) -> float:
+        """The time for which the server takes no such requests from this client, since it has used
+        up a quota. One that is sent all the same waits there, and the wait counts for no
+        time-out."""
+        return max(self._throttled_until_of(kind) - self._loop.time(), 0.0)
+
+    def _throttled_until_of(self, kind: type[AnyRequest]) -> float:
+        untils = self._throttled_until
+        return max((untils[quota] for quota in kind.quotas if quota in untils), default=0.0)
+
+    def on_throttled(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once, when the server says next for how long something is throttled, or
+        when the connection ends."""
+        if self.closed:
+            self._loop.call_soon(callback)
+        else:
+            self._on_throttled.append(callback)
+
+    def _take_throttled(self, header: memoryview) -> None:
+        said = decode(DECODERS[Throttled], header, "Throttled")
+        self._throttled_until[said.quota] = self._loop.time() + said.throttle_ms / 1000
+        self._call_throttled()
+
+    def _call_throttled(self) -> None:
+        callbacks, self._on_throttled = self._on_throttled, []
+        for callback in callbacks:
+            callback()
+
     def keep_alive(self) -> None:
         """Makes the connection end within some seconds when the peer is gone without a word, also
         while all its requests may wait for long: one question a second asks for a sign of life,
@@ -269,6 +300,8 @@ class Connection(FrameStream):
             # The answer to a one-way request, or to one that timed out or was cancelled before.
             if frame.correlation == 0 and frame.flags & FLAG_ERROR and self.on_refused is not None:
                 self.on_refused(self, decode_error(frame.header))
+            elif frame.api == THROTTLED_API:
+                self._take_throttled(frame.header)
             return
         future = pending.future
         try:
@@ -319,6 +352,7 @@ class Connection(FrameStream):
         for request in pending.values():
             if not request.future.done():
                 request.future.set_exception(_again(self._closed_because))
+        self._call_throttled()
         callbacks, self._close_callbacks = self._close_callbacks, []
         for callback in callbacks:
             callback()
@@ -362,7 +396,10 @@ class Connection(FrameStream):
         ]
         for correlation in due:
             pending = self._pending[correlation]
-            longer = pending.deadline + unheard_s - pending.unheard_s
+            longer = max(
+                pending.deadline + unheard_s - pending.unheard_s,
+                self._throttled_until_of(pending.kind) + pending.timeout_s,
+            )
             if longer > now + TIMER_SLACK_S:
                 self._pending[correlation] = pending._replace(
                     deadline=longer, unheard_s=unheard_s

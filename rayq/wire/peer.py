@@ -11,6 +11,7 @@ from rayq.messages import AnyRequest
 from rayq.messages.acls import SUPERUSER
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import Credentials, Role
+from rayq.wire.throttling import Throttle
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Peer:
     """Id of the token that the principal has proven. None: a server acts for it."""
     client_id: str = ""
     """The name that the client gave itself. Nothing proves it."""
+    throttle: Throttle | None = field(default=None, compare=False, repr=False)
+    """The quotas of a named principal. None: there are none for a superuser, or a server."""
     grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     """What the gate has granted on this connection, for the gate alone."""
 

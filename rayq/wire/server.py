@@ -6,6 +6,7 @@ import asyncio
 import errno
 import functools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,16 @@ from rayq.errors import (
     UnknownServerError,
 )
 from rayq.logs import RateLimitedLogger
-from rayq.messages import REQUESTS, AnyRequest, Done, Ping, Response
+from rayq.messages import (
+    REQUESTS,
+    THROTTLED_API,
+    AnyRequest,
+    Done,
+    Ping,
+    QuotaName,
+    Response,
+    Throttled,
+)
 from rayq.metrics import Histogram, Sample
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import (
@@ -40,6 +50,7 @@ from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
 from rayq.wire.peer import Audit, Gate, NobodyAudits, NobodyKnown, Peer
 from rayq.wire.stream import FrameStream
+from rayq.wire.throttling import ParkedRequests, Throttle, Throttles
 from rayq.wire.turns import Slice, Turns
 
 logger = logging.getLogger(__name__)
@@ -102,6 +113,7 @@ class Server:
         config: ClusterConfig | None = None,
         gate: Gate | None = None,
         audit: Audit | None = None,
+        throttles: Throttles | None = None,
     ) -> None:
         assert identity.role == "server", "a server needs the cluster's secret"
         self.environment = environment
@@ -110,6 +122,7 @@ class Server:
         self.config = config or ClusterConfig()
         self.gate = gate or NobodyKnown()
         self.audit = audit or NobodyAudits()
+        self.throttles = throttles
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
@@ -293,6 +306,9 @@ class _ServerStream(FrameStream):
         self._release_scheduled = False
         self._slice: Slice | None = None
         """The client's use of the loop's time. None: the peer is a server, or not known yet."""
+        self._throttle: Throttle | None = None
+        self._parked: ParkedRequests | None = None
+        """Requests of a named principal that wait for a quota."""
         self._cancellable: dict[asyncio.Task[Any], None] = {}
         self._room = AnswerRoom(self._is_taking)
         self._unsent_timer: asyncio.TimerHandle | None = None
@@ -327,7 +343,8 @@ class _ServerStream(FrameStream):
     @property
     def held_bytes(self) -> int:
         """The bytes that the server holds for the peer."""
-        return self.unsent_bytes + self._request_bytes + self._parser.large_bytes
+        parked_bytes = 0 if self._parked is None else self._parked.bytes
+        return self.unsent_bytes + self._request_bytes + self._parser.large_bytes + parked_bytes
 
     @property
     def moved_at(self) -> float:
@@ -366,6 +383,7 @@ class _ServerStream(FrameStream):
                 return
             accepted = handshake.accept(header)
             self._server.authenticated(self, handshake.role)
+            self._throttle_client(handshake.principal, handshake.hello.client_id)
         except ProtocolError:
             raise  # Garbage gets no answer.
         except RayqError as error:
@@ -388,6 +406,7 @@ class _ServerStream(FrameStream):
             handshake.principal,
             handshake.token_id,
             handshake.hello.client_id,
+            throttle=self._throttle,
         )
         self.is_client = handshake.role == "client"
         if handshake.principal is not None:
@@ -397,6 +416,20 @@ class _ServerStream(FrameStream):
             self._server.audit.login(self._peer)
         self._handshake = None
         self._stop_handshake_timer()
+
+    def _throttle_client(self, principal: str | None, client_id: str) -> None:
+        """Raises QuotaLimitError."""
+        throttles = self._server.throttles
+        if principal is not None and throttles is not None:
+            self._throttle = throttles.connect(principal, client_id, self._tell_throttled)
+            self._parked = ParkedRequests(
+                self._throttle, self._handle_frame, self._release_soon
+            )
+
+    def _tell_throttled(self, quota: QuotaName, throttle_s: float) -> None:
+        if not self._ended:
+            message = Throttled(quota, math.ceil(throttle_s * 1000))
+            self.write_frame(0, THROTTLED_API, 0, ENCODER.encode(message))
 
     def _stop_handshake_timer(self) -> None:
         if self._handshake_timer is not None:
@@ -411,15 +444,27 @@ class _ServerStream(FrameStream):
             if self._handshake is not None:
                 self._take_handshake(frame, self._handshake)
             return
-        flags, api, correlation, header, payload = frame
-        if flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
+        if frame.flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
             raise ProtocolError(f"{self.address} sent an answer where a request was expected.")
-        one_way = bool(flags)
         self._until_next_turn -= 1
         if self._until_next_turn <= 0:
             self._until_next_turn = REQUESTS_PER_TURN
             self.hold_reading()
             self._release_soon()
+        if self._parked is not None:
+            before_bytes = self._parked.bytes
+            if self._parked.park(frame):
+                self._server.held_bytes.add(self._parked.bytes - before_bytes)
+                if self._parked.is_full:
+                    self.hold_reading()
+                return
+        self._handle_frame(frame)
+
+    def _handle_frame(self, frame: Frame) -> None:
+        peer = self._peer
+        assert peer is not None
+        flags, api, correlation, header, payload = frame
+        one_way = bool(flags)
         arrived_s = self._clock.monotonic()
         try:
             request = self._read_request(peer, api, header)
@@ -468,6 +513,8 @@ class _ServerStream(FrameStream):
             self._slice.used(now_s - since_s)
             if self._slice.is_waiting:
                 self.hold_reading()
+            if self._throttle is not None:
+                self._throttle.spent(self._slice.take_spent())
 
     def _read_request(self, peer: Peer, api: int, header: memoryview) -> AnyRequest:
         kind = REQUESTS.get(api)
@@ -587,6 +634,7 @@ class _ServerStream(FrameStream):
             or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
             or self.is_write_paused
             or (self._slice is not None and self._slice.is_waiting)
+            or (self._parked is not None and self._parked.is_full)
         )
 
     def _release_soon(self) -> None:
@@ -649,6 +697,8 @@ class _ServerStream(FrameStream):
         self._stop_handshake_timer()
         if self._slice is not None:
             self._slice.end()
+        if self._parked is not None:
+            self._parked.end()
         self._server.disconnected(self)
         cancellable, self._cancellable = self._cancellable, {}
         for task in cancellable:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, ClassVar
 
+import msgspec
+
 from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
@@ -37,8 +39,10 @@ from rayq.errors import (
     UnknownQueueError,
 )
 from rayq.metrics import Sample
+from rayq.wire.frames import size_of
 from rayq.wire.peer import Peer
 from rayq.wire.server import Result
+from rayq.wire.throttling import Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -337,8 +341,33 @@ class QueueLeader:
         return self.open is not None or isinstance(request, messages.Take)
 
     @answers_peer(messages.Take)
-    def _take(self, peer: Peer, request: messages.Take, _: memoryview) -> asyncio.Future[Answer]:
+    def _take(self, peer: Peer, request: messages.Take, _: memoryview) -> Awaitable[Answer]:
         self.owners.heard(request.holder, peer)
+        if peer.throttle is not None:
+            return self._take_throttled(peer, peer.throttle, request)
+        return self._wait_for_records(peer, request)
+
+    async def _take_throttled(
+        self, peer: Peer, throttle: Throttle, request: messages.Take
+    ) -> Answer:
+        """Takes once the client has not used up its quotas."""
+        await throttle.acquire("take_rate", 0)
+        await throttle.acquire("consumer_byte_rate", 0)
+        self._check()
+        response, payload = await self._wait_for_records(
+            peer,
+            msgspec.structs.replace(
+                request,
+                records_max=int(throttle.most("take_rate", request.records_max)),
+                bytes_max=int(throttle.most("consumer_byte_rate", request.bytes_max)),
+            ),
+        )
+        taken = sum(last - first + 1 for first, last, *_ in response.locks)
+        throttle.use("take_rate", taken)
+        throttle.use("consumer_byte_rate", sum(map(size_of, payload)))
+        return response, payload
+
+    def _wait_for_records(self, peer: Peer, request: messages.Take) -> asyncio.Future[Answer]:
         answer = self.takes.add(request, peer.closed)
         self.wake()
         return answer

@@ -246,7 +246,7 @@ class Leader:
     def _answer_fetch(
         self, peer: Peer, request: messages.Fetch, _: memoryview
     ) -> Awaitable[tuple[messages.FetchResponse, bytes]]:
-        return self.reads.fetch(request, peer.room)
+        return self.reads.fetch(request, peer.room, peer.throttle)
 
     def produce(
         self,

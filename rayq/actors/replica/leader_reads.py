@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from rayq import messages
 from rayq.actors.handlers import answers
 from rayq.actors.remote.reads import RemoteReads
@@ -27,6 +29,7 @@ from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.throttling import Throttle
 
 CLIENT_FETCH_BYTES_MAX = 16 * MIB
 
@@ -56,10 +59,33 @@ class LeaderReads:
         with the high watermark."""
 
     async def fetch(
+        self, request: messages.Fetch, room: AnswerRoom, throttle: Throttle | None = None
+    ) -> tuple[messages.FetchResponse, bytes]:
+        """Returns committed batches; none are read before there is room for the answer, and the
+        client has not used up its quota. See `messages.Fetch` for the errors."""
+        if throttle is None:
+            return await self._fetch(request, room)
+        # A fetch that waits for records holds no part of the quota meanwhile.
+        is_news = self._has_news(request) or await self._replica_log.committed.wait(
+            request.wait_ms / 1000, holds=lambda: self._has_news(request)
+        )
+        bytes_max = int(throttle.most("consumer_byte_rate", request.bytes_max))
+        acquired_bytes = min(bytes_max, CLIENT_FETCH_BYTES_MAX) if is_news else 0
+        if is_news:
+            await throttle.acquire("consumer_byte_rate", acquired_bytes)
+        sent_bytes = 0
+        try:
+            answer = await self._fetch(
+                msgspec.structs.replace(request, bytes_max=bytes_max, wait_ms=0), room
+            )
+            sent_bytes = len(answer[1])
+        finally:
+            throttle.use("consumer_byte_rate", sent_bytes - acquired_bytes)
+        return answer
+
+    async def _fetch(
         self, request: messages.Fetch, room: AnswerRoom
     ) -> tuple[messages.FetchResponse, bytes]:
-        """Returns committed batches; none are read before there is room for the answer. See
-        `messages.Fetch` for the errors."""
         clock = self._clock
         deadline_s = clock.monotonic() + request.wait_ms / 1000
         bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)

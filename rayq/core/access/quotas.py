@@ -7,13 +7,21 @@ each process reports its demand, and the controller divides the rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from rayq.messages.quotas import Quota, QuotaName
+from rayq.messages.quotas import SHARED_QUOTAS, Quota, QuotaName
 
 ProcessT = TypeVar("ProcessT")
+
+
+RATES: tuple[QuotaName, ...] = (
+    *SHARED_QUOTAS,
+    "request_percentage",
+    "connection_creation_rate",
+)
+"""The limits that have accounts. The others count what there is."""
 
 
 class AccountKey(NamedTuple):
@@ -36,8 +44,10 @@ class QuotaTable:
     """The quotas of a cluster. A limit of a client id holds before one of its principal, and that
     before the default. A default is for each principal by itself."""
 
-    def __init__(self) -> None:
-        self._limits: dict[tuple[str | None, str | None], Mapping[str, float]] = {}
+    def __init__(self, quotas: Iterable[Quota] = ()) -> None:
+        self._limits: dict[tuple[str | None, str | None], Mapping[str, float]] = {
+            (quota.principal, quota.client_id): quota.limits for quota in quotas
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QuotaTable) and self._limits == other._limits
@@ -83,6 +93,14 @@ class QuotaTable:
                 return Limit(AccountKey(principal, None, name), shared)
         return None
 
+    def rates(self, principal: str, client_id: str) -> Iterator[Limit]:
+        """Yields the rates that limit a client of a principal."""
+        if self._limits:
+            for name in RATES:
+                limit = self.limit(principal, client_id, name)
+                if limit is not None:
+                    yield limit
+
 
 def max_min_shares(rate: float, demands: Mapping[ProcessT, float]) -> dict[ProcessT, float]:
     """Divides a rate among processes by max-min fairness: nobody gets less than an equal part
@@ -114,6 +132,8 @@ class RateAccount:
     now_s: float
     balance: float = field(init=False)
     """Units that may be used at once. Negative: a debt."""
+    throttled_s: float = 0.0
+    """The time so far in which there was a debt."""
 
     def __post_init__(self) -> None:
         self.balance = self.rate
@@ -139,5 +159,7 @@ class RateAccount:
 
     def _accrue(self, now_s: float) -> None:
         passed_s = max(now_s - self.now_s, 0.0)
+        if self.balance < 0:
+            self.throttled_s += min(passed_s, self.debt_s)
         self.now_s = max(self.now_s, now_s)
         self.balance = min(self.balance + self.rate * passed_s, self.rate)

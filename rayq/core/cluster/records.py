@@ -326,9 +326,15 @@ class QuotaChanged(MetadataRecord, frozen=True):
 
 
 ACCESS_RECORDS = (
-    PrincipalCreated, PrincipalDeleted, TokenCreated, TokenRevoked, AclCreated, AclDeleted
-)  # fmt: skip
-"""Records of principals, their tokens and ACLs."""
+    PrincipalCreated,
+    PrincipalDeleted,
+    TokenCreated,
+    TokenRevoked,
+    AclCreated,
+    AclDeleted,
+    QuotaChanged,
+)
+"""Records of principals, their tokens, ACLs and quotas."""
 
 
 class RequestDone(MetadataRecord, frozen=True):

@@ -1,0 +1,416 @@
+"""The quotas that a server process enforces: the accounts of its clients, and those that wait.
+
+An account is a bucket of one second that may go into debt. Work is charged when it is known, and
+who is in debt waits: a client that was told does so by itself, the requests of others wait here,
+first come, first served. Most rates hold in the whole cluster, and this process has a share of
+them: see `rayq.core.access.quota_shares`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from rayq.core.access.quota_shares import DemandMeter
+from rayq.core.access.quotas import AccountKey, Limit, QuotaTable, RateAccount
+from rayq.environment import Clock, Environment
+from rayq.errors import QuotaLimitError
+from rayq.messages import AnyRequest
+from rayq.messages.quotas import (
+    SHARED_QUOTAS,
+    Quota,
+    QuotaDemand,
+    QuotaName,
+    QuotaShare,
+)
+from rayq.metrics import Sample
+
+DEBT_MAX_S = 1.0
+"""Produce requests of a client that is told to wait are taken up to this debt: they were on their
+way. Further ones wait here."""
+TOLD_S_MIN = 0.001
+TOLD_S_MAX = 60.0
+"""Maximum time that a client is told to wait. It is told again when it sends more too early."""
+AT_ONCE_S = 0.25
+"""What one request reads or takes is at most what the rate allows in this time, but for one batch
+or record: others would have to wait for long."""
+IDLE_S = 10.0
+"""An account that nobody has used for this long gets no share."""
+
+Go = Callable[[], None]
+
+
+class Account:
+    """One limit of this process, and the requests that wait for it."""
+
+    def __init__(self, key: AccountKey, rate: float, clock: Clock) -> None:
+        self.key = key
+        self._now_s = clock.monotonic
+        self._bucket = RateAccount(rate, clock.monotonic())
+        self._waiting: deque[tuple[float, float, Go]] = deque()
+        """The debt up to which each may go, the units that it then takes, and what it then does."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.meter = DemandMeter(clock.monotonic())
+
+    @property
+    def rate(self) -> float:
+        return self._bucket.rate
+
+    @property
+    def throttled_s(self) -> float:
+        """The time so far in which the account was in debt."""
+        self._bucket.use(0.0, self._now_s())
+        return self._bucket.throttled_s
+
+    @property
+    def debt_s(self) -> float:
+        """The time until the debt is paid. Infinite where nothing at all is allowed."""
+        if self.rate <= 0:
+            return math.inf
+        return self._bucket.use(0.0, self._now_s())
+
+    def demand(self) -> float:
+        """Units per second that the clients want of this process, since the last call."""
+        is_short = bool(self._waiting) or self.throttled_s > self.meter.throttled_s
+        return self.meter.measure(
+            self._now_s(), throttled_s=self._bucket.throttled_s, is_short=is_short
+        )
+
+    def is_free(self, debt_max_s: float) -> bool:
+        """Returns whether work may be done now that goes by this account."""
+        return not self._waiting and self.debt_s <= debt_max_s
+
+    def use(self, units: float) -> float:
+        """Takes units. Returns the debt in seconds."""
+        self.meter.used(units, self._now_s())
+        debt_s = self._bucket.use(units, self._now_s())
+        if units < 0 and self._waiting:
+            self._schedule()
+        return debt_s
+
+    def set_rate(self, rate: float) -> None:
+        if rate != self.rate:
+            self._bucket.set_rate(rate, self._now_s())
+            self._schedule()
+
+    def wait(self, debt_max_s: float, units: float, go: Go) -> None:
+        """Calls `go()` when the debt is not higher than that; it has taken the units then."""
+        self._waiting.append((debt_max_s, units, go))
+        if len(self._waiting) == 1:
+            self._schedule()
+
+    def end(self) -> None:
+        """The limit holds no more: nobody waits for it any longer."""
+        self._stop_timer()
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, go in waiting:
+            asyncio.get_running_loop().call_soon(go)
+
+    def _schedule(self) -> None:
+        self._stop_timer()
+        if self._waiting:
+            wait_s = self.debt_s - self._waiting[0][0]
+            if wait_s < math.inf:
+                self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._next)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next(self) -> None:
+        """Lets the first go, if it may: the others are looked at in the next turn of the loop, when
+        it may have used more."""
+        self._timer = None
+        if self._waiting and self.debt_s - self._waiting[0][0] <= TOLD_S_MIN:
+            _, units, go = self._waiting.popleft()
+            if units:
+                self.use(units)
+            go()
+        self._schedule()
+
+
+class ClientThrottle:
+    """The quotas of one connection's client (`rayq.wire.throttling.Throttle`)."""
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        principal: str,
+        client_id: str,
+        tell: Callable[[QuotaName, float], None],
+    ) -> None:
+        self._quotas = quotas
+        self.principal = principal
+        self.client_id = client_id
+        self._tell = tell
+        self._now_s = quotas.clock.monotonic
+        self._accounts: dict[QuotaName, Account] = {}
+        self._told_until_s: dict[QuotaName, float] = {}
+
+    def refresh(self) -> None:
+        """Takes the accounts by the quotas that hold now."""
+        self._accounts = self._quotas.accounts_of(self.principal, self.client_id)
+
+    def retell(self) -> None:
+        """Tells the client what it has to wait now, where it was told a longer time."""
+        now_s = self._now_s()
+        for name, until_s in list(self._told_until_s.items()):
+            wait_s = self.throttled_s(name)
+            if until_s > now_s + wait_s + TOLD_S_MIN:
+                self._tell_it(name, wait_s)
+
+    def _tell_it(self, name: QuotaName, wait_s: float) -> None:
+        wait_s = min(wait_s, TOLD_S_MAX)
+        self._told_until_s[name] = self._now_s() + wait_s
+        self._tell(name, wait_s)
+
+    def _charge(self, account: Account, units: float) -> None:
+        debt_s = account.use(units)
+        if debt_s >= TOLD_S_MIN:
+            self._tell_it(account.key.name, debt_s)
+
+    def throttled_s(self, name: QuotaName) -> float:
+        account = self._accounts.get(name)
+        return 0.0 if account is None else account.debt_s
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def admits(self, kind: type[AnyRequest], size: int) -> bool:
+        if not self._accounts:
+            return True
+        wanted = self._wanted(kind, size)
+        if any(not account.is_free(DEBT_MAX_S) for account, _ in wanted):
+            return False
+        for account, units in wanted:
+            if units:
+                self._charge(account, units)
+        return True
+
+    def _wanted(self, kind: type[AnyRequest], size: int) -> list[tuple[Account, float]]:
+        """The accounts by which a request waits before it is read, and the units that it costs."""
+        wanted: list[tuple[Account, float]] = []
+        for name in kind.quotas:
+            if name in ("producer_byte_rate", "request_percentage") and name in self._accounts:
+                units = size if name == "producer_byte_rate" else 0
+                wanted.append((self._accounts[name], units))
+        return wanted
+
+    def wait(self, kind: type[AnyRequest], size: int, go: Go) -> None:
+        self._wait_all(self._wanted(kind, size), go)
+
+    def _wait_all(self, wanted: Sequence[tuple[Account, float]], go: Go) -> None:
+        """Waits for one after the other."""
+        if not wanted:
+            asyncio.get_running_loop().call_soon(go)
+            return
+        (account, units), *others = wanted
+
+        def granted() -> None:
+            self._tell_debt(account.key.name)
+            if others:
+                self._wait_all(others, go)
+            else:
+                go()
+
+        self._tell_debt(account.key.name)
+        account.wait(DEBT_MAX_S, units, granted)
+
+    def _tell_debt(self, name: QuotaName) -> None:
+        debt_s = self.throttled_s(name)
+        if debt_s >= TOLD_S_MIN:
+            self._tell_it(name, debt_s)
+
+    def most(self, name: QuotaName, units: float) -> float:
+        account = self._accounts.get(name)
+        return units if account is None else min(units, max(account.rate * AT_ONCE_S, 1.0))
+
+    async def acquire(self, name: QuotaName, units: float) -> None:
+        account = self._accounts.get(name)
+        if account is None:
+            return
+        if account.is_free(0.0):
+            account.use(units)
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go() -> None:
+            if granted.done():  # Whoever waited has been cancelled.
+                account.use(-units)
+            else:
+                granted.set_result(None)
+
+        self._tell_debt(name)
+        account.wait(0.0, units, go)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                account.use(-units)
+            raise
+
+    def use(self, name: QuotaName, units: float) -> None:
+        account = self._accounts.get(name)
+        if account is not None:
+            self._charge(account, units)
+
+    def spent(self, seconds: float) -> None:
+        account = self._accounts.get("request_percentage")
+        if account is not None:
+            self._charge(account, seconds)
+
+    def end(self) -> None:
+        self._quotas.disconnect(self)
+
+
+class Quotas:
+    """The quotas that this process knows (`rayq.wire.throttling.Throttles`)."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.clock = environment.clock
+        self._metrics = environment.metrics
+        self._table = QuotaTable()
+        self._part = 1.0
+        """The equal part of this process, for accounts without a share."""
+        self._shares: dict[AccountKey, float] = {}
+        self._accounts: dict[AccountKey, Account] = {}
+        self._clients: dict[ClientThrottle, None] = {}
+        self._open: dict[tuple[str, str], int] = {}
+        """Open connections by principal and client id."""
+        self._throttled_s: dict[tuple[str, QuotaName], float] = {}
+        """The time in which accounts that are gone were in debt."""
+        environment.metrics.add_source(self._measure)
+
+    # --- what holds -----------------------------------------------------------------------------
+
+    def replace(self, quotas: Iterable[Quota]) -> None:
+        """Takes all quotas of the cluster."""
+        self._table = QuotaTable(quotas)
+        for key in list(self._accounts):
+            limit = self._table.limit(key.principal, key.client_id or "", key.name)
+            if limit is None or limit.key != key:
+                self._forget(key)
+            else:
+                self._set_rate(key, limit.value)
+        self._refresh()
+
+    def set_shares(self, part: float, shares: Iterable[QuotaShare]) -> None:
+        """Takes this process's shares of the rates, as fractions. `part` is that of all others."""
+        news = {
+            AccountKey(share.principal, share.client_id, share.name): share.share
+            for share in shares
+        }
+        if part == self._part and news == self._shares:
+            return
+        self._part, self._shares = part, news
+        for key in self._accounts:
+            limit = self._table.limit(key.principal, key.client_id or "", key.name)
+            if limit is not None:
+                self._set_rate(key, limit.value)
+        for client in self._clients:
+            client.retell()
+
+    def demands(self) -> list[QuotaDemand]:
+        """What the clients want of this process, of each rate that holds in the whole cluster."""
+        return [
+            QuotaDemand(*key, account.demand())
+            for key, account in self._accounts.items()
+            if key.name in SHARED_QUOTAS and account.meter.idle_s(self.clock.monotonic()) < IDLE_S
+        ]
+
+    def _set_rate(self, key: AccountKey, value: float) -> None:
+        self._accounts[key].set_rate(self._rate(key, value))
+
+    def _rate(self, key: AccountKey, value: float) -> float:
+        """The rate of an account in this process."""
+        if key.name == "request_percentage":
+            return value / 100
+        if key.name in SHARED_QUOTAS:
+            return value * self._shares.get(key, self._part)
+        return value
+
+    def _forget(self, key: AccountKey) -> None:
+        account = self._accounts.pop(key)
+        label = key.principal, key.name
+        self._throttled_s[label] = self._throttled_s.get(label, 0.0) + account.throttled_s
+        account.end()
+
+    def _refresh(self) -> None:
+        for client in self._clients:
+            client.refresh()
+        for client in self._clients:
+            client.retell()
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def connect(
+        self, principal: str, client_id: str, tell: Callable[[QuotaName, float], None]
+    ) -> ClientThrottle:
+        self._check_connection(principal, client_id)
+        client = ClientThrottle(self, principal, client_id, tell)
+        self._clients[client] = None
+        who = principal, client_id
+        self._open[who] = self._open.get(who, 0) + 1
+        client.refresh()
+        return client
+
+    def _check_connection(self, principal: str, client_id: str) -> None:
+        limit = self._table.limit(principal, client_id, "max_connections")
+        if limit is not None:
+            count = sum(
+                count
+                for who, count in self._open.items()
+                if who[0] == principal and self._shares_limit(who, limit)
+            )
+            if count >= limit.value:
+                raise QuotaLimitError(
+                    f"Principal {principal!r} has {count} connections to this process, and its "
+                    f"quota max_connections is {limit.value:g}: close some, or ask whoever "
+                    f"administers the cluster for more (rayq quota set {principal})."
+                )
+        account = self.accounts_of(principal, client_id).get("connection_creation_rate")
+        if account is not None:
+            if not account.is_free(0.0):
+                raise QuotaLimitError(
+                    f"Principal {principal!r} connects more often to this process than its quota "
+                    f"connection_creation_rate allows, {account.rate:g} a second: wait a moment, "
+                    "keep connections open, or ask whoever administers the cluster for more (rayq "
+                    f"quota set {principal})."
+                )
+            account.use(1.0)
+
+    def _shares_limit(self, who: tuple[str, str], limit: Limit) -> bool:
+        other = self._table.limit(*who, limit.key.name)
+        return other is not None and other.key == limit.key
+
+    def disconnect(self, client: ClientThrottle) -> None:
+        """A connection has ended."""
+        if self._clients.pop(client, self) is self:
+            return
+        who = client.principal, client.client_id
+        self._open[who] -= 1
+        if not self._open[who]:
+            del self._open[who]
+
+    def accounts_of(self, principal: str, client_id: str) -> dict[QuotaName, Account]:
+        """The accounts of a client, one for each rate that limits it."""
+        accounts: dict[QuotaName, Account] = {}
+        for limit in self._table.rates(principal, client_id):
+            account = self._accounts.get(limit.key)
+            if account is None:
+                rate = self._rate(limit.key, limit.value)
+                account = self._accounts[limit.key] = Account(limit.key, rate, self.clock)
+            accounts[limit.key.name] = account
+        return accounts
+
+    def _measure(self) -> list[Sample]:
+        throttled_s = dict(self._throttled_s)
+        for key, account in self._accounts.items():
+            label = key.principal, key.name
+            throttled_s[label] = throttled_s.get(label, 0.0) + account.throttled_s
+        return [
+            self._metrics.sample("rayq_throttled_seconds_total", value, principal=who, quota=name)
+            for (who, name), value in throttled_s.items()
+        ]
