@@ -400,7 +400,9 @@ class Client(BrokerClient):
                 (question, replaced), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                self.suspect(topic, topic_id, partition, leader.epoch)
+                connection = self.pool.current(leader.host, leader.port)
+                if connection is None or not connection.throttled_s(type(request)):
+                    self.suspect(topic, topic_id, partition, leader.epoch)
                 await asyncio.wait((question, replaced), return_when=asyncio.FIRST_COMPLETED)
             if not question.done() and replaced.result():
                 raise NotLeaderError(

@@ -109,7 +109,7 @@ class Connection(FrameStream):
         self._ping_timer: asyncio.TimerHandle | None = None
         self._throttled_until: dict[str, float] = {}
         """See `throttled_s`, by quota."""
-        self._on_throttled: list[Callable[[], None]] = []
+        self._on_throttled_less: list[Callable[[], None]] = []
 
     @classmethod
     async def open(
@@ -233,21 +233,24 @@ class Connection(FrameStream):
         untils = self._throttled_until
         return max((untils[quota] for quota in kind.quotas if quota in untils), default=0.0)
 
-    def on_throttled(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once, when the server says next for how long something is throttled, or
-        when the connection ends."""
+    def on_throttled_less(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once, when the server says that something is throttled for a shorter
+        time than it said before, or when the connection ends."""
         if self.closed:
             self._loop.call_soon(callback)
         else:
-            self._on_throttled.append(callback)
+            self._on_throttled_less.append(callback)
 
     def _take_throttled(self, header: memoryview) -> None:
         said = decode(DECODERS[Throttled], header, "Throttled")
-        self._throttled_until[said.quota] = self._loop.time() + said.throttle_ms / 1000
-        self._call_throttled()
+        until = self._loop.time() + said.throttle_ms / 1000
+        is_less = until < self._throttled_until.get(said.quota, 0.0)
+        self._throttled_until[said.quota] = until
+        if is_less:
+            self._call_throttled_less()
 
-    def _call_throttled(self) -> None:
-        callbacks, self._on_throttled = self._on_throttled, []
+    def _call_throttled_less(self) -> None:
+        callbacks, self._on_throttled_less = self._on_throttled_less, []
         for callback in callbacks:
             callback()
 
@@ -352,7 +355,7 @@ class Connection(FrameStream):
         for request in pending.values():
             if not request.future.done():
                 request.future.set_exception(_again(self._closed_because))
-        self._call_throttled()
+        self._call_throttled_less()
         callbacks, self._close_callbacks = self._close_callbacks, []
         for callback in callbacks:
             callback()

@@ -155,7 +155,7 @@ def test_a_quota_of_0_lets_nothing_through_until_it_is_removed(
         await asyncio.sleep(0.2)
         assert tenants.handled == []
         told = asyncio.get_running_loop().create_future()
-        anna.on_throttled(lambda: told.set_result(None))
+        anna.on_throttled_less(lambda: told.set_result(None))
         tenants.quotas.replace([])
         await told
         assert anna.throttled_s(Produce) == 0

@@ -75,6 +75,13 @@ class _Channel:
     """The connection that has taken no more bytes since `full_since`; only used without
     acknowledgements."""
     full_since: float = 0.0
+    throttled_connection: Connection | None = None
+    """The connection that tells it when it is throttled for a shorter time."""
+
+    @property
+    def is_throttled(self) -> bool:
+        """True while the leader takes no more, since a quota is used up: nobody is suspect then."""
+        return self.connection is not None and self.connection.throttled_s(Produce) > 0
 
     def leave(self) -> None:
         """Drops the connection, because another replica leads. The former leader may be dead:
@@ -240,6 +247,9 @@ class Sender:
             if self._config.acks == 0 and connection.is_write_paused:
                 self._wait_for_room(channel, connection)
                 return
+            if connection.throttled_s(Produce) > 0:
+                self._wait_for_quota(channel, connection)
+                return
             if isinstance(step, TakeBatch):
                 if flight.in_flight and accumulator.has_barrier(queue):
                     return  # The last answer comes back here.
@@ -398,6 +408,26 @@ class Sender:
         tasks = self._client.environment.tasks
         tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
+    def _wait_for_quota(self, channel: _Channel, connection: Connection) -> None:
+        """Waits as long as the server says. Batches grow meanwhile."""
+        throttled_s = connection.throttled_s(Produce)
+        flight = channel.flight
+        flight.last_error = OverloadedError(
+            f"A quota of this client is used up: the leader takes more in {throttled_s:.1f} s."
+        )
+        self._pump_at(channel, self._client.now + throttled_s)
+        if channel.throttled_connection is connection:
+            return
+        channel.throttled_connection = connection
+
+        def go_on() -> None:
+            if channel.throttled_connection is connection:
+                channel.throttled_connection = None
+            if not self._closed:
+                self._pump(channel)
+
+        connection.on_throttled_less(go_on)
+
     def _refused(self, connection: Connection, error: RayqError) -> None:
         """Handles a refusal of the server without acknowledgements: the refused records are lost.
         The next ones wait for newer metadata, or they might be refused as well."""
@@ -475,7 +505,7 @@ class Sender:
 
     def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, SuspectLeader):
+            if isinstance(action, SuspectLeader) and not channel.is_throttled:
                 self._suspect(channel.queue, action.leader)
         self._fail([action for action in actions if isinstance(action, Fail)])
 
@@ -546,7 +576,7 @@ class Sender:
                 self._pump(channel)
             is_silent = channel.connecting and now - channel.connecting_since > LEADER_PATIENCE_S
             is_full = channel.full_connection and now - channel.full_since > LEADER_PATIENCE_S
-            if is_silent or is_full:
+            if is_silent or (is_full and not channel.is_throttled):
                 self._suspect(channel.queue, flight.leader)
             is_busy = is_busy or bool(flight.in_flight or flight.waiting)
             is_busy = is_busy or self._accumulator.oldest_opened_at(channel.queue) is not None
