@@ -15,7 +15,7 @@ CHANGE_TIMEOUT_S = 60.0
 _numbers = itertools.count(1)
 
 
-def change(cluster: Cluster, request: messages.Change) -> None:
+def change(cluster: Cluster, request: messages.Request[messages.ChangeResponse]) -> None:
     """Has the controller make a change, and waits until each broker knows it. Raises RayqError."""
     client, background = cluster.shared_client()
 
