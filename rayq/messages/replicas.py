@@ -230,8 +230,8 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     ] = msgspec.field(default_factory=list)
     """`(topic id, partition)` pairs that it has no longer, where `replicas` has not all."""
     session: Counter = 0
-    """From the answer to its `AttachReplicaHost`. The broker refuses another number: that heartbeat
-    came late, over an earlier connection. 0: it was told none."""
+    """The number in the answer to its `AttachReplicaHost`. The broker refuses another one: that
+    heartbeat came late, over an earlier connection. 0: it was told none."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

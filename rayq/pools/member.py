@@ -9,6 +9,7 @@ import socket
 
 import msgspec
 
+from rayq.actors.listening_clock import ListeningClock
 from rayq.client.consumer_pool import PoolSpec
 from rayq.environment import Environment
 from rayq.errors import HandlerError
@@ -17,6 +18,9 @@ from rayq.pools.handler import PoolHandler
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+LOOK_S = 1.0
+"""Interval at which a pool, and each of its consumers, looks at the clock by which it judges the
+other's silence."""
 LEASE_S = 60.0
 """Lease of a consumer: if its pool has not asked for it for this long, the pool is gone, and the
 consumer finishes and ends."""
@@ -62,7 +66,8 @@ class Member:
         self._handler = handler
         self._failed_polls = 0
         self._draining = asyncio.Event()
-        self._heard_at_s = environment.clock.monotonic()
+        self._listening = ListeningClock(environment.clock, LOOK_S)
+        self._heard_at_s = self._listening.now_s()
         self._handling_since_s: float | None = None
         self._records = self._retries = self._dead_letter_count = 0
         self._busy_s = 0.0
@@ -74,8 +79,7 @@ class Member:
 
     def report(self) -> MemberReport:
         """The report of this consumer. Asking also keeps it alive: see LEASE_S."""
-        now_s = self._now_s
-        self._heard_at_s = now_s
+        self._heard_at_s = self._listening.now_s()
         since_s = self._handling_since_s
         return MemberReport(
             node=socket.gethostname(),
@@ -85,7 +89,7 @@ class Member:
             busy_s=self._busy_s,
             retries=self._retries,
             dead_letters=self._dead_letter_count,
-            handling_s=0.0 if since_s is None else now_s - since_s,
+            handling_s=0.0 if since_s is None else self._now_s - since_s,
             problem=self._problem,
             is_leaving=self._draining.is_set(),
             failure=self._failure,
@@ -108,7 +112,11 @@ class Member:
             return
         finally:
             self._handling_since_s = None
-        await self._consume()
+        looks = self._environment.tasks.spawn(self._listening.run(), "listening-clock")
+        try:
+            await self._consume()
+        finally:
+            looks.cancel()
         await self._handler.close()
         if not self._draining.is_set():
             self._failure = self._problem
@@ -129,10 +137,17 @@ class Member:
     def _pool(self) -> str:
         return self._spec.name
 
-    def _check_lease(self) -> None:
-        if self._now_s - self._heard_at_s > LEASE_S and not self._draining.is_set():
+    async def _check_lease(self) -> None:
+        """Finishes if the pool is gone. Time in which it could not be heard does not count: what it
+        asked while this process stood still, or was busy with the handler, may still be unread."""
+        if self._is_unheard():
+            await self._listening.read_arrived()
+        if self._is_unheard() and not self._draining.is_set():
             logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
             self._draining.set()
+
+    def _is_unheard(self) -> bool:
+        return self._listening.now_s() - self._heard_at_s > LEASE_S
 
     async def _sleep(self, pause_s: float) -> None:
         """Sleeps; returns early when the consumer is drained."""

@@ -99,7 +99,7 @@ class PoolMember(Member):
                     self._note(f"a batch is handled again: {error}")
                     await consumer.go_back({}, is_aborted=False)
                     await self._sleep(FAILED_POLL_PAUSE_S)
-                self._check_lease()
+                await self._check_lease()
             await self._commit(consumer, self._done)
             await consumer.close(config.drain_timeout_s)
         except BaseException:
@@ -298,7 +298,7 @@ class PoolMember(Member):
             except RayqError as unsettled:
                 self._note(f"what became of a transaction is not known yet: {unsettled}")
                 await self._sleep(FAILED_POLL_PAUSE_S)
-                self._check_lease()
+                await self._check_lease()
         if isinstance(error, RefusedOutgoing):
             return error.cause
         if isinstance(error, TransactionCommittedError):
@@ -410,7 +410,7 @@ class PoolMember(Member):
                 except RayqError as error:
                     self._note(f"polling failed: {type(error).__name__}: {error}")
                     await self._sleep(min(left_s, FAILED_POLL_PAUSE_S))
-                self._check_lease()
+                await self._check_lease()
                 if self._now_s >= until_s or self._draining.is_set():
                     return
         finally:

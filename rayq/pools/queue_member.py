@@ -43,7 +43,7 @@ class QueueMember(Member):
         try:
             while self._is_going_on:
                 await self._turn(queue)
-                self._check_lease()
+                await self._check_lease()
             await self._leave(queue)
         except BaseException:
             await queue.close(ABORT_TIMEOUT_S)

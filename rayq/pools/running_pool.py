@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rayq.actors.listening_clock import ListeningClock
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolSpec
@@ -24,7 +25,7 @@ from rayq.errors import RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.pools.group_progress import OFFSET_TIMEOUT_MS, GroupProgress
-from rayq.pools.member import MemberDiedError, MemberReport
+from rayq.pools.member import LOOK_S, MemberDiedError, MemberReport
 from rayq.pools.queue_progress import QueueProgress
 from rayq.records import PoolConsumer, PoolStatus
 
@@ -104,6 +105,7 @@ class RunningPool:
     ) -> None:
         config = spec.config
         self._environment = environment
+        self._listening = ListeningClock(environment.clock, LOOK_S)
         self._cluster = cluster
         self._spec = spec
         self._hosting = hosting
@@ -129,6 +131,7 @@ class RunningPool:
         self._futile_starts = 0
         self._start_after_s = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         """Set when the first look was tried."""
 
@@ -142,7 +145,9 @@ class RunningPool:
         """Starts the pool, on the loop it will run on."""
         self._environment.metrics.label(cluster=self._cluster.name)
         self._environment.metrics.add_source(self._figures)
-        self._task = self._environment.tasks.spawn(self._run(), f"pool {self._spec.name}")
+        spawn = self._environment.tasks.spawn
+        self._task = spawn(self._run(), f"pool {self._spec.name}")
+        self._looking = spawn(self._listening.run(), "listening-clock")
 
     async def wait_stopped(self) -> bool:
         """Waits after `start` until the pool is stopped. Returns False if it has failed, which is
@@ -190,6 +195,8 @@ class RunningPool:
 
     async def stop(self, drain: bool, timeout_s: float) -> None:
         """Stops the pool. Returns when all consumers have left or were killed."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -251,7 +258,7 @@ class RunningPool:
         to start."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
-                member.asked_at_s = self._now_s
+                member.asked_at_s = self._listening.now_s()
                 member.asking = self._environment.tasks.spawn(
                     self._ask(member), f"report of {member.name}"
                 )
@@ -266,7 +273,9 @@ class RunningPool:
         for member in list(self._members.values()):
             if member.last is None or member.is_draining:
                 continue
-            silent_s = 0.0 if member.asking is None else self._now_s - member.asked_at_s
+            silent_s = 0.0
+            if member.asking is not None:
+                silent_s = self._listening.now_s() - member.asked_at_s
             if max(member.last.handling_s, silent_s) > limit_s:
                 limit = f"max_poll_interval_ms ({limit_s * 1000:.0f} ms)"
                 advice = "Give it fewer records (max_records), or raise the limit"

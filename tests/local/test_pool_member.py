@@ -521,7 +521,12 @@ def test_a_pool_that_looked_for_long_does_not_take_its_consumers_for_silent(
         clock.now_s = 20.0  # the look in between took so long
         await pool._hear_members()
         assert handle.calls == []
-        clock.now_s = 26.0
+        clock.now_s = 26.0  # and the next one
+        await pool._hear_members()
+        assert handle.calls == []
+        for _ in range(8):
+            clock.now_s += 1.0
+            pool._listening.look()
         await pool._hear_members()
         assert handle.calls == ["kill"] and "max_poll_interval_ms" in (pool.status().problem or "")
 

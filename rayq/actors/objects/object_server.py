@@ -16,6 +16,7 @@ from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import ObjectServerSpec
+from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.objects.folder_claims import FolderClaims
 from rayq.actors.objects.object_cache import ObjectCache
 from rayq.actors.objects.record_uploads import RecordUploads
@@ -83,7 +84,12 @@ class ObjectServer:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._cluster_id = meta.cluster_id
-        self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
+        self._listening = ListeningClock(
+            environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
+        )
+        self._pool = ConnectionPool(
+            environment, identity, config, keeps_alive=True, unheard_s=self._listening.unheard_s
+        )
         self._access = Access(environment.clock)
         self._server = Server(environment, identity, self._handle, config, self._access)
         self._probe_due = Signal()
@@ -105,10 +111,13 @@ class ObjectServer:
         made."""
         await self._cache.start()
         await self._server.start(self._host, 0)
-        probes = self._environment.tasks.spawn(self._probe_forever(), "object store probes")
+        spawn = self._environment.tasks.spawn
+        looks = spawn(self._listening.run(), "listening-clock")
+        probes = spawn(self._probe_forever(), "object store probes")
         try:
             await self._attach_forever()
         finally:
+            looks.cancel()
             probes.cancel()
             self.abort()
 
@@ -121,14 +130,13 @@ class ObjectServer:
 
     async def _attach_forever(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
-        clock = self._environment.clock
-        heard_s = clock.monotonic()
+        heard_s = self._listening.now_s()
         connection: Connection | None = None
         while True:
             try:
                 if connection is None or connection.closed:
                     connection = await self._connect()
-                asked_s = clock.monotonic()
+                asked_s = self._environment.clock.monotonic()
                 answer, _ = await connection.request(
                     messages.AttachObjectServer(
                         incarnation=self._spec.incarnation,
@@ -146,12 +154,12 @@ class ObjectServer:
                 return
             except RayqError as error:
                 logger.debug("object server of broker %d: %s", self._spec.broker, error)
-                if clock.monotonic() - heard_s > ORPHAN_S:
+                if self._listening.now_s() - heard_s > ORPHAN_S:
                     logger.warning("the object server ends, without its broker: %s", error)
                     return
                 await asyncio.sleep(RETRY_S)
                 continue
-            heard_s = clock.monotonic()
+            heard_s = self._listening.now_s()
             if self._access.take(answer.access, asked_s):
                 self._server.end_revoked()
             await self._cache.make_room()
