@@ -39,7 +39,7 @@ class AuditedChange(msgspec.Struct, array_like=True, frozen=True):
     request: str
     """The name of the request's class."""
     what: str
-    """What it asked for, as JSON: its fields, without secrets."""
+    """The fields of the request as JSON, without secrets."""
     principal: str | None
     """None: a superuser."""
     token_id: str | None

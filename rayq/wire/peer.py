@@ -22,7 +22,7 @@ class Peer:
     broker: int | None
     """The broker id that a server gave in its handshake."""
     address: str
-    """Where its connection comes from, for people: `host:port`."""
+    """The other end of the connection, for people: `host:port`."""
     closed: asyncio.Future[None] = field(compare=False, repr=False)
     """Done when the connection has ended, whichever side ended it."""
     room: AnswerRoom = field(compare=False, repr=False)

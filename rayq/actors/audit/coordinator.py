@@ -74,7 +74,7 @@ class AuditCoordinator(Coordinator[tuple[int, int], AuditRecord]):
         """Lines of all servers: the rate is bounded for the whole cluster here."""
 
     async def _admit(self, request: messages.AnyRequest) -> None:
-        """What is committed can be read whether or not this coordinator can write."""
+        """Admits readers whether or not this coordinator can write."""
         if isinstance(request, messages.ReadAudit):
             self._check(None)
         else:
