@@ -32,6 +32,7 @@ from rayq.errors import StorageError
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.peer import Peer
 
 PATH, CLUSTER_ID = "/data/broker-1", "c" * 32
 OLD = (Voter(1, "disk-1"),)
@@ -40,6 +41,11 @@ CREATED: tuple[MetadataRecord, ...] = (
     TopicCreated("T", "tasks", {}, 1, False),
     QueueChanged("Q", "jobs", "T", {}, 0),
 )
+
+
+def _peer() -> Peer:
+    closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return Peer("server", 1, "broker-1", closed, AnswerRoom(lambda: True))
 
 
 class _Broker:
@@ -125,12 +131,12 @@ def test_who_waits_for_a_version_is_told_that_version_also_where_it_comes_in_a_s
     """A keeper of queues forgets, for good, what metadata of a version that was confirmed lack."""
 
     async def work(broker: _Broker) -> None:
-        room = AnswerRoom(lambda: True)
+        peer = _peer()
         topics = messages.Metadata(["tasks"], version_min=5, wait_ms=10_000)
         queues = messages.DescribeQueues([], version_min=5, wait_ms=10_000, queue_ids=["Q"])
         asked = [
-            asyncio.ensure_future(broker.answers.metadata(topics, room)),
-            asyncio.ensure_future(broker.answers.queues(queues, room)),
+            asyncio.ensure_future(broker.answers.metadata(peer, topics)),
+            asyncio.ensure_future(broker.answers.queues(peer, queues)),
         ]
         await asyncio.sleep(0.1)
         assert not any(one.done() for one in asked)
@@ -145,13 +151,13 @@ def test_who_waits_for_a_version_is_told_that_version_also_where_it_comes_in_a_s
 
 def test_what_was_told_before_a_snapshot_is_not_told_after_it() -> None:
     async def work(broker: _Broker) -> None:
-        room = AnswerRoom(lambda: True)
+        peer = _peer()
         topics = messages.Metadata(["tasks"])
         await broker.append(VotersChanged(OLD), CREATED[0], epoch=1, commit_index=2)
-        before = await broker.answers.metadata(topics, room)
+        before = await broker.answers.metadata(peer, topics)
         changed = TopicCreated("T2", "tasks", {"retention_ms": 1}, 1, False)
         await broker.install(VotersChanged(NEW), changed, epoch=2, last_index=5)
-        after = await broker.answers.metadata(topics, room)
+        after = await broker.answers.metadata(peer, topics)
         assert (before.version, after.version) == (2, 5)
         assert before.topics != after.topics
 
@@ -203,15 +209,15 @@ def test_a_snapshot_that_a_failed_write_has_left_on_the_disk_is_what_the_broker_
 
 def test_the_simulation_judges_which_voters_and_queues_are_told() -> None:
     async def work(broker: _Broker) -> None:
-        room = AnswerRoom(lambda: True)
+        peer = _peer()
         every = messages.DescribeQueues()
         await broker.append(VotersChanged(OLD), epoch=1, commit_index=1)
         voters_before = await broker.voters()
-        queues_before = await broker.answers.queues(every, room)
+        queues_before = await broker.answers.queues(peer, every)
         await broker.install(VotersChanged(NEW), *CREATED, epoch=2, last_index=5)
         right = MetadataJudge()
         right.judge_voters(broker.keeper, await broker.voters())
-        right.judge_queues(broker.keeper, every, await broker.answers.queues(every, room))
+        right.judge_queues(broker.keeper, every, await broker.answers.queues(peer, every))
         assert right.fault is None
         for_voters, for_queues = MetadataJudge(), MetadataJudge()
         for_voters.judge_voters(broker.keeper, voters_before)
