@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any
 
+from rayq.core.access.quotas import QuotaTable
 from rayq.core.access.rights import (
     NEEDED_BY_CONTENT,
     Names,
@@ -113,6 +114,11 @@ class Access(Gate):
         self.update(state, names or state)
         self._told = news.digest, news.records
         return True
+
+    @property
+    def quotas(self) -> QuotaTable:
+        """The quotas of the principals."""
+        return self._state.quotas
 
     # --- of a server's gate ---------------------------------------------------------------------
 

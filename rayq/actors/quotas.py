@@ -73,9 +73,8 @@ class Account:
 
     def demand(self) -> float:
         """Units per second that the clients want of this process, since the last call."""
-        is_short = bool(self._waiting) or self.throttled_s > self.meter.throttled_s
         return self.meter.measure(
-            self._now_s(), throttled_s=self._bucket.throttled_s, is_short=is_short
+            self._now_s(), throttled_s=self.throttled_s, is_waiting=bool(self._waiting)
         )
 
     def is_free(self, debt_max_s: float) -> bool:

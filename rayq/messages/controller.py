@@ -27,6 +27,7 @@ from rayq.messages.limits import (
     HOSTED_MAX,
     REPLICAS_MAX,
 )
+from rayq.messages.quotas import QuotaDemands, QuotaShare
 
 
 class FindControllerResponse(Response, frozen=True):
@@ -69,6 +70,8 @@ class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
 
 class BrokerHeartbeatResponse(Response, frozen=True):
     controller_epoch: int
+    quota_shares: list[QuotaShare] = msgspec.field(default_factory=list)
+    """The broker's shares of the quotas that the request names."""
 
 
 class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
@@ -80,6 +83,8 @@ class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     remote_trouble: Text | None = "it was started without remote_storage_url"
     """The reason that the broker cannot use the object store. None: it has written and read a probe
     there."""
+    quota_demands: QuotaDemands = msgspec.field(default_factory=list)
+    """What clients want now of the quotas that they use here."""
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):

@@ -31,6 +31,7 @@ from rayq.messages.base import (
 )
 from rayq.messages.limits import HOSTED_MAX
 from rayq.messages.queues import QueueMetadata
+from rayq.messages.quotas import QuotaDemands, QuotaShare
 from rayq.messages.remote_pointer import RemotePointer
 
 # --- between replicas ---------------------------------------------------------------------------
@@ -205,6 +206,10 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     has such an id again, so it need not remember them."""
     access: AccessNews | None = None
     """None: there are no principals, and the process knows that."""
+    quota_part: float = 1.0
+    """The fraction of each quota of the whole cluster that is the process's own, but for those
+    in `quota_shares`."""
+    quota_shares: list[QuotaShare] = msgspec.field(default_factory=list)
 
 
 class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
@@ -232,6 +237,8 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     session: Counter = 0
     """The number in the answer to its `AttachReplicaHost`. The broker refuses another one: that
     heartbeat came late, over an earlier connection. 0: it was told none."""
+    quota_demands: QuotaDemands = msgspec.field(default_factory=list)
+    """What clients want now of the quotas that they use here."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

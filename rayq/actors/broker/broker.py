@@ -18,6 +18,7 @@ from rayq.actors.audit.trail import AuditTrail
 from rayq.actors.broker.access_answers import AccessAnswers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
+from rayq.actors.broker.quota_division import QuotaDivision
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.change_origin import with_origin
 from rayq.actors.controller.controller_host import ControllerHost
@@ -25,8 +26,10 @@ from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import Runtime
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.actors.quotas import Quotas
 from rayq.config import MIB, ClusterConfig
 from rayq.core.access.shown import shown_samples
+from rayq.core.cluster.quota_changes import partitions_changed
 from rayq.core.cluster.records import ACCESS_RECORDS, MetadataRecord
 from rayq.core.cluster.topic_changes import AUDIT_TOPIC, offline_reason
 from rayq.environment import Address, Environment
@@ -134,10 +137,12 @@ class Broker:
             principals=lambda: self.access.principals,
             send=self._append_audit,
         )
+        self.quotas = Quotas(environment)
+        self._division = QuotaDivision(self.quotas, self.metadata, environment.clock)
         self._server = Server(
-            environment, identity, self._handle, config, self.access, self.audit
+            environment, identity, self._handle, config, self.access, self.audit, self.quotas
         )
-        self.access.update(self.metadata.state, self.metadata.state)
+        self._take_access()
         self._answers = MetadataAnswers(
             self.metadata, meta.cluster_id, is_registered=lambda: self.is_registered
         )
@@ -171,6 +176,7 @@ class Broker:
             ask_controller=self._ask_controller,
             objects=self._objects,
             access=self.access,
+            division=self._division,
         )
         self.controller_host = ControllerHost(
             environment,
@@ -283,11 +289,15 @@ class Broker:
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         if records is None or any(isinstance(record, ACCESS_RECORDS) for record in records):
-            self.access.update(self.metadata.state, self.metadata.state)
+            self._take_access()
             self._server.end_revoked()
-            self._replicas.tell_access()
+            self._replicas.tell_all()
         self._answers.forget(records)
         self._replicas.on_metadata(records)
+
+    def _take_access(self) -> None:
+        self.access.update(self.metadata.state, self.metadata.state)
+        self.quotas.replace(self.metadata.state.quotas)
 
     def _on_followed(self) -> None:
         """Takes note that the metadata here are current, unless they may still lack what happened
@@ -367,14 +377,19 @@ class Broker:
 
     async def _beat(self) -> None:
         # No longer: a controller that does not answer may be gone, and another may be known.
-        await self._ask_controller(self._heartbeat(), self._session_s / 2, self._heartbeats)
+        answer = await self._ask_controller(
+            self._heartbeat(), self._session_s / 2, self._heartbeats
+        )
         self.metadata.note_heard()
+        if self._division.take_shares(answer.quota_shares):
+            self._replicas.tell_all()
 
     def _heartbeat(self) -> messages.BrokerHeartbeat:
         broker, objects = self._directory.meta.broker, self._objects
+        demands = self._division.demands()
         if objects is None:
-            return messages.BrokerHeartbeat(broker, self._incarnation)
-        return messages.BrokerHeartbeat(broker, self._incarnation, objects.trouble)
+            return messages.BrokerHeartbeat(broker, self._incarnation, quota_demands=demands)
+        return messages.BrokerHeartbeat(broker, self._incarnation, objects.trouble, demands)
 
     async def _register(self) -> None:
         meta = self._directory.meta
@@ -477,6 +492,15 @@ class Broker:
             raise NotControllerError(
                 f"Broker {self._directory.meta.broker} does not host the controller."
             )
+        units = partitions_changed(self.metadata.state, request)
+        if units and peer.throttle is not None:
+            await peer.throttle.acquire("controller_mutation_rate", 0)
+        answer = await self._forward_for(peer, request)
+        if units and peer.throttle is not None:
+            peer.throttle.use("controller_mutation_rate", units)
+        return answer
+
+    async def _forward_for(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
         try:
             return await self._ask_controller(with_origin(peer, request, self.metadata.state))
         except NotControllerError as error:

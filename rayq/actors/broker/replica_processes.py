@@ -123,6 +123,11 @@ class ReplicaProcesses:
         """Number of processes that were started and have not presented themselves yet."""
         self._is_stopping = False
 
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return len(self._hosts)
+
     def __iter__(self) -> Iterator[ReplicaProcess]:
         return iter(list(self._hosts.values()))
 

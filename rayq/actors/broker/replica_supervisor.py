@@ -14,6 +14,7 @@ from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import PlacedReplicas
+from rayq.actors.broker.quota_division import QuotaDivision
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
 from rayq.actors.handlers import answers
 from rayq.actors.hosting import Runtime
@@ -67,6 +68,7 @@ class ReplicaSupervisor:
         ask_controller: messages.Ask,
         objects: ObjectStoreAccess | None,
         access: Access,
+        division: QuotaDivision,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -77,6 +79,7 @@ class ReplicaSupervisor:
         self._ask_controller = ask_controller
         self._objects = objects
         self._access = access
+        self._division = division
         self._broker = directory.meta.broker
         self._hosts = ReplicaProcesses(
             environment,
@@ -181,8 +184,8 @@ class ReplicaSupervisor:
         if here or not touched:
             self.wake()
 
-    def tell_access(self) -> None:
-        """Has each process told of a change of principals, tokens or ACLs."""
+    def tell_all(self) -> None:
+        """Has each process told of what is not about its replicas."""
         for host in self._hosts:
             host.changed.notify()
 
@@ -240,6 +243,8 @@ class ReplicaSupervisor:
         self._hosts.note_remote_backlog(host, request.remote_backlog_bytes)
         known = set(host.statuses)
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
+        self._division.report(request.incarnation, request.quota_demands)
+        is_new_share = False
         while True:
             # A broker that was just started may know less than its processes do: it waits.
             version = self._metadata.version
@@ -264,9 +269,13 @@ class ReplicaSupervisor:
                 access = self._access.news(request.access_digest)
             remaining_s = deadline_s - self._environment.clock.monotonic()
             has_access = access is not None and access.records is not None
-            if assignments or removed or deleted or has_access or remaining_s <= 0:
+            quotas = self._division.news(request.incarnation, self._hosts.count)
+            has_news = bool(assignments or removed or deleted or has_access or is_new_share)
+            if has_news or remaining_s <= 0:
                 break
             await host.changed.wait(remaining_s)
+            # Shares change with each report: those that the controller has just given count.
+            is_new_share = self._division.news(request.incarnation, self._hosts.count) != quotas
         host.heard_s = self._listening.now_s()
         if self._metadata.trouble is not None:
             raise StorageError(
@@ -281,6 +290,8 @@ class ReplicaSupervisor:
             remote_backlog_bytes=self._hosts.remote_backlog_bytes,
             deleted=deleted,
             access=access,
+            quota_part=quotas.part,
+            quota_shares=quotas.shares,
         )
 
     def _note_all(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:

@@ -20,6 +20,7 @@ from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
+from rayq.core.access.quota_shares import ShareBook
 from rayq.core.cluster import (
     access_changes,
     audited_changes,
@@ -121,6 +122,7 @@ class Controller:
         self._facts = Facts(
             config, environment.new_id, environment.clock.wall_ms, self._heard, self._store
         )
+        self._quota_shares: ShareBook[int] = ShareBook()
         self._pinned_s: dict[str, float] = {}
         """Time at which each pin was set or renewed, as far as this controller has seen it."""
         self._started_s = 0.0
@@ -168,7 +170,7 @@ class Controller:
         `core`, and NotControllerError: the outcome of a change is then unknown."""
         if isinstance(request, messages.BrokerHeartbeat) and self._is_renewal(request):
             self._note_heard(request)
-            return messages.BrokerHeartbeatResponse(self.epoch)
+            return self._answer_heartbeat(request)
         forward = None
         if isinstance(request, messages.Forward):
             forward, request = request, _forwarded(request)
@@ -265,7 +267,19 @@ class Controller:
         self._note_heard(request)
         return Decision(
             broker_changes.hear_broker(state, request.broker, self._heard()) if is_news else (),
-            lambda: messages.BrokerHeartbeatResponse(self.epoch),
+            lambda: self._answer_heartbeat(request),
+        )
+
+    def _answer_heartbeat(
+        self, request: messages.BrokerHeartbeat
+    ) -> messages.BrokerHeartbeatResponse:
+        """Divides the quotas that the broker's clients use."""
+        if not request.quota_demands:
+            return messages.BrokerHeartbeatResponse(self.epoch)
+        now_s = self._listening.now_s()
+        self._quota_shares.report(request.broker, request.quota_demands, now_s)
+        return messages.BrokerHeartbeatResponse(
+            self.epoch, self._quota_shares.shares(request.broker, self.state.quotas, now_s)
         )
 
     @answers(messages.RegisterReplicas)
@@ -555,6 +569,7 @@ class Controller:
             now_s = self._listening.now_s()
             self._found_late(now_s)
             self._unpin_expired(now_s)
+            self._quota_shares.tidy(now_s)
             self._warn_of_offline(now_s)
             self._complete_moves()
             self._ensure_audit()

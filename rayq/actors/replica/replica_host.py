@@ -19,6 +19,7 @@ from rayq.actors.handlers import HandlerTable, answers
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
+from rayq.actors.quotas import Quotas
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.hosted_names import HostedNames
@@ -126,8 +127,15 @@ class ReplicaHost:
             access=self._access,
             run_cleaner=run_cleaner,
         )
+        self._quotas = Quotas(environment)
         self._server = Server(
-            environment, identity, self._handle, config, self._access, self.audit
+            environment,
+            identity,
+            self._handle,
+            config,
+            self._access,
+            self.audit,
+            throttles=self._quotas,
         )
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -233,7 +241,9 @@ class ReplicaHost:
             raise
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         if self._access.take(answer.access, sent_s, self._names):
+            self._quotas.replace(self._access.quotas)
             self._server.end_revoked()
+        self._quotas.set_shares(answer.quota_part, answer.quota_shares)
         for topic_id, partition in answer.removed:
             self._let_go.add((topic_id, partition))
             replica = self._replicas.pop((topic_id, partition), None)
@@ -291,6 +301,7 @@ class ReplicaHost:
             has_all=known is None,
             closed=closed,
             session=self._broker_session,
+            quota_demands=self._quotas.demands(),
         )
 
     @property

@@ -8,7 +8,7 @@ reports nothing of an account has an equal part of it, until it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from rayq.core.access.quotas import AccountKey, QuotaTable, max_min_shares
@@ -17,7 +17,9 @@ from rayq.messages.quotas import QuotaDemand, QuotaShare
 ReporterT = TypeVar("ReporterT", bound=Hashable)
 
 SMOOTHING_S = 1.0
-"""Time over which use is averaged: clients send in bursts, which the savings of a second bear."""
+"""Time over which use that falls is averaged: clients send in bursts."""
+SHORT_PART = 0.1
+"""Clients had to wait, if the account was in debt for this part of the time."""
 SLACK = 1.05
 """What was used is wanted again with so much more, so that use may grow."""
 MUCH = 1e15
@@ -38,8 +40,7 @@ class DemandMeter:
         self._since_s = now_s
         self._used_at_s = -math.inf
         self._per_s = 0.0
-        self.throttled_s = 0.0
-        """The time in debt up to the last report."""
+        self._throttled_s = 0.0
 
     def used(self, units: float, now_s: float) -> None:
         self._units += units
@@ -49,16 +50,18 @@ class DemandMeter:
         """The time for which nobody has used the account."""
         return now_s - self._used_at_s
 
-    def measure(self, now_s: float, *, throttled_s: float, is_short: bool) -> float:
-        """The units per second that are wanted, for a report. `is_short`: clients had to wait since
-        the last one, or wait now."""
+    def measure(self, now_s: float, *, throttled_s: float, is_waiting: bool = False) -> float:
+        """The units per second that are wanted, for a report. `throttled_s` is the time so far in
+        which the account was in debt; `is_waiting`: clients wait now."""
         passed_s = now_s - self._since_s
         if passed_s > 0:
-            weight = min(passed_s / SMOOTHING_S, 1.0)
-            self._per_s += weight * (max(self._units, 0.0) / passed_s - self._per_s)
+            per_s = max(self._units, 0.0) / passed_s
+            weight = 1.0 if per_s > self._per_s else min(passed_s / SMOOTHING_S, 1.0)
+            self._per_s += weight * (per_s - self._per_s)
             self._since_s, self._units = now_s, 0.0
-        self.throttled_s = throttled_s
-        return MUCH if is_short else self._per_s * SLACK
+        is_short = throttled_s - self._throttled_s > SHORT_PART * passed_s
+        self._throttled_s = throttled_s
+        return MUCH if is_short or is_waiting else self._per_s * SLACK
 
 
 class ShareBook(Generic[ReporterT]):
@@ -72,7 +75,7 @@ class ShareBook(Generic[ReporterT]):
     def report(
         self, reporter: ReporterT, demands: Iterable[QuotaDemand], now_s: float
     ) -> None:
-        """Takes all that somebody wants now."""
+        """Takes what somebody wants now."""
         for demand in demands:
             key = AccountKey(demand.principal, demand.client_id, demand.name)
             self._reports.setdefault(key, {})[reporter] = demand.demand, now_s
@@ -103,10 +106,10 @@ class ShareBook(Generic[ReporterT]):
         reporter: ReporterT,
         quotas: QuotaTable,
         now_s: float,
-        wholes: Mapping[AccountKey, float] | None = None,
+        whole_of: Callable[[AccountKey], float] = lambda key: 1.0,
     ) -> list[QuotaShare]:
-        """The shares of one who reports. `wholes` are the fractions of rates that there are to
-        divide, where it is not the whole rate."""
+        """The shares of one who reports. `whole_of(account)` is the fraction of its rate that there
+        is to divide."""
         shares = []
         for key, reports in self._reports.items():
             if reporter not in reports:
@@ -114,7 +117,7 @@ class ShareBook(Generic[ReporterT]):
             limit = quotas.limit(key.principal, key.client_id or "", key.name)
             if limit is None or limit.key != key:
                 continue
-            whole = 1.0 if wholes is None else wholes.get(key, 1.0)
+            whole = whole_of(key)
             rate = limit.value * whole
             demands = {
                 other: min(demand, rate)

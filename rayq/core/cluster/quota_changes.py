@@ -65,6 +65,20 @@ def remove_quota(
     return changed([QuotaChanged(request.principal, request.client_id, after)])
 
 
+def partitions_changed(state: ClusterState, request: messages.AnyRequest) -> int:
+    """The partitions that a request creates or deletes, by which it counts for
+    `controller_mutation_rate`."""
+    if isinstance(request, messages.CreateTopic | messages.RestoreTopic | messages.CreateQueue):
+        return max(request.partitions or 0, 0)
+    if isinstance(request, messages.CreatePartitions | messages.DeleteTopic):
+        topic = state.topic_named(request.name)
+        known = 0 if topic is None else len(topic.partitions)
+        if isinstance(request, messages.DeleteTopic):
+            return known
+        return max(request.total - known, 0)
+    return 0
+
+
 def _check_client_id(principal: str | None, client_id: str) -> None:
     if principal is None:
         raise InvalidRequestError(
