@@ -125,8 +125,9 @@ class Access(Gate):
     def credentials_of(self, principal: str) -> Credentials | None:
         """The salt and the tokens that are valid now, by the wall clock: a clock that is set back
         makes an expired token valid again, and never one that was revoked. None: there is no such
-        principal. Raises as `_check_known`."""
-        self._check_known()
+        principal. Raises ControllerUnavailableError while this server cannot know."""
+        if self._now_s() > self._known_until_s:
+            raise _not_known()
         known = self._state.principals.get(principal)
         if known is None:
             return None
@@ -143,10 +144,11 @@ class Access(Gate):
             ],
         )
 
-    def check(self, peer: Peer, request: AnyRequest) -> None:
+    def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         """Raises AuthorizationError unless the peer's principal may send the request now, and
         ControllerUnavailableError while this server cannot know."""
-        self._check_known()
+        if (self._now_s() if now_s is None else now_s) > self._known_until_s:
+            raise _not_known()
         kind = type(request)
         ids_of = _GRANTED_BY_IDS.get(kind)
         if ids_of is None:
@@ -165,15 +167,6 @@ class Access(Gate):
             self._check_exists(peer, peer.principal)
             check_rights(
                 self._state.acls, peer.principal, peer.host, request, self._names
-            )
-
-    def _check_known(self) -> None:
-        """Raises ControllerUnavailableError while this server cannot know who may do what."""
-        if self._now_s() > self._known_until_s:
-            raise ControllerUnavailableError(
-                "This server has not heard from a controller lately, so it cannot know which "
-                "principals and ACLs are still valid, and serves superusers only. Try again, or "
-                "another broker."
             )
 
     def _check_exists(self, peer: Peer, principal: str) -> None:
@@ -206,6 +199,13 @@ class Access(Gate):
         if peer.principal is not None:
             needed = Needed(operation, resource_type, name)
             check_needed(self._state.acls, peer.principal, peer.host, [needed])
+
+
+def _not_known() -> ControllerUnavailableError:
+    return ControllerUnavailableError(
+        "This server has not heard from a controller lately, so it cannot know which principals "
+        "and ACLs are still valid, and serves superusers only. Try again, or another broker."
+    )
 
 
 def _granted_by_ids() -> dict[type[AnyRequest], Callable[[Any], Any]]:

@@ -452,12 +452,22 @@ class ServerHandshake:
                     "(argument token=, RAYQ_TOKEN, ~/.rayq/token) or the secret in the data "
                     "directory."
                 )
+            self._check_exists(self.hello.acts_for)
         mine = self._identity
         _check_ids(self.hello.cluster_id, mine.cluster_id, self.hello.expect_broker, mine.broker)
         digest = _server_digest(
             key, (*self._transcript, proof.digest), mine.cluster_id, mine.broker
         )
         return ENCODER.encode(Accepted(mine.cluster_id, mine.broker, digest))
+
+    def _check_exists(self, acts_for: str | None) -> None:
+        """Raises AuthenticationError unless there is the principal for which a server opens the
+        connection. Only who has proven the secret, or a key derived from it, is told that."""
+        if acts_for is not None and self._credentials_of(acts_for) is None:
+            raise AuthenticationError(
+                f"There is no principal {acts_for!r} to act for: it was deleted, or never created "
+                "(rayq principal create)."
+            )
 
     def _check_token(self, principal: str, proof: bytes) -> bytes:
         """The key that signs Accepted. Raises AuthenticationError. Whether the principal is

@@ -56,9 +56,10 @@ class Gate(Protocol):
         """The salt and valid tokens of a principal. None: there is none. May raise a retriable
         RayqError."""
 
-    def check(self, peer: Peer, request: AnyRequest) -> None:
+    def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         """Raises AuthorizationError unless the peer's principal may send the request now, or a
-        retriable RayqError while nobody can say. Never called for a superuser or a server."""
+        retriable RayqError while nobody can say. Never called for a superuser or a server.
+        `now_s` is the time on the monotonic clock, where the caller has just read it."""
 
 
 class NobodyKnown:
@@ -67,7 +68,7 @@ class NobodyKnown:
     def credentials_of(self, principal: str) -> Credentials | None:
         return None
 
-    def check(self, peer: Peer, request: AnyRequest) -> None:
+    def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
 
 

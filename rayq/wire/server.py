@@ -467,7 +467,7 @@ class _ServerStream(FrameStream):
         one_way = bool(flags)
         arrived_s = self._clock.monotonic()
         try:
-            request = self._read_request(peer, api, header)
+            request = self._read_request(peer, api, header, arrived_s)
             result: Result | Awaitable[Result] = (
                 Done() if isinstance(request, Ping) else self._handler(peer, request, payload)
             )
@@ -516,7 +516,9 @@ class _ServerStream(FrameStream):
             if self._throttle is not None:
                 self._throttle.spent(self._slice.take_spent())
 
-    def _read_request(self, peer: Peer, api: int, header: memoryview) -> AnyRequest:
+    def _read_request(
+        self, peer: Peer, api: int, header: memoryview, now_s: float
+    ) -> AnyRequest:
         kind = REQUESTS.get(api)
         if kind is None:
             raise ProtocolError(
@@ -535,7 +537,7 @@ class _ServerStream(FrameStream):
             )
         request: AnyRequest = decode(DECODERS[kind], header, kind.__name__)
         if peer.principal is not None:
-            self._server.gate.check(peer, request)
+            self._server.gate.check(peer, request, now_s)
         return request
 
     # --- answers --------------------------------------------------------------------------------
@@ -566,7 +568,7 @@ class _ServerStream(FrameStream):
         else:
             outcome = done.exception() or done.result()
         if request.checked_when_answered and not isinstance(outcome, BaseException):
-            outcome = self._refusal(request) or outcome
+            outcome = self._refusal(request, since_s) or outcome
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RayqError):
                 name = REQUESTS[api].__name__
@@ -576,13 +578,13 @@ class _ServerStream(FrameStream):
             self._answer(api, correlation, one_way, outcome)
         self._took(api, arrived_s, since_s)
 
-    def _refusal(self, request: AnyRequest) -> RayqError | None:
+    def _refusal(self, request: AnyRequest, now_s: float) -> RayqError | None:
         """The error for a principal that may not have the answer any more: its right may have gone
         while the request was held."""
         peer = self._peer
         if peer is not None and peer.principal is not None:
             try:
-                self._server.gate.check(peer, request)
+                self._server.gate.check(peer, request, now_s)
             except RayqError as error:
                 return error
         return None

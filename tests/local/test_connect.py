@@ -363,7 +363,7 @@ def test_a_principal_that_programs_in_ray_should_be_has_to_be_there(
     in_ray: Callable[[str | None], None],
 ) -> None:
     in_ray("not-created")
-    with rayq.connect() as connection, pytest.raises(AuthorizationError, match="'not-created'"):
+    with rayq.connect() as connection, pytest.raises(AuthenticationError, match="'not-created'"):
         connection.admin.list_acls(principal="not-created")
     for name in ("superuser", "two words", ""):
         with pytest.raises(ConfigError, match="inside_ray_principal is the name"):

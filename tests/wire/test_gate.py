@@ -35,7 +35,7 @@ class Door:
             return None
         return Credentials(SALT, [ValidToken(token[-4:], client_keys(token, SALT).verifier)])
 
-    def check(self, peer: Peer, request: AnyRequest) -> None:
+    def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         self.asked.append((peer.principal, type(request)))
         if (peer.principal, type(request)) not in self.may:
             raise AuthorizationError(f"{peer.principal} may not.")
@@ -103,9 +103,40 @@ def test_a_server_without_a_gate_lets_no_principal_in(run: Any, wire: Any) -> No
         with pytest.raises(AuthenticationError, match="'anna'"):
             await wire.connect(server, holder_of(ANNA))
         gateway = dataclasses.replace(wire.server_identity(broker=2), acts_for="anna")
+        with pytest.raises(AuthenticationError, match="no principal 'anna' to act for"):
+            await wire.connect(server, gateway)
+
+    run(scenario)
+
+
+def test_who_acts_for_a_principal_needs_the_secret_and_is_gone_with_the_principal(
+    run: Any, wire: Any, eventually: Any
+) -> None:
+    async def scenario() -> None:
+        door = Door(may={("anna", Produce)})
+        server = await wire.serve(gate=door)
+        gateway = dataclasses.replace(wire.server_identity(broker=2), acts_for="anna")
         client = await wire.connect(server, gateway)
-        with pytest.raises(AuthorizationError, match="knows no principal"):
-            await client.request(PRODUCE, b"v", timeout_s=60)
+        # Its tokens are not asked for, only whether it is there.
+        door.tokens["anna"] = draw_token("anna", os.urandom).text
+        server.end_revoked()
+        await client.request(PRODUCE, b"v", timeout_s=60)
+        for pretender, error in (
+            (dataclasses.replace(wire.client_identity(), acts_for="anna"), AuthenticationError),
+            (dataclasses.replace(gateway, key=b"x" * 32), AuthenticationError),
+            (dataclasses.replace(gateway, acts_for="nobody"), AuthenticationError),
+            (dataclasses.replace(gateway, acts_for=""), DisconnectedError),
+            (dataclasses.replace(gateway, acts_for="x" * 250), DisconnectedError),
+            (dataclasses.replace(gateway, acts_for="an\nna"), DisconnectedError),
+        ):
+            with pytest.raises(error):
+                await wire.connect(server, pretender)
+        assert wire.connections(server) == 1
+        del door.tokens["anna"]
+        server.end_revoked()
+        await eventually(lambda: wire.connections(server) == 0)
+        with pytest.raises(AuthenticationError, match="no principal 'anna' to act for"):
+            await wire.connect(server, gateway)
 
     run(scenario)
 
