@@ -14,6 +14,45 @@ from rayq.wire.authentication import Credentials, Role
 from rayq.wire.throttling import Throttle
 
 
+class Audit(Protocol):
+    """Takes note of what is told to the audit. It never waits, and never raises."""
+
+    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
+        """A request was refused for lack of a right. Its error says which."""
+
+    def login(self, peer: Peer) -> None:
+        """A client has proven that it is a principal or the superuser."""
+
+    def failed_login(self, host: str, claimed: str) -> None:
+        """Somebody did not prove to be the principal that was claimed."""
+
+    def urls(self, peer: Peer, where: str, *, objects: int, size: int, expires_ms: int) -> None:
+        """A client got URLs of objects of a partition, of `size` bytes together, which end at
+        `expires_ms`."""
+
+    def redrive(self, peer: Peer, what: str, *, records: int) -> None:
+        """A client had records of a queue moved or discarded."""
+
+
+class NobodyAudits:
+    """The audit of a server that has none."""
+
+    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
+        pass
+
+    def login(self, peer: Peer) -> None:
+        pass
+
+    def failed_login(self, host: str, claimed: str) -> None:
+        pass
+
+    def urls(self, peer: Peer, where: str, *, objects: int, size: int, expires_ms: int) -> None:
+        pass
+
+    def redrive(self, peer: Peer, what: str, *, records: int) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The other side of one connection: the client or server that sends the requests."""
@@ -35,6 +74,8 @@ class Peer:
     """The name that the client gave itself. Nothing proves it."""
     throttle: Throttle | None = field(default=None, compare=False, repr=False)
     """The quotas of a named principal. None: there are none for a superuser, or a server."""
+    audit: Audit = field(default_factory=NobodyAudits, compare=False, repr=False)
+    """The audit of the server, for handlers that have something to tell it."""
     grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     """What the gate has granted on this connection, for the gate alone."""
 
@@ -70,29 +111,3 @@ class NobodyKnown:
 
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         raise AuthorizationError(f"This server knows no principal {peer.principal!r}.")
-
-
-class Audit(Protocol):
-    """Takes note of what is told to the audit. It never waits, and never raises."""
-
-    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
-        """A request was refused for lack of a right."""
-
-    def login(self, peer: Peer) -> None:
-        """A client has proven that it is a principal or the superuser."""
-
-    def failed_login(self, address: str, claimed: str) -> None:
-        """Somebody did not prove to be the principal that was claimed."""
-
-
-class NobodyAudits:
-    """The audit of a server that has none."""
-
-    def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
-        pass
-
-    def login(self, peer: Peer) -> None:
-        pass
-
-    def failed_login(self, address: str, claimed: str) -> None:
-        pass

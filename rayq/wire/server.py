@@ -407,6 +407,7 @@ class _ServerStream(FrameStream):
             handshake.token_id,
             handshake.hello.client_id,
             throttle=self._throttle,
+            audit=self._server.audit,
         )
         self.is_client = handshake.role == "client"
         if handshake.principal is not None:

@@ -14,6 +14,7 @@ import pytest
 import rayq
 from rayq import AuditLine, Cluster, messages
 from rayq.actors.controller.controller import Controller
+from rayq.client.admin.dead_letters import DeadLetters, Filter
 from rayq.core.cluster.facts import changed
 from rayq.core.cluster.records import ProducerIdsAllocated
 from rayq.core.cluster.topic_changes import AUDIT_TOPIC
@@ -306,6 +307,30 @@ def test_who_may_not_describe_the_cluster_reads_no_audit_and_nobody_writes_it(
         cluster.admin.alter_topic_config(AUDIT_TOPIC, cleanup_policy="compact")
     cluster.admin.alter_topic_config(AUDIT_TOPIC, retention_ms=365 * 86_400_000)
     cluster.admin.alter_topic_config(AUDIT_TOPIC, retention_ms=30 * 86_400_000)
+
+
+def test_a_redrive_is_told_with_the_number_of_its_records(cluster: LocalCluster) -> None:
+    anna = Named(cluster, *EVERYTHING)
+    with cluster.create_queue("redriven") as queue:
+        queue.put_many([b"1", b"2", b"3"])
+        left = 3
+        while left:
+            for task in queue.take(left, timeout_s=10.0):
+                task.reject("broken")
+                left -= 1
+        queue.flush()
+    with anna.connect() as hers:
+        client, background = hers.shared_client()
+        letters = DeadLetters(client, "redriven", timeout_s=60.0)
+        background.run(letters.settle(Filter(), to_topic=""))
+
+    def told(lines: list[AuditLine]) -> int:
+        return sum(line.objects for line in of(lines, anna.name, "redrive"))
+
+    lines = wait_for(cluster, lambda lines: told(lines) >= 3, "the redrive is there")
+    assert told(lines) == 3
+    first = of(lines, anna.name, "redrive")[0]
+    assert first.what.startswith("moved back, from queue redriven.dead in redriven.dead-")
 
 
 def test_a_cluster_without_principals_has_no_audit(tmp_path: Path) -> None:

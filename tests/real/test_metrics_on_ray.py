@@ -22,7 +22,7 @@ from ray._private import worker
 import rayq
 from rayq import Cluster
 from rayq.client.admin.prometheus import exported_labels
-from rayq.errors import TopicExistsError
+from rayq.errors import AuthorizationError, TopicExistsError
 from rayq.metrics import CATALOGUE
 from tests.local.support import eventually, partition_of, wait_in_sync
 
@@ -65,6 +65,11 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             producer.send("orders", b"one")
         cluster.create_topic("old", remote_storage=True)
         cluster.admin.create_queue("tasks")
+        cluster.admin.create_principal("anna")
+        token = cluster.admin.create_token("anna").token
+        with rayq.connect(cluster.addresses[0], token=token) as hers:
+            with pytest.raises(AuthorizationError):
+                hers.create_topic("not-hers")
         with cluster.consumer("orders", group="delays", auto_offset_reset="earliest") as consumer:
             seen = 0
             while seen < 400:

@@ -65,7 +65,7 @@ class AuditTrail(Audit):
         """A client has proven a token, or a server acts for a principal."""
         self._note("login", peer)
 
-    def failed_login(self, address: str, claimed: str) -> None:
+    def failed_login(self, host: str, claimed: str) -> None:
         """Somebody claimed to be a principal, and did not prove it."""
         known = self._principals()
         if not known:
@@ -77,7 +77,7 @@ class AuditTrail(Audit):
                 time_ms=self._environment.clock.wall_ms(),
                 kind="failed_login",
                 principal=claimed if is_known else UNKNOWN,
-                address=address,
+                address=host,
                 what="" if is_known else f"claimed to be {shown!r}",
                 server=self._server,
                 id=self._next_id(),
@@ -85,12 +85,13 @@ class AuditTrail(Audit):
         )
 
     def urls(self, peer: Peer, where: str, *, objects: int, size: int, expires_ms: int) -> None:
-        """A client got signed URLs of objects of a partition, `size` bytes together."""
+        """A client got URLs of objects of a partition, of `size` bytes together, which end at
+        `expires_ms`."""
         what = f"objects of {where}, by URLs that end at {expires_ms}"
         self._note("urls", peer, what=what, objects=objects, size=size)
 
     def redrive(self, peer: Peer, what: str, *, records: int) -> None:
-        """A client had records moved from a queue's dead letters, or to another topic."""
+        """A client had records of a queue moved or discarded."""
         self._note("redrive", peer, what=what, objects=records)
 
     def _note(
@@ -129,7 +130,9 @@ class AuditTrail(Audit):
     # --- writing ----------------------------------------------------------------------------
 
     def _add(self, line: AuditLine) -> None:
-        self._environment.metrics.counter("rayq_audited_events_total", kind=line.kind).value += 1
+        metrics = self._environment.metrics
+        metrics.counter("rayq_audited_events_total", kind=line.kind).value += 1
+        metrics.counter("rayq_audit_events_dropped_total", kind=line.kind)  # Counts start at 0.
         self._lines.add(line, self._environment.clock.monotonic())
         self._tell_dropped()
         if self._writer is None or self._writer.done():

@@ -432,7 +432,13 @@ class QueuePartition:
                 access.require(peer, "write", "topic", topic)
 
         await self._learn_past(max(request.offsets, default=-1))
-        return await self.moves.move_records(request, check)
+        answer = await self.moves.move_records(request, check)
+        if answer.moved:
+            done = {None: "discarded", "": "moved back"}.get(request.to_topic)
+            done = done or f"moved to {request.to_topic}"
+            what = f"{done}, from queue {self.queue} in {self._replica_log.where}"
+            peer.audit.redrive(peer, what, records=len(answer.moved))
+        return answer
 
     async def _learn_past(self, offset: int) -> None:
         """Learns until the record at `offset` is known, if there is one and room for it."""
