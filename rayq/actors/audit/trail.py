@@ -51,7 +51,7 @@ class AuditTrail(Audit):
         self._send = send
         self._lines = AuditLines()
         self._writer: asyncio.Task[None] | None = None
-        self._id_prefix = environment.new_id()[:16]
+        self._id_prefix = ""
         self._noted = 0
         self._dropped = RateLimitedLogger(logger, logging.ERROR, environment.clock.monotonic)
 
@@ -124,6 +124,8 @@ class AuditTrail(Audit):
         )
 
     def _next_id(self) -> str:
+        if not self._noted:
+            self._id_prefix = self._environment.new_id()[:16]
         self._noted += 1
         return f"{self._id_prefix}-{self._noted}"
 
