@@ -73,6 +73,11 @@ class Access(Gate):
         named principals are refused, by a retriable error, until it is current again."""
         self._known_until_s = self._now_s() + duration_s
 
+    @property
+    def version(self) -> object:
+        """Another object after each change of principals, tokens and ACLs."""
+        return self._version
+
     # --- from a broker to the processes of its node ---------------------------------------------
 
     @property
@@ -183,10 +188,21 @@ class Access(Gate):
     ) -> bool:
         """Returns whether the ACLs let the peer do an operation on a resource: a superuser, and a
         server, may do everything."""
-        if peer.principal is None:
-            return True
+        return peer.principal is None or self.may_named(
+            peer.principal, peer.host, operation, resource_type, name
+        )
+
+    def may_named(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        """Returns whether a named principal may do the operation from that address."""
         needed = Needed(operation, resource_type, name)
-        return decide(self._state.acls, peer.principal, peer.host, needed).is_allowed
+        return decide(self._state.acls, principal, host, needed).is_allowed
 
     def view(self, peer: Peer) -> View | None:
         """Returns the resources that the peer sees. None: all of them."""

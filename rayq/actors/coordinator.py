@@ -16,12 +16,14 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.handlers import NO_PAYLOAD, HandlerTable
 from rayq.actors.once_committed import once_committed
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
+from rayq.core.access.rights import View
 from rayq.core.decision import Decision, Times
 from rayq.errors import (
     CoordinatorLoadingError,
@@ -67,8 +69,10 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        access: Access,
         encode: Callable[[RecordT], tuple[bytes, bytes | None]],
     ) -> None:
+        self._access = access
         self._replica_log = replica_log
         self._leader = leader
         self._environment = replica_log.environment
@@ -108,7 +112,14 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
         self, peer: Peer, request: messages.AnyRequest, payload: memoryview = NO_PAYLOAD
     ) -> Result:
         """Answers a request, once everything that the answer or the refusal is based on is
-        committed."""
+        committed; without what the peer may not describe."""
+        answer = await self._handle(peer, request, payload)
+        view = self._access.view(peer)
+        return answer if view is None else self._shown(view, answer)
+
+    async def _handle(
+        self, peer: Peer, request: messages.AnyRequest, payload: memoryview
+    ) -> Result:
         await self._admit(request)
         decide = self.handlers.decisions.get(type(request))
         if decide is None:
@@ -116,6 +127,10 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
             answer: Result = await answering
             return answer
         return await self._answer(lambda: decide(self.state, request, self._times()))
+
+    def _shown(self, view: View, answer: Result) -> Result:
+        """The answer without what is hidden from a named principal."""
+        return answer
 
     async def _admit(self, request: messages.AnyRequest) -> None:
         """Returns when the request may be decided. Raises what `_begin` raises."""

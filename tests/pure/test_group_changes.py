@@ -430,7 +430,7 @@ def test_a_pattern_follows_what_its_principal_may_read() -> None:
 
     def access_changes(*readable: str) -> None:
         one.readable = set(readable)
-        one.state.take_access()
+        one.state.take_topics(topics)
         one.apply(group_changes.follow_topics(one.state, "g", now_ms=0))
         one.beat("a", topics=(), pattern=".*", reader=ANNA)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.peers import Peers
@@ -87,6 +88,7 @@ class Groups(Led):
             self.log,
             self.leader,
             self.given,
+            access=Access(self.log.environment.clock),
             ask_broker=self._metadata,
             metadata_version=1,
             clock_watch=self.clock_watch,

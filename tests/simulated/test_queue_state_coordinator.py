@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.peers import Build
 from rayq.actors.queues import state_coordinator
 from rayq.actors.queues.persister import QueueStatePersister
@@ -63,7 +64,10 @@ class Kept(Led):
 
     def begin(self, *, unclean_epoch: int | None = None) -> None:
         given = msgspec.structs.replace(self.given, last_unclean_epoch=unclean_epoch)
-        self.keeper = QueueStateCoordinator(self.log, self.leader, given, ask_broker=self._broker)
+        self.keeper = QueueStateCoordinator(
+            self.log, self.leader, given,
+            access=Access(self.log.environment.clock), ask_broker=self._broker,
+        )
 
     async def _broker(self, request: messages.Request[Any]) -> Any:
         self.asked.append(request)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -102,6 +103,7 @@ class Coordinating(Led):
             self.log,
             self.leader,
             self.given,
+            access=Access(self.log.environment.clock),
             ask_broker=self._broker,
             peers=self.leaders,
             clock_watch=self.clock_watch,

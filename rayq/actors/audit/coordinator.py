@@ -13,6 +13,7 @@ import logging
 import msgspec
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
@@ -64,10 +65,11 @@ class AuditCoordinator(Coordinator[tuple[int, int], AuditRecord]):
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        access: Access,
         ask_broker: messages.Ask,
     ) -> None:
         """`ask_broker` sends a request to this node's broker."""
-        super().__init__(replica_log, leader, assignment, encode=encode)
+        super().__init__(replica_log, leader, assignment, access=access, encode=encode)
         self._ask_broker = ask_broker
         self.state = NEVER
         self._lines = AuditLines()

@@ -12,7 +12,7 @@ from rayq import messages
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import described_queue
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.core.access.rights import View, shows, view_of
+from rayq.core.access.rights import View, shows, topic_of_queue_denied, view_of
 from rayq.core.cluster.records import (
     BrokerFenced,
     BrokerRegistered,
@@ -148,8 +148,21 @@ class MetadataAnswers:
                 self._metadata.version,
                 [described_queue(queue, state.topics[queue.topic_id].name) for queue in queues],
                 page[-1] if len(page) < len(left) else None,
-                _denied(view, "queue", request.names, request.after),
+                self._denied_queues(view, request),
             )
+
+    def _denied_queues(
+        self, view: View | None, request: messages.DescribeQueues
+    ) -> dict[str, str]:
+        denied = _denied(view, "queue", request.names, request.after)
+        if view is None or request.after:
+            return denied
+        queue_ids = self._metadata.state.queue_ids
+        for name in request.names or ():
+            is_seen = name not in denied and name in queue_ids
+            if is_seen and not self._shows_queue(view, name):
+                denied[name] = topic_of_queue_denied(view, name).message
+        return denied
 
     def _shows_queue(self, view: View | None, name: str) -> bool:
         """Returns whether a view has a queue and its topic, whose name is told with it."""

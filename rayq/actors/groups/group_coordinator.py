@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
@@ -19,9 +20,11 @@ from rayq.actors.peers import Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
+from rayq.core.access.rights import View
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.core.decision import Decision
 from rayq.core.groups import changes as group_changes
+from rayq.core.groups import descriptions
 from rayq.core.groups import offsets as group_offsets
 from rayq.core.groups import transactions as group_transactions
 from rayq.core.groups.assignors import load_assignors
@@ -37,12 +40,13 @@ from rayq.core.groups.records import (
     encode,
     partition_of_group,
 )
-from rayq.core.groups.state import GroupState, SubscribedTopic
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.core.groups.state import GroupState, Reader, SubscribedTopic
+from rayq.errors import InvalidAssignmentError, InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.peer import Peer
+from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +79,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        access: Access,
         ask_broker: messages.Ask,
         metadata_version: int,
         clock_watch: ClockWatch,
@@ -83,7 +88,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         """`ask_broker` sends a request to this node's broker, whose metadata was at
         `metadata_version` when this replica was told to lead. `peers` ask the coordinators of
         transactions."""
-        super().__init__(replica_log, leader, assignment, encode=encode)
+        super().__init__(replica_log, leader, assignment, access=access, encode=encode)
         self._ask_broker = ask_broker
         self._version = metadata_version
         self._clock_watch = clock_watch
@@ -97,8 +102,10 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         """Number of partitions of `__consumer_offsets`. 0: from an older broker; then the topics
         say it."""
         self._assignors = load_assignors(self._config.group_assignors)
-        self.state = GroupState(self._assignors)
+        self.state = GroupState(self._assignors, self._may_read)
         self._has_topics = False
+        self._access_version: object = None
+        """The version of the access by which patterns were matched last."""
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
         self._latest: dict[MemberKey, messages.GroupHeartbeat] = {}
         """The newest pending heartbeat of each member: only that one is held."""
@@ -117,6 +124,13 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
             sample("rayq_consumergroup_members", len(group.members), group=name)
             for name, group in self.state.groups.items()
         ]
+
+    def _may_read(self, reader: Reader, topic: str) -> bool:
+        return self._access.may_named(*reader, "read", "topic", topic)
+
+    def _shown(self, view: View, answer: Result) -> Result:
+        shown: Result = descriptions.shown(view, answer)
+        return shown
 
     def end(self, reason: str) -> None:
         """Ends this coordinator, as another process coordinates: the requests that wait are
@@ -137,6 +151,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         loop, generation = asyncio.get_running_loop(), self._log.generation
         deadline_s = loop.time() + min(request.wait_ms, request.session_timeout_ms // 2) / 1000
         key = (request.group, request.member)
+        reader = None if peer.principal is None else Reader(peer.principal, peer.host)
 
         def heard() -> MemberValue | None:
             self._release(key)
@@ -149,7 +164,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         try:
             value = await self._answer(
                 lambda: Decision(
-                    group_changes.heartbeat(self.state, request, self._times()), heard
+                    group_changes.heartbeat(self.state, request, self._times(), reader), heard
                 )
             )
             if value is None:
@@ -162,6 +177,14 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
                 await self._hold(key, deadline_s)
                 self._check(generation)
                 value = await self._answer(lambda: Decision([], lambda: self._member(request)))
+        except InvalidAssignmentError as error:
+            if reader is None:
+                raise
+            # What a user's assignor says may name topics that this member may not describe.
+            raise error.with_message(
+                f"The assignor {request.assignor!r} of group {request.group!r} failed. A superuser "
+                "that joins the group is told why."
+            ) from error
         finally:
             if self._latest.get(key) is request:
                 del self._latest[key]
@@ -359,7 +382,7 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
         self._connections.clear()
 
     async def _load(self) -> None:
-        state = GroupState(self._assignors)
+        state = GroupState(self._assignors, self._may_read)
         count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
         self.state = state
         self._loaded()
@@ -470,13 +493,15 @@ class GroupCoordinator(Coordinator[GroupState, Record]):
                 logger.info("%s: no metadata for the groups: %s", self.where, error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if answer.version >= wanted and self._is_loaded:
+            has_access = self._access.version is not self._access_version
+            if answer.version >= (self._version if has_access else wanted) and self._is_loaded:
                 self._version = answer.version
                 topics = {
                     topic.name: SubscribedTopic(topic.topic_id, len(topic.partitions))
                     for topic in answer.topics
                 }
-                if topics != self.state.topics:
+                if topics != self.state.topics or has_access:
+                    self._access_version = self._access.version
                     self.state.take_topics(topics)
                     if not await self._of_each_group(
                         lambda name: group_changes.follow_topics(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.replica.leader import Leader
@@ -53,10 +54,11 @@ class QueueStateCoordinator(Coordinator[QueueStates, Record]):
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        access: Access,
         ask_broker: messages.Ask,
     ) -> None:
         """`ask_broker` sends a request to this node's broker."""
-        super().__init__(replica_log, leader, assignment, encode=encode)
+        super().__init__(replica_log, leader, assignment, access=access, encode=encode)
         self._ask_broker = ask_broker
         self._leader_epoch = assignment.leader_epoch
         self._unclean_epoch = assignment.last_unclean_epoch or 0

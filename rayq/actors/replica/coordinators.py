@@ -29,6 +29,7 @@ MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
         log,
         leader,
         assignment,
+        access=context.access,
         ask_broker=context.ask_broker,
         metadata_version=context.metadata_version(),
         clock_watch=clock_watch,
@@ -39,16 +40,17 @@ MAKE_COORDINATOR: Mapping[str, MakeCoordinator] = {
             log,
             leader,
             assignment,
+            access=context.access,
             ask_broker=context.ask_broker,
             peers=context.peers,
             clock_watch=clock_watch,
         )
     ),
     QueueStateCoordinator.topic: lambda context, log, leader, assignment, _: QueueStateCoordinator(
-        log, leader, assignment, ask_broker=context.ask_broker
+        log, leader, assignment, access=context.access, ask_broker=context.ask_broker
     ),
     AuditCoordinator.topic: lambda context, log, leader, assignment, _: AuditCoordinator(
-        log, leader, assignment, ask_broker=context.ask_broker
+        log, leader, assignment, access=context.access, ask_broker=context.ask_broker
     ),
 }
 """Functions that make the coordinator, by its topic."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.audit.trail import AuditTrail
-from rayq.actors.handlers import HandlerTable, answers
+from rayq.actors.handlers import HandlerTable, answers, answers_peer
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
@@ -27,6 +27,7 @@ from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
 from rayq.config import ClusterConfig
+from rayq.core.access.shown import shown_samples
 from rayq.core.access.unknown import unknown_partition
 from rayq.core.cluster.topic_changes import check_not_internal
 from rayq.environment import Environment
@@ -414,9 +415,12 @@ class ReplicaHost:
             check_not_internal(replica.assignment.topic)
         return replica.handle(peer, request, payload)
 
-    @answers(messages.DescribeMetrics)
-    def _describe_metrics(self, _: messages.DescribeMetrics) -> messages.DescribeMetricsResponse:
-        return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+    @answers_peer(messages.DescribeMetrics)
+    def _describe_metrics(
+        self, peer: Peer, _: messages.DescribeMetrics, __: memoryview
+    ) -> messages.DescribeMetricsResponse:
+        samples = self._environment.metrics.collect()
+        return messages.DescribeMetricsResponse(shown_samples(self._access.view(peer), samples))
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))

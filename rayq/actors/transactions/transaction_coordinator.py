@@ -11,7 +11,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers, answers_peer
@@ -20,6 +23,7 @@ from rayq.actors.peers import Build, Peers
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.backoff import Backoff
+from rayq.core.access.rights import View, shows
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.core.decision import Decision, Times
 from rayq.core.transactions import changes
@@ -45,6 +49,7 @@ from rayq.messages.transaction_ids import FAMILIES_MAX, coordinator_partition, m
 from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
 from rayq.wire.peer import Peer
+from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +82,14 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        access: Access,
         ask_broker: messages.Ask,
         peers: Peers,
         clock_watch: ClockWatch,
     ) -> None:
         """`ask_broker` sends a request to this node's broker, `peers` to the leaders of
         participants."""
-        super().__init__(replica_log, leader, assignment, encode=encode)
+        super().__init__(replica_log, leader, assignment, access=access, encode=encode)
         self._ask_broker = ask_broker
         self._peers = peers
         self._clock_watch = clock_watch
@@ -139,17 +145,22 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
 
     # --- operators --------------------------------------------------------------------------
 
-    @answers(messages.ListTransactions)
+    @answers_peer(messages.ListTransactions)
     async def list_transactions(
-        self, request: messages.ListTransactions
+        self, peer: Peer, request: messages.ListTransactions, _: memoryview
     ) -> messages.ListTransactionsResponse:
-        """See `messages.ListTransactions`."""
+        """See `messages.ListTransactions`. Ids that the peer may not describe are left out."""
+        view = self._access.view(peer)
 
         def answer() -> messages.ListTransactionsResponse:
             listed = {value.transactional_id for value in self.state.transactions.values()}
             if request.idle:
                 listed.update(self.state.ids)
-            left = sorted(name for name in listed if name > request.after)
+            left = sorted(
+                name
+                for name in listed
+                if name > request.after and shows(view, "transactional_id", name)
+            )
             names = left[: messages.LISTED_IDS_MAX]
             return messages.ListTransactionsResponse(
                 [summary for name in names for summary in self._summaries(name)],
@@ -184,6 +195,18 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
             )
 
         return await self._answer(lambda: Decision([], answer))
+
+    def _shown(self, view: View, answer: Result) -> Result:
+        if not isinstance(answer, messages.DescribeTransactionResponse):
+            return answer
+        return msgspec.structs.replace(
+            answer,
+            participants=[
+                participant
+                for participant in answer.participants
+                if view.shows_topic_id(participant[2])
+            ],
+        )
 
     @answers(messages.AbortTransaction)
     async def abort(self, request: messages.AbortTransaction) -> messages.Done:

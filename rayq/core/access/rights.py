@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
-from rayq.core.access.acls import AclTable, AclVerdict
+from rayq.core.access.acls import IMPLIED_BY, AclTable, AclVerdict
 from rayq.core.access.unknown import unknown_partition, unknown_queue, unknown_topic
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
@@ -77,8 +77,8 @@ class View:
 
     def shows_topic_id(self, topic_id: str) -> bool:
         """Returns whether no topic has this id that the principal may not describe: an id without
-        a topic tells nothing."""
-        name = self.names.topic_name(topic_id)
+        a topic tells nothing. May raise a retriable RayqError while the name is looked up."""
+        name = self.names.other_topic_name(topic_id)
         return name is None or self.shows("topic", name)
 
     def refusal(self, resource_type: ResourceType, name: str) -> AuthorizationError:
@@ -87,6 +87,14 @@ class View:
         needed = Needed("describe", resource_type, name)
         verdict = decide(self.acls, self.principal, self.host, needed)
         return _refusal(self.principal, needed, verdict.acl)
+
+
+def topic_of_queue_denied(view: View, queue: str) -> AuthorizationError:
+    """The error for a queue that the principal may describe, without its topic."""
+    return AuthorizationError(
+        f"Principal {view.principal!r} may not describe the topic of queue {queue!r}, and so does "
+        "not see the queue: no ACL allows it. Whoever administers the cluster can."
+    )
 
 
 def view_of(acls: AclTable, principal: str | None, host: str, names: Names) -> View | None:
@@ -208,6 +216,9 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
             "rayq's own, and only servers do."
         )
     why = "no ACL allows it" if denied_by is None else f"an ACL says: {denied_by}"
+    if denied_by is None and needed.operation == "describe" and of_cluster is needed:
+        implied_by = ", ".join(IMPLIED_BY["describe"])
+        why = f"no ACL allows it, nor anything that implies it ({implied_by})"
     resource = (
         "the cluster"
         if needed.resource_type == "cluster"

@@ -125,7 +125,7 @@ class OpenTransaction:
 
 class GroupState:
     """See the module. `assignors` are those that members may name (`load_assignors`). The answers
-    of `may_read` hold until `take_access`."""
+    of `may_read` hold until the next `take_topics`."""
 
     def __init__(
         self, assignors: Mapping[str, Assignor | str], may_read: MayRead = nobody_reads
@@ -170,10 +170,6 @@ class GroupState:
     def name_of_topic(self, topic_id: str) -> str:
         """The topic's name; its id if the name is not known (any more)."""
         return self._names.get(topic_id, topic_id)
-
-    def take_access(self) -> None:
-        """Takes note that `may_read` answers otherwise from now on."""
-        self._readable.clear()
 
     def subscription(self, member: MemberValue) -> MemberSubscription:
         """A member's subscription, with the existing topics."""
