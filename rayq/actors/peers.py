@@ -94,6 +94,17 @@ class Peers:
             lambda: self._ask_coordinator(family, build),
         )
 
+    async def prolong(self, family: int, epoch: int, throttle_ms: int) -> None:
+        """Prolongs the transaction by a time for which its producer has to wait. Raises
+        TimeoutError if no coordinator answers within `PATIENCE_S`."""
+
+        def build(where: str, number: int, leader_epoch: int) -> messages.ProlongTransaction:
+            return messages.ProlongTransaction(
+                where, number, leader_epoch, family, epoch, throttle_ms
+            )
+
+        await self._ask_coordinator(family, build)
+
     async def abort(self, family: int, epoch: int) -> None:
         """Aborts the transaction if it is open. Raises TimeoutError if no coordinator answers
         within `PATIENCE_S`."""

@@ -18,11 +18,11 @@ from rayq.core.access.quotas import AccountKey, Limit, QuotaTable, RateAccount
 from rayq.environment import Clock, Environment
 from rayq.errors import QuotaLimitError
 from rayq.messages import AnyRequest
+from rayq.messages.acls import QuotaName
 from rayq.messages.quotas import (
     SHARED_QUOTAS,
     Quota,
     QuotaDemand,
-    QuotaName,
     QuotaShare,
 )
 from rayq.metrics import Sample
@@ -157,7 +157,7 @@ class ClientThrottle:
         """Tells the client what it has to wait now, where it was told a longer time."""
         now_s = self._now_s()
         for name, until_s in list(self._told_until_s.items()):
-            wait_s = self.throttled_s(name)
+            wait_s = self._debt_s(name)
             if until_s > now_s + wait_s + TOLD_S_MIN:
                 self._tell_it(name, wait_s)
 
@@ -171,9 +171,15 @@ class ClientThrottle:
         if debt_s >= TOLD_S_MIN:
             self._tell_it(account.key.name, debt_s)
 
-    def throttled_s(self, name: QuotaName) -> float:
+    def _debt_s(self, name: QuotaName) -> float:
         account = self._accounts.get(name)
         return 0.0 if account is None else account.debt_s
+
+    def throttled_s(self, kind: type[AnyRequest]) -> float:
+        if not self._accounts:
+            return 0.0
+        accounts = self._accounts
+        return max((accounts[name].debt_s for name in kind.quotas if name in accounts), default=0.0)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -218,7 +224,7 @@ class ClientThrottle:
         account.wait(DEBT_MAX_S, units, granted)
 
     def _tell_debt(self, name: QuotaName) -> None:
-        debt_s = self.throttled_s(name)
+        debt_s = self._debt_s(name)
         if debt_s >= TOLD_S_MIN:
             self._tell_it(name, debt_s)
 

@@ -1,4 +1,4 @@
-"""The words of access control, in Kafka's terms.
+"""The words of access control and quotas, in Kafka's terms.
 
 A principal may do what an ACL allows it and no other ACL denies. See `rayq.core.access.acls`.
 """
@@ -26,6 +26,23 @@ ResourceType = Literal[
 ]
 PatternType = Literal["literal", "prefixed"]
 PermissionType = Literal["allow", "deny"]
+
+QuotaName = Literal[
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+    "take_rate",
+    "max_connections",
+    "max_topics",
+    "max_partitions",
+]
+"""Kafka's words where it has one. Rates are per second, in the whole cluster: bytes of produce
+requests and of fetch answers, created and deleted partitions, records taken from queues. For each
+server process hold `request_percentage`, the share of its time, and `connection_creation_rate` and
+`max_connections`, since each client needs a connection to each process. `max_topics` and
+`max_partitions` count what the principal has created."""
 
 ANY = "*"
 """Wildcard of an ACL: each named principal, each resource of a type (as a literal name), or each

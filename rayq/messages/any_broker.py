@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.base import (
     Answerer,
     CheckedInt,
@@ -152,7 +152,7 @@ class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
 
 class CreateTopic(Change, frozen=True):
     api: ClassVar[int] = 3
-    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("create", "topic", "name"),)
     name: CheckedName
     partitions: CheckedInt
@@ -162,7 +162,7 @@ class CreateTopic(Change, frozen=True):
 
 class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
-    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("delete", "topic", "name"),)
     name: CheckedName
 
@@ -177,7 +177,7 @@ class CreatePartitions(_Total, frozen=True, kw_only=True):
 
     # `force` came later: it has to stand behind the fields of `Change`, where kw_only puts it.
     api: ClassVar[int] = 5
-    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("alter", "topic", "name"),)
     force: bool = False
     """True: also if a queue handles records in the order of their keys, which may then be lost."""

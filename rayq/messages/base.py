@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from rayq.messages.acls import Rights
+from rayq.messages.acls import QuotaName, Rights
 from rayq.messages.transaction_ids import EPOCH_MAX, TRANSACTIONAL_IDS_END, TRANSACTIONAL_IDS_START
 
 # Every number, str and bytes of a request has a range or a length. What is out of range is refused
@@ -100,9 +100,9 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     reads_internal_topics: ClassVar[bool] = False
     """True if a client may send it for a partition of rayq's internal topics. Such an answer leaves
     out everything that would let one client act as another; the records themselves do not."""
-    quotas: ClassVar[tuple[str, ...]] = ("request_percentage",)
-    """The quotas (`rayq.messages.quotas.QuotaName`) that may make it wait. (): it goes on where a
-    client waits, since it keeps a place, a lock or a promise, or ends what others wait for."""
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("request_percentage",)
+    """The quotas that may make it wait. (): it is never late by a quota, since it keeps a place, a
+    lock or a promise, or ends what others wait for."""
     ends_with_connection: ClassVar[bool] = False
     """True if it only reads or waits: then the end of the connection cancels its work."""
     checked_when_answered: ClassVar[bool] = False
@@ -221,5 +221,5 @@ class Ping(Request[Done], frozen=True):
     """A sign of life, from any server to a server. No handler sees it."""
 
     api: ClassVar[int] = 53
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     answered_by: ClassVar[tuple[Answerer, ...]] = ()

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.base import (
     CheckedName,
     CommitMetadata,
@@ -72,7 +72,7 @@ class GroupHeartbeat(ToGroupCoordinator[GroupHeartbeatResponse], frozen=True):
     compile)."""
 
     api: ClassVar[int] = 30
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     checked_when_answered: ClassVar[bool] = True
     group: GroupName
@@ -126,7 +126,7 @@ class CommitOffsets(ToGroupCoordinator[CommitOffsetsResponse], frozen=True):
     members. Raises UnknownMember, FencedMember, GroupNotEmpty."""
 
     api: ClassVar[int] = 31
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("read", "group", "group"),)
     group: GroupName
     member: CheckedName
@@ -156,7 +156,7 @@ class FetchCommittedResponse(Response, frozen=True):
 
 class FetchCommitted(ToGroupCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("describe", "group", "group"),)
     checked_when_answered: ClassVar[bool] = True
     group: GroupName

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rayq.messages.access import AccessDigest, AccessNews
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.any_broker import Change, ChangeResponse
 from rayq.messages.base import (
     BrokerId,
@@ -249,7 +249,7 @@ class RestoreTopic(Change, frozen=True, kw_only=True):
     fit, or another topic has these objects."""
 
     api: ClassVar[int] = 88
-    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (
         Right("alter", "cluster"),
         Right("create", "topic", "name"),
@@ -361,7 +361,7 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
     errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
 
     api: ClassVar[int] = 100
-    quotas: ClassVar[tuple[str, ...]] = ("consumer_byte_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("consumer_byte_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     checked_when_answered: ClassVar[bool] = True
     start: Offset

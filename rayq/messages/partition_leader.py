@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.base import (
     TIMESTAMP_MS_MAX,
     Answerer,
@@ -59,7 +59,7 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     """
 
     api: ClassVar[int] = 20
-    quotas: ClassVar[tuple[str, ...]] = ("producer_byte_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("producer_byte_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("write", "topic", "topic_id"),)
     acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     timeout_ms: Milliseconds
@@ -93,7 +93,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     """
 
     api: ClassVar[int] = 21
-    quotas: ClassVar[tuple[str, ...]] = ("consumer_byte_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("consumer_byte_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("read", "topic", "topic_id"),)
     ends_with_connection: ClassVar[bool] = True
     offset: Offset

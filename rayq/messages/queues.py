@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.any_broker import Change
 from rayq.messages.base import (
     Bytes,
@@ -55,7 +55,7 @@ class CreateQueue(Change, frozen=True, kw_only=True):
     `CreateTopic` raises."""
 
     api: ClassVar[int] = 128
-    quotas: ClassVar[tuple[str, ...]] = ("controller_mutation_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (
         Right("create", "queue", "name"),
         Right("read", "topic", "topic"),
@@ -168,7 +168,11 @@ class Take(ToQueueLeader[TakeResponse], frozen=True):
     `wait_ms` for the first. The locks are durable before the answer leaves."""
 
     api: ClassVar[int] = 131
-    quotas: ClassVar[tuple[str, ...]] = ("take_rate", "consumer_byte_rate", "request_percentage")
+    quotas: ClassVar[tuple[QuotaName, ...]] = (
+        "take_rate",
+        "consumer_byte_rate",
+        "request_percentage",
+    )
     rights: ClassVar[Rights] = (
         Right("read", "queue", "queue_id"),
         Right("read", "topic", "topic_id"),
@@ -198,7 +202,7 @@ class Settle(ToQueueLeader[SettleResponse], frozen=True):
     is done, or below the start, is success."""
 
     api: ClassVar[int] = 132
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (
         Right("read", "queue", "queue_id"),
         Right("read", "topic", "topic_id"),

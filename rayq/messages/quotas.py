@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, Right, Rights
+from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, QuotaName, Right, Rights
 from rayq.messages.any_broker import Change
 from rayq.messages.base import CheckedName, Name, Response, ToBroker
 
-QuotaName = Literal[
-    "producer_byte_rate",
-    "consumer_byte_rate",
-    "request_percentage",
-    "controller_mutation_rate",
-    "connection_creation_rate",
-    "take_rate",
-    "max_connections",
-    "max_topics",
-    "max_partitions",
-]
-"""Kafka's words where it has one. Rates are per second, in the whole cluster: bytes of produce
-requests and of fetch answers, created and deleted partitions, records taken from queues. For each
-server process hold `request_percentage`, the share of its time, and `connection_creation_rate` and
-`max_connections`, since each client needs a connection to each process. `max_topics` and
-`max_partitions` count what the principal has created."""
 SHARED_QUOTAS: tuple[QuotaName, ...] = (
     "producer_byte_rate",
     "consumer_byte_rate",

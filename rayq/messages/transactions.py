@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import PrincipalName, Right, Rights
+from rayq.messages.acls import PrincipalName, QuotaName, Right, Rights
 from rayq.messages.any_broker import ChangeResponse
 from rayq.messages.base import (
     Answerer,
@@ -60,7 +60,7 @@ class InitProducer(ToTransactionCoordinator[InitProducerResponse], frozen=True):
     TransactionLimit."""
 
     api: ClassVar[int] = 70
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -86,7 +86,7 @@ class EndTransaction(ToTransactionCoordinator[EndTransactionResponse], frozen=Tr
     AlreadyCommitted (a transaction with this name is committed)."""
 
     api: ClassVar[int] = 71
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -102,7 +102,7 @@ class TouchTransaction(ToTransactionCoordinator[Done], frozen=True):
     from the first partition on. Raises ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 75
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -121,7 +121,7 @@ class SealTransaction(ToTransactionCoordinator[SealTransactionResponse], frozen=
     ProducerFenced, TransactionEnded."""
 
     api: ClassVar[int] = 76
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "transactional_id", "transactional_id"),)
     transactional_id: TransactionalId
     owner: Id
@@ -141,7 +141,7 @@ class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     once that is committed. Raises TransactionEnded."""
 
     api: ClassVar[int] = 77
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("write", "topic", "topic_id"),)
     family: Family
     epoch: TransactionEpoch
@@ -220,7 +220,7 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
     partitions wait for the end."""
 
     api: ClassVar[int] = 74
-    quotas: ClassVar[tuple[str, ...]] = ()
+    quotas: ClassVar[tuple[QuotaName, ...]] = ()
     rights: ClassVar[Rights] = (Right("alter", "cluster"),)
     family: Family
     epoch: TransactionEpoch
@@ -243,6 +243,18 @@ class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
     principal: PrincipalName | None = None
     """The principal that sent the batch or the positions. None: a superuser, or an older leader
     asks."""
+
+
+class ProlongTransaction(ToTransactionCoordinator[Done], frozen=True):
+    """Sent by the leader of a partition whose producer has used up a quota: the time for which it
+    has to wait does not count for the timeout of its transaction, for at most an hour from the
+    first partition on. Times that leaders report together count once. Nothing is done where the
+    transaction is not open."""
+
+    api: ClassVar[int] = 153
+    family: Family
+    epoch: TransactionEpoch
+    throttle_ms: Milliseconds
 
 
 OUTCOMES_OVER = ("committed", "aborted", "unknown")

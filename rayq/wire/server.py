@@ -29,10 +29,10 @@ from rayq.messages import (
     AnyRequest,
     Done,
     Ping,
-    QuotaName,
     Response,
     Throttled,
 )
+from rayq.messages.acls import QuotaName
 from rayq.metrics import Histogram, Sample
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rayq.messages import REQUESTS, AnyRequest, Produce
-from rayq.messages.quotas import QuotaName
+from rayq.messages.acls import QuotaName
 from rayq.wire.frames import Frame
 
 PARKED_BYTES_MAX = 15 * 1024**2
@@ -45,8 +45,8 @@ class Throttle(Protocol):
     def spent(self, seconds: float) -> None:
         """The client has used so much of this process's time."""
 
-    def throttled_s(self, name: QuotaName) -> float:
-        """The time for which the client should send no more of what this quota limits."""
+    def throttled_s(self, kind: type[AnyRequest]) -> float:
+        """The time for which the client should send no more of these requests."""
 
     def end(self) -> None:
         """The connection has ended."""

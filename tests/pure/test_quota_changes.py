@@ -18,13 +18,14 @@ from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     InvalidRequestError,
     PrincipalLimitError,
+    QuotaLimitError,
     RayqError,
     UnknownPrincipalError,
 )
-from rayq.messages.acls import SUPERUSER
-from rayq.messages.quotas import Quota, QuotaName
+from rayq.messages.acls import SUPERUSER, QuotaName
+from rayq.messages.quotas import Quota
 from tests.pure.deciding import decide
-from tests.pure.test_cluster_state import apply
+from tests.pure.test_cluster_state import apply, registration
 
 SALT = b"0123456789abcdef"
 
@@ -114,6 +115,54 @@ def test_the_number_of_quotas_has_a_limit(
     change(state, messages.SetQuota("anna", None, {"take_rate": 2}))
     with pytest.raises(PrincipalLimitError, match="quotas of 1 principals"):
         decide(state, messages.SetQuota("ben", None, {"take_rate": 1}))
+
+
+def asked_by(principal: str, request: messages.AnyRequest) -> messages.Forward:
+    return messages.Forward(
+        by=principal, address="h", client_id="", token_id=None, kind=request.api, request=b""
+    )
+
+
+def make(state: ClusterState, request: Any, by: str) -> None:
+    """The change as the controller makes it for a principal."""
+    records = decide(state, request, new_id=lambda: f"id of {request.name}")
+    apply(state, quota_changes.owned_records(state, asked_by(by, request), records))
+
+
+def topic(name: str, partitions: int) -> messages.CreateTopic:
+    return messages.CreateTopic(name, partitions, 1, {})
+
+
+def test_topics_and_partitions_count_for_whoever_created_them(state: ClusterState) -> None:
+    apply(state, [registration(0)])
+    change(state, messages.SetQuota(None, None, {"max_topics": 2, "max_partitions": 5}))
+    make(state, topic("a", 3), "anna")
+    make(state, topic("b", 2), "anna")
+    with pytest.raises(QuotaLimitError, match="'anna' owns 2 topics, and its quota max_topics is"):
+        make(state, topic("c", 1), "anna")
+    make(state, topic("c", 3), "ben")
+    with pytest.raises(QuotaLimitError, match="'anna' owns 5 partitions.*max_partitions is 5"):
+        make(state, messages.CreatePartitions("a", 4), "ben")
+    make(state, messages.CreatePartitions("c", 5), "anna")
+    with pytest.raises(QuotaLimitError, match="rayq quota set ben max_partitions="):
+        make(state, messages.CreatePartitions("c", 6), "anna")
+    make(state, messages.DeleteTopic("a"), "anna")
+    make(state, topic("d", 3), "anna")
+    copy = ClusterState()
+    apply(copy, decode_records(encode_records(state.snapshot())))
+    assert [one.owner for one in copy.topics.values()] == ["anna", "ben", "anna"]
+    # Whoever has the name later has created none of them, and superusers have no quotas.
+    change(state, messages.DeletePrincipal("anna"))
+    change(state, messages.CreatePrincipal("anna", SALT))
+    make(state, topic("e", 5), "anna")
+    for number in range(9):
+        apply(state, decide(state, topic(f"s{number}", 9), new_id=lambda: f"s-{number}"))  # noqa: B023
+    assert state.topics["s-4"].owner is None
+
+
+def test_a_client_id_owns_no_topics(state: ClusterState) -> None:
+    with pytest.raises(InvalidRequestError, match="set it for 'anna'"):
+        decide(state, messages.SetQuota("anna", "etl", {"max_topics": 2}))
 
 
 ENTITIES = st.sampled_from(

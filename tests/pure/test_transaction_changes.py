@@ -87,6 +87,10 @@ class Coordinator:
         now = {"now_s": self.now_s, "now_ms": self.now_ms}
         return self.apply(transaction_requests.touch(self.state, "id", owner, key, **now))
 
+    def throttled(self, key: TransactionKey, throttle_ms: int) -> list[Record]:
+        now = {"now_s": self.now_s, "now_ms": self.now_ms}
+        return self.apply(transaction_requests.throttled(self.state, key, throttle_ms, **now))
+
     def seal(self, key: TransactionKey, owner: str = "a") -> list[Record]:
         return self.apply(transaction_requests.seal(self.state, "id", owner, key, now_ms=self.now_ms))
 
@@ -429,6 +433,33 @@ def test_a_touched_transaction_has_its_timeout_from_each_touch_on_for_an_hour(
     assert of.expire() == ["id"]
     with pytest.raises(TransactionEndedError):
         of.touch(key)
+
+
+def test_time_in_which_a_quota_makes_its_producer_wait_does_not_count(of: Coordinator) -> None:
+    key = of.init()
+    assert of.throttled(key, 5000) == [], "it is not open"
+    of.join(key, P0)
+    of.now_s += 50
+    of.throttled(key, 20_000)
+    of.throttled(key, 20_000)  # Another leader tells of the same time.
+    of.now_s += 10
+    of.throttled(key, 20_000)  # Of that time 10 s were not told before.
+    of.now_s += 29
+    assert of.expire() == []
+    of.now_s += 1.1
+    assert of.expire() == ["id"]
+    assert of.throttled(key, 5000) == [], "it has ended"
+
+
+def test_no_quota_keeps_a_transaction_for_longer_than_an_hour(of: Coordinator) -> None:
+    key = of.init()
+    of.join(key, P0)
+    for _ in range(61):
+        of.throttled(key, 59_000)
+        assert of.expire() == []
+        of.now_s += 59
+    of.now_s += 61
+    assert of.expire() == ["id"]
 
 
 def test_no_touch_keeps_a_transaction_for_longer_than_an_hour(of: Coordinator) -> None:

@@ -60,6 +60,13 @@ def touch(
     return decide(state, request, now_s=now_s, now_ms=now_ms)
 
 
+def throttled(
+    state: TransactionState, key: TransactionKey, throttle_ms: int, *, now_s: float, now_ms: int
+) -> list[Record]:
+    request = messages.ProlongTransaction(*WHERE, *key, throttle_ms)
+    return decide(state, request, now_s=now_s, now_ms=now_ms)
+
+
 def seal(
     state: TransactionState, name: str, owner: str, key: TransactionKey, *, now_ms: int
 ) -> list[Record]:

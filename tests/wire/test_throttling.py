@@ -11,6 +11,7 @@ from rayq import messages
 from rayq.actors.quotas import Quotas
 from rayq.errors import QuotaLimitError
 from rayq.messages import AnyRequest, Produce, ProduceResponse, Quota
+from rayq.messages.acls import QuotaName
 from rayq.wire.authentication import NONCE_BYTES, ClientHandshake, Identity
 from rayq.wire.codec import ENCODER
 from rayq.wire.frames import FLAG_ONE_WAY
@@ -56,7 +57,7 @@ class Tenants:
         return sum(stream.held_bytes for stream in self.server.held_bytes._clients())
 
 
-def limit(name: messages.QuotaName, value: float, principal: str | None = "anna") -> Quota:
+def limit(name: QuotaName, value: float, principal: str | None = "anna") -> Quota:
     return Quota(principal, None, {name: value})
 
 

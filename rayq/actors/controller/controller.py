@@ -26,6 +26,7 @@ from rayq.core.cluster import (
     audited_changes,
     broker_changes,
     queue_changes,
+    quota_changes,
     reassignment,
     remote_changes,
     topic_changes,
@@ -209,6 +210,8 @@ class Controller:
         if done is not None and done.request_id in self.state.requests_done:
             return messages.ChangeResponse(before_index)
         records, answer = self._decide(request)
+        if forward is not None and forward.by is not None:
+            records = quota_changes.owned_records(self.state, forward, records)
         if done is not None and (records or self._quorum.last_index > before_index):
             records = [*records, done]
         # After a controller's death, a retry finds all of it or nothing.

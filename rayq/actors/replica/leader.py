@@ -238,9 +238,14 @@ class Leader:
         self, peer: Peer, request: messages.Produce, payload: memoryview
     ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
         check_not_internal(self._assignment.topic)
-        return self.produce(
+        answer = self.produce(
             request, payload, principal=peer.principal, is_move=peer.role == "server"
         )
+        if peer.throttle is not None:
+            throttle_s = peer.throttle.throttled_s(messages.Produce)
+            if throttle_s > 0:
+                self.transactions.throttled(payload, throttle_s)
+        return answer
 
     @answers_peer(messages.Fetch)
     def _answer_fetch(

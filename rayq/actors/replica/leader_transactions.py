@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -31,9 +32,9 @@ from rayq.errors import (
     TransactionOrderError,
 )
 from rayq.logs import log_event
-from rayq.messages.transaction_ids import coordinator_of, family_of
+from rayq.messages.transaction_ids import coordinator_of, family_of, is_transactional
 from rayq.metrics import Sample
-from rayq.storage.batch import BatchHeader, Marker
+from rayq.storage.batch import BatchHeader, Marker, read_header
 from rayq.storage.open_transactions import OpenTransactions
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ OPEN_MAX_S = 16 * 60.0
 ends after at most 15 minutes, and its marker comes soon after. That of a job may be open for an
 hour."""
 ASK_AGAIN_S = 60.0
+THROTTLE_TOLD_S = 0.25
+"""A coordinator is told of a longer wait of a producer when it is longer by this much."""
 FINAL_REFUSALS = (TransactionEndedError, TransactionLimitError, AuthorizationError)
 """The answers of a coordinator to a join that no repetition changes."""
 
@@ -117,6 +120,8 @@ class LeaderTransactions:
         self._admission = TransactionAdmission()
         self._waiting: dict[Writer, list[_WaitingBatch]] = {}
         """Waiting batches, in the order of arrival."""
+        self._throttled_until_s: dict[Key, float] = {}
+        """Time up to which the coordinators of transactions were told that producers wait."""
         self._joining: dict[tuple[int, int, str | None], asyncio.Task[None]] = {}
         """Questions to coordinators, by family, epoch and principal."""
         self._sealed_meanwhile: set[tuple[int, int, str | None]] = set()
@@ -185,6 +190,31 @@ class LeaderTransactions:
             _WaitingBatch(epoch, request, payload, deadline_s, answer)
         )
         return answer
+
+    def throttled(self, payload: memoryview, throttle_s: float) -> None:
+        """Tells the coordinator of a batch's transaction that its producer has to wait."""
+        header = read_header(payload)
+        if not is_transactional(header.producer_id):
+            return
+        assert header.producer_id is not None
+        key, now_s = (family_of(header.producer_id), header.producer_epoch), self._clock.monotonic()
+        until_s = now_s + throttle_s
+        if until_s < self._throttled_until_s.get(key, 0.0) + THROTTLE_TOLD_S:
+            return  # It has been told of nearly all of that.
+        self._throttled_until_s = {
+            other: other_s for other, other_s in self._throttled_until_s.items() if other_s > now_s
+        }
+        self._throttled_until_s[key] = until_s
+        throttle_ms = min(throttle_s * 1000, messages.MILLISECONDS_MAX)
+        self._environment.tasks.spawn(
+            self._prolong(*key, math.ceil(throttle_ms)), f"prolong a transaction of {self._where}"
+        )
+
+    async def _prolong(self, family: int, epoch: int, throttle_ms: int) -> None:
+        try:
+            await self._peers.prolong(family, epoch, throttle_ms)
+        except RayqError as error:  # Its coordinator cannot time it out either, while it is away.
+            logger.info("transaction %d:%d was not prolonged: %s", family, epoch, error)
 
     def _next_step(self, family: int, epoch: int, principal: str | None) -> Step:
         log = self._log

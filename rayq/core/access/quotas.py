@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from rayq.messages.quotas import SHARED_QUOTAS, Quota, QuotaName
+from rayq.messages.acls import QuotaName
+from rayq.messages.quotas import SHARED_QUOTAS, Quota
 
 ProcessT = TypeVar("ProcessT")
 

@@ -5,16 +5,25 @@ Each decision reads the state and changes nothing. Errors are those of `rayq.err
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import get_args
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import cast, get_args
+
+import msgspec
 
 from rayq import messages
 from rayq.core.cluster.access_changes import find_principal
 from rayq.core.cluster.facts import ClusterDecision, Facts, changed
-from rayq.core.cluster.records import QuotaChanged
+from rayq.core.cluster.records import (
+    MetadataRecord,
+    PartitionChanged,
+    QuotaChanged,
+    TopicCreated,
+)
 from rayq.core.cluster.state import ClusterState
-from rayq.errors import InvalidRequestError, PrincipalLimitError
-from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, SUPERUSER
+from rayq.core.cluster.topic_changes import OWN_TOPICS
+from rayq.errors import InvalidRequestError, PrincipalLimitError, QuotaLimitError, counted
+from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, SUPERUSER, QuotaName
 
 QUOTAS_MAX = 20_000
 """Maximum number of principals and client ids with quotas."""
@@ -32,7 +41,7 @@ def set_quota(state: ClusterState, request: messages.SetQuota, facts: Facts) -> 
         )
     if not request.limits:
         raise InvalidRequestError(
-            f"Name a limit to set: {', '.join(get_args(messages.QuotaName))}."
+            f"Name a limit to set: {', '.join(get_args(QuotaName))}."
         )
     if principal is not None:
         find_principal(state, principal)
@@ -42,6 +51,11 @@ def set_quota(state: ClusterState, request: messages.SetQuota, facts: Facts) -> 
     after = dict(before)
     for name, value in request.limits.items():
         _check_limit(name, value)
+        if client_id is not None and name in ("max_topics", "max_partitions"):
+            raise InvalidRequestError(
+                f"{name} counts what a principal owns: set it for {principal!r}, and not for one "
+                "of its client ids."
+            )
         after[name] = value
     if after == before:
         return changed([])
@@ -63,6 +77,49 @@ def remove_quota(
     if after == before:
         return changed([])
     return changed([QuotaChanged(request.principal, request.client_id, after)])
+
+
+def owned_records(
+    state: ClusterState, forward: messages.Forward, records: Sequence[MetadataRecord]
+) -> list[MetadataRecord]:
+    """The records of a decision for a principal, who owns the topics that it creates. Raises
+    QuotaLimitError where it, or another owner, would have more topics or partitions than its quotas
+    allow."""
+    owned: list[MetadataRecord] = []
+    owners: dict[str, str | None] = {}
+    topics: Counter[str] = Counter()
+    partitions: Counter[str] = Counter()
+    for record in records:
+        if isinstance(record, TopicCreated) and record.name not in OWN_TOPICS:
+            record = msgspec.structs.replace(record, owner=forward.by)
+            owners[record.topic_id] = forward.by
+            topics[forward.by or ""] += 1
+        elif isinstance(record, PartitionChanged):
+            topic_id, known = record.topic_id, state.topics.get(record.topic_id)
+            owner = owners.get(topic_id) if known is None else known.owner
+            if owner is not None and (known is None or record.partition not in known.partitions):
+                partitions[owner] += 1
+        owned.append(record)
+    for name, added in (("max_topics", topics), ("max_partitions", partitions)):
+        for owner, count in added.items():
+            _check_count(state, owner, cast(QuotaName, name), count)
+    return owned
+
+
+def _check_count(state: ClusterState, owner: str, name: QuotaName, added: int) -> None:
+    limit = state.quotas.limit(owner, "", name)
+    if limit is None:
+        return
+    mine = [topic for topic in state.topics.values() if topic.owner == owner]
+    is_topics = name == "max_topics"
+    count = len(mine) if is_topics else sum(len(topic.partitions) for topic in mine)
+    if count + added > limit.value:
+        what = "topic" if is_topics else "partition"
+        raise QuotaLimitError(
+            f"Principal {owner!r} owns {counted(count, what)}, and its quota {name} is "
+            f"{limit.value:g}, so it cannot have {added} more. Delete some of its topics, or ask "
+            f"whoever administers the cluster for more (rayq quota set {owner} {name}=...)."
+        )
 
 
 def partitions_changed(state: ClusterState, request: messages.AnyRequest) -> int:

@@ -158,6 +158,8 @@ class TopicCreated(MetadataRecord, frozen=True):
     replication_factor: int
     was_compacted: bool = False
     """The topic was compacted once, though its config may not say so any more."""
+    owner: str | None = None
+    """The principal that created it, for whose quotas it counts. None: a superuser, or nobody."""
 
 
 class TopicConfigChanged(MetadataRecord, frozen=True):

@@ -102,6 +102,8 @@ class Topic:
     move."""
     was_compacted: bool = False
     """The topic is or was compacted: offsets may have gaps."""
+    owner: str | None = None
+    """The principal for whose quotas it counts."""
     partitions: dict[int, Partition] = field(default_factory=dict)
 
     @property
@@ -326,6 +328,7 @@ class ClusterState:
             options=record.config,
             replication_factor=record.replication_factor,
             was_compacted=record.was_compacted or config.is_compacted,
+            owner=record.owner,
         )
         self.topic_ids[record.name] = record.topic_id
 
@@ -444,6 +447,9 @@ class ClusterState:
         for acl in [acl for acl in self.acls if acl.principal == record.name]:
             self.acls.remove(acl)
         self.quotas.forget(record.name)
+        for topic in self.topics.values():
+            if topic.owner == record.name:
+                topic.owner = None  # A later principal of that name did not create it.
 
     def _token_created(self, record: TokenCreated) -> None:
         self.principals[record.principal].tokens[record.token_id] = record
@@ -500,6 +506,7 @@ class ClusterState:
                     topic.options,
                     topic.replication_factor,
                     topic.was_compacted,
+                    topic.owner,
                 )
             )
             for number, partition in topic.partitions.items():

@@ -312,6 +312,21 @@ def prolong(state: TransactionState, by_s: float) -> None:
         state.deadlines_s[key] += by_s
 
 
+def prolong_throttled(
+    state: TransactionState, request: messages.ProlongTransaction, times: Times
+) -> Decision[Record, messages.Done]:
+    """Prolongs a transaction by the time for which its producer has to wait from now on."""
+    key, until_s = _key(request), times.now_s + request.throttle_ms / 1000
+    transaction, deadline_s = state.transactions.get(key), state.deadlines_s.get(key)
+    if transaction is not None and deadline_s is not None:
+        from_s = max(state.throttled_until_s.get(key, 0.0), times.now_s)
+        last_s = times.now_s + (transaction.start_ms + TOUCHED_MS_MAX - times.now_ms) / 1000
+        if until_s > from_s:
+            state.throttled_until_s[key] = until_s
+            state.deadlines_s[key] = max(deadline_s, min(deadline_s + until_s - from_s, last_s))
+    return Decision([], messages.Done)
+
+
 def unmarked(state: TransactionState, key: TransactionKey) -> set[TopicIdPartition]:
     """The participants of an ended transaction that may lack its marker."""
     return set(state.transactions[key].participants) - state.written.get(key, set())

@@ -16,4 +16,5 @@ decides(messages.TouchTransaction)(changes.touch)
 decides(messages.SealTransaction)(changes.seal)
 
 decides(messages.JoinTransaction)(changes.join)
+decides(messages.ProlongTransaction)(changes.prolong_throttled)
 decides(messages.DescribeOutcome)(changes.describe_outcome)

@@ -28,6 +28,8 @@ class TransactionState:
         self._of_id: dict[str, list[TransactionKey]] = {}
         self.deadlines_s: dict[TransactionKey, float] = {}
         """Time at which each open transaction is aborted, on the monotonic clock."""
+        self.throttled_until_s: dict[TransactionKey, float] = {}
+        """Time up to which a transaction has been prolonged since a quota is used up."""
         self.written: dict[TransactionKey, set[TopicIdPartition]] = {}
         """The participants that have their marker, of each transaction that has ended."""
         self.families: list[int] = []
@@ -73,6 +75,7 @@ class TransactionState:
                 del self._of_id[known.transactional_id]
         if transaction is None or transaction.is_decided:
             self.deadlines_s.pop(key, None)
+            self.throttled_until_s.pop(key, None)
         if transaction is None:
             self.written.pop(key, None)
             return
