@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rayq.backoff import Backoff
 from rayq.client.consuming.group_member import GroupMember
 from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
@@ -183,7 +182,7 @@ class GroupOffsets:
         sequence = next(self.sequences)
         timeout_s = self._config.default_api_timeout_ms / 1000
         deadline = client.now + timeout_s
-        backoff = Backoff(client.environment, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
+        backoff = client.backoff(self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
         left = dict(positions)
         refused: dict[TopicPartition, str] = {}
         while True:

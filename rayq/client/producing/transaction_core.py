@@ -8,7 +8,6 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
-from rayq.backoff import Backoff
 from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, TransactionsCoordinator
 from rayq.client.group_positions import GroupPositions
@@ -343,8 +342,8 @@ class TransactionCore:
 
     async def _send_offsets(self, positions: GroupPositions, numbers: TransactionNumbers) -> None:
         coordinator = GroupCoordinator(self._client, positions.group, self._config)
-        backoff = Backoff(
-            self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
+        backoff = self._client.backoff(
+            self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
         )
         deadline = self._deadline()
         left = positions.offsets

@@ -9,7 +9,6 @@ import builtins
 import contextlib
 import logging
 
-from rayq.backoff import Backoff
 from rayq.client.leader_requests import may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.ack_batch import AckBatch
@@ -284,7 +283,7 @@ class Acknowledger:
 
     async def _send(self, part: AckBatch) -> None:
         began_s = self._client.now
-        backoff = Backoff(self._client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = self._client.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             leader: LeaderAndEpoch | None = None
             sent_at_s = self._client.now

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rayq.backoff import Backoff
 from rayq.client.large.reader import LargeValues
 from rayq.client.leader_requests import check_range, may_retry
 from rayq.client.metadata import LeaderAndEpoch
@@ -87,7 +86,7 @@ class PartitionConsumer:
         """The time at which a take last returned records."""
         self._damaged: dict[int, int] = {}
         """The number of arrivals with a wrong CRC, by offset."""
-        self._backoff = Backoff(self._client.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        self._backoff = self._client.backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._pause_until_s = 0.0
         self._empty_answers = 0
         self._taking: asyncio.Task[None] | None = None
