@@ -143,6 +143,7 @@ class Access(Gate):
                 ValidToken(
                     token.token_id,
                     Verifier(token.verifiers.stored_key_sha256, token.verifiers.server_key_sha256),
+                    token.expires_ms,
                 )
                 for token in known.tokens.values()
                 if token.expires_ms is None or now_ms < token.expires_ms

@@ -4,9 +4,9 @@ The leader names the objects that hold a range, with URLs that need no credentia
 between this process and the store. An object's footer says where its batches begin and which
 transactions were aborted. The CRCs of the batches are checked like those of batches from a leader.
 
-After any failure, the leader is asked for the objects again. After a second failure it is asked for
-the records instead, and so it is where the objects end: it reads the store in its own way, or says
-in a typed error why nobody can.
+Where the leader gives no URLs, it is asked for the records. After any failure, it is asked for the
+objects again. After a second failure it is asked for the records instead, and so it is where the
+objects end: it reads the store in its own way, or says in a typed error why nobody can.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class DirectReads:
             found = await self._partition.objects(
                 offset, self._end, objects_max=OBJECTS_MAX, expires_ms=URLS_EXPIRE_MS
             )
+            if any(part.url is None for part in found):
+                return None  # The cluster gives no URLs to this client (`remote_direct_reads`).
             self._ranges = deque(found)
             if self._is_first and self._stored_bytes(offset) < DIRECT_BYTES_MIN:
                 return None

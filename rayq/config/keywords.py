@@ -67,6 +67,7 @@ class ClusterKeywords(TypedDict, total=False):
     metrics_interval_ms: int
     remote_storage_url: str | None
     remote_storage_credentials: str | None
+    remote_direct_reads: Literal["all", "superuser", "none"]
     remote_upload_bytes_per_s: int | None
     remote_read_bytes_per_s: int | None
     remote_cache_bytes: int

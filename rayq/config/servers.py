@@ -309,6 +309,11 @@ class ClusterConfig:
     """The path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, readable
     only by its owner (mode 0600). None: from the servers' environment, or the node's role."""
 
+    remote_direct_reads: Literal["all", "superuser", "none"] = "all"
+    """The clients whose batch jobs get signed URLs, by which they read objects past the leaders.
+    Nobody can take a URL back: it is valid for up to 15 minutes, and no longer than the client's
+    token. "superuser": not those with a principal's token. Others read through the leaders."""
+
     remote_upload_bytes_per_s: PositiveBytes | None = None
     """The maximum rate at which one broker writes to the object store. None: no limit."""
 

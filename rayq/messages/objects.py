@@ -9,7 +9,7 @@ RemoteStorageError, RemoteDeniedError, RemoteMissingError.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -167,9 +167,17 @@ class HeadObjects(ToObjectServer[HeadObjectsResponse], frozen=True):
 
 
 class SignObjectsResponse(Response, frozen=True):
+    """No text of it has a URL: that ends up in logs."""
+
     urls: list[str]
     """A URL for each object, which anybody may read by an HTTP GET with a range until it expires,
     or `file:///...`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.urls)} URLs)"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("urls", len(self.urls))]
 
 
 class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
@@ -336,7 +344,8 @@ class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
 
 
 class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
-    """One object with records of a partition: all those of its offsets, in whole batches."""
+    """One object with records of a partition: all those of its offsets, in whole batches. No text
+    of it has the URL."""
 
     name: str
     start_offset: int
@@ -345,7 +354,18 @@ class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
     object_bytes: int
     """Behind the data is the footer: where batches begin, and which transactions were aborted."""
     url: str | None
-    """See `SignObjects`. None where none was asked for."""
+    """See `SignObjects`. None where none was asked for, or this client gets none
+    (`remote_direct_reads`): it reads the records through the leader."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [
+            (name, "hidden" if name == "url" and self.url else getattr(self, name))
+            for name in self.__struct_fields__
+        ]
 
 
 class DescribeRemoteResponse(Response, frozen=True):
@@ -368,7 +388,8 @@ class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
     expires_ms: Milliseconds = 0
-    """Validity of the URLs. 0: none are made."""
+    """Validity of the URLs: at most 15 minutes, and no longer than the client's token is valid. 0:
+    none are made."""
 
 
 class DescribeRemoteStorageResponse(Response, frozen=True):

@@ -256,6 +256,8 @@ class ValidToken(NamedTuple):
 
     token_id: str
     verifier: Verifier
+    expires_ms: int | None = None
+    """Time by the wall clock at which it expires. None: never."""
 
 
 class Credentials(NamedTuple):
@@ -394,6 +396,8 @@ class ServerHandshake:
         self.version: int | None = None
         self.token_id: str | None = None
         """Id of the token that the client has proven, if it named a principal."""
+        self.token_expires_ms: int | None = None
+        """Time by the wall clock at which that token expires. None: never."""
 
     @property
     def principal(self) -> str | None:
@@ -473,7 +477,7 @@ class ServerHandshake:
         """The key that signs Accepted. Raises AuthenticationError. Whether the principal is
         unknown, or its token wrong, revoked or expired, cannot be told from outside."""
         known = self._credentials_of(principal)
-        tokens = {token.verifier: token.token_id for token in known.tokens} if known else {}
+        tokens = {token.verifier: token for token in known.tokens} if known else {}
         text = _joined(_CLIENT_LABEL, *self._transcript)
         verifier = proven(proof, text, tokens or [_NOBODY])
         if verifier is None:
@@ -482,7 +486,8 @@ class ServerHandshake:
                 "another's, revoked or expired. Ask whoever administers the cluster for a new one "
                 "(rayq token create)."
             )
-        self.token_id = tokens[verifier]
+        self.token_id = tokens[verifier].token_id
+        self.token_expires_ms = tokens[verifier].expires_ms
         return verifier.server_key
 
 

@@ -76,6 +76,8 @@ class Peer:
     """The quotas of a named principal. None: there are none for a superuser, or a server."""
     audit: Audit = field(default_factory=NobodyAudits, compare=False, repr=False)
     """The audit of the server, for handlers that have something to tell it."""
+    token_expires_ms: int | None = None
+    """Time by the wall clock at which the token expires. None: never, or there is none."""
     grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     """What the gate has granted on this connection, for the gate alone."""
 

@@ -406,6 +406,7 @@ class _ServerStream(FrameStream):
             handshake.principal,
             handshake.token_id,
             handshake.hello.client_id,
+            token_expires_ms=handshake.token_expires_ms,
             throttle=self._throttle,
             audit=self._server.audit,
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from rayq import TopicPartition
@@ -124,6 +125,17 @@ def run(work: Callable[[Store], Awaitable[None]]) -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_where_the_leader_gives_no_urls_it_is_asked_for_the_records(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(store: Store) -> None:
+        store.ranges = [msgspec.structs.replace(found, url=None) for found in store.ranges]
+        assert await offsets_of(store.reads(), 100, 3100) == []
+        assert store.asked == 1 and store.opened == 0 and not caplog.records
+
+    run(work)
 
 
 @pytest.mark.parametrize("piece_bytes", [50_000, 10**9])

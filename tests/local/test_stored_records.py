@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from rayq import TopicPartition
 from rayq.actors.objects import object_cache
 from rayq.actors.remote.reads import RemoteReads
+from rayq.actors.replica import leader_reads
 from rayq.batch import direct_reads
 from rayq.batch.direct_reads import DirectReads
 from rayq.batch.offset_ranges import Split, snapshot, split_ranges
@@ -21,8 +23,10 @@ from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import read_range
 from rayq.batch.stored_ranges import object_starts
 from rayq.config import OnCorrupt
+from rayq.core.remote.urls import url_validity_ms
 from rayq.errors import (
     OffsetOutOfRangeError,
+    RayqError,
     RemoteMissingError,
     TransactionAbortedError,
     UnreadableRecordError,
@@ -31,6 +35,7 @@ from rayq.messages import RemoteRange
 from rayq.records import RemotePartitionInfo
 from rayq.testing import LocalCluster
 from tests.local import unreadable
+from tests.local.principal_support import Named
 from tests.local.support import FAST, eventually, leader_of, read_all, wait_in_sync
 
 _numbers = itertools.count()
@@ -230,6 +235,40 @@ def test_tasks_that_do_not_reach_the_store_read_through_the_leader(
     monkeypatch.setattr(RemoteReads, "ranges", unmounted)
     assert read_splits(tiered, taken) == list(range(RECORDS))
     assert direct == []
+
+
+@pytest.mark.parametrize(
+    ("direct_reads", "is_direct"), [("all", True), ("superuser", False), ("none", False)]
+)
+def test_a_job_of_a_principal_reads_through_the_leader_where_it_gets_no_urls(
+    tiered: LocalCluster,
+    topic: str,
+    direct: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    direct_reads: str,
+    is_direct: bool,
+) -> None:
+    def valid_ms(wanted_ms: int, **of: Any) -> int:
+        return url_validity_ms(wanted_ms, **{**of, "direct_reads": direct_reads})
+
+    monkeypatch.setattr(leader_reads, "url_validity_ms", valid_ms)
+    caplog.set_level(logging.DEBUG)
+    fill(tiered, topic)
+    anna = Named(tiered, ("read", "topic", topic))
+    with anna.connect() as connection:
+        assert read_splits(connection, snapshot(connection, topic)) == list(range(RECORDS))
+        assert bool(direct) == is_direct
+        said = [text for text in caplog.messages if text.startswith("urls_handed_out")]
+        assert bool(said) == is_direct
+        assert all(f"where={topic}-0 principal={anna.name}" in text for text in said)
+        assert "file:///" not in caplog.text
+        # Without the right there are neither records nor URLs.
+        anna.forbid(("read", "topic", topic))
+        direct.clear()
+        with pytest.raises(RayqError):
+            read_splits(connection, snapshot(connection, topic))
+        assert direct == []
 
 
 def test_transactions_are_shown_whole_across_the_border(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from rayq import messages
+from rayq.actors.handlers import NO_PAYLOAD
 from rayq.actors.replica import leader_reads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import (
@@ -23,11 +26,14 @@ from rayq.errors import (
 )
 from rayq.storage.batch import split_batches
 from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.peer import Peer
 from tests.simulated.leader_stage import BATCH_BYTES, END, LEADER_EPOCH, Led, leading
 from tests.storage.support import NOW_MS, append
 
 AT_ONCE_S = 0.05
 START, LOCAL_START = 12, 15
+SECRET_URL = "https://store/name?signature=secret"
+READER = Peer("client", None, "10.0.0.1", asyncio.Future(loop=Mock()), AnswerRoom(lambda: True))
 
 
 async def shortened(log: ReplicaLog, high_watermark: int = END) -> None:
@@ -75,7 +81,8 @@ class PlayedReads:
 
     async def ranges(self, start: int, end: int, **options: int) -> list[messages.RemoteRange]:
         await self._ask("ranges", start, end, options)
-        return [messages.RemoteRange("name", start, end, 5, 6, None)]
+        url = SECRET_URL if options["expires_ms"] else None
+        return [messages.RemoteRange("name", start, end, 5, 6, url)]
 
 
 def stored(led: Led) -> PlayedReads:
@@ -196,7 +203,7 @@ def test_what_is_read_while_the_leader_is_deposed_goes_to_no_reader(
             lambda: led.reading(20),
             lambda: reads.read_stable(20, 1 << 20),
             lambda: led.listed(1_000),
-            lambda: reads.describe_remote(remote),
+            lambda: reads.describe_remote(READER, remote, NO_PAYLOAD),
             lambda: led.reading(START),
             lambda: reads.read_stable(START, 1 << 20),
         ]
@@ -327,7 +334,7 @@ def test_what_was_deleted_is_read_from_nowhere() -> None:
         for question in (
             led.reading(START - 1),
             led.leader.reads.read_stable(START - 1, 1),
-            led.leader.reads.describe_remote(remote),
+            led.leader.reads.describe_remote(READER, remote, NO_PAYLOAD),
         ):
             with pytest.raises(OffsetOutOfRangeError, match=r"11 of t-0 is below the log start 12"):
                 await question
@@ -347,10 +354,10 @@ def test_what_is_deleted_while_it_is_read_is_shown_to_nobody() -> None:
             led.reading,
             lambda offset: reads.read_stable(offset, 1),
             lambda offset: reads.describe_remote(
-                messages.DescribeRemote("id", 0, LEADER_EPOCH, offset, END)
+                READER, messages.DescribeRemote("id", 0, LEADER_EPOCH, offset, END), NO_PAYLOAD
             ),
         ]
-        assert (await reads.describe_remote(remote)).log_start_offset == START
+        assert (await reads.describe_remote(READER, remote, NO_PAYLOAD)).log_start_offset == START
         for number, ask in enumerate(questions):
             offset = START + number
 
@@ -407,23 +414,65 @@ def test_a_topic_whose_metadata_are_older_than_its_log_names_what_is_missing() -
             with pytest.raises(RemoteMissingError, match=r"Offset 12 of t-0 is below 15"):
                 await question
         answer = await reads.describe_remote(
-            messages.DescribeRemote("id", 0, LEADER_EPOCH, START, END)
+            READER, messages.DescribeRemote("id", 0, LEADER_EPOCH, START, END), NO_PAYLOAD
         )
         assert answer == messages.DescribeRemoteResponse([], START)
 
     leading(work, before=shortened)
 
 
+@pytest.mark.parametrize(
+    ("direct_reads", "principal", "left_ms", "valid_ms"),
+    [
+        ("all", None, None, 9_000),
+        ("all", "anna", 60_000, 9_000),
+        ("all", "anna", 4_000, 4_000),
+        ("all", "anna", -1, 0),
+        ("superuser", None, None, 9_000),
+        ("superuser", "anna", None, 0),
+        ("none", None, None, 0),
+    ],
+)
+def test_urls_are_for_who_may_have_them_and_end_with_the_token(
+    direct_reads: Any, principal: str | None, left_ms: int | None, valid_ms: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        played = stored(led)
+        led.log.config = dataclasses.replace(led.log.config, remote_direct_reads=direct_reads)
+        expires_ms = None if left_ms is None else led.log.environment.clock.wall_ms() + left_ms
+        peer = dataclasses.replace(READER, principal=principal, token_expires_ms=expires_ms)
+        request = messages.DescribeRemote("id", 0, LEADER_EPOCH, START, 14, 3, 9_000)
+        answer = await led.leader.reads.describe_remote(peer, request, NO_PAYLOAD)
+        assert played.asked[-1][-1]["expires_ms"] == valid_ms
+        assert [found.url for found in answer.ranges] == [SECRET_URL if valid_ms else None]
+        said = [text for text in caplog.messages if text.startswith("urls_handed_out")]
+        assert len(said) == bool(valid_ms)
+        for text in said:
+            assert f"principal={peer.who}" in text and "objects=1 bytes=6" in text
+        # What is logged by accident has no URL either.
+        logging.getLogger("test").debug("%s %r", answer, messages.SignObjectsResponse([SECRET_URL]))
+        assert "secret" not in caplog.text
+
+    async def before(log: ReplicaLog) -> None:
+        await shortened(log, START)
+
+    leading(work, before=before)
+
+
 def test_which_objects_hold_a_range_is_asked_as_the_reader_says() -> None:
     async def work(led: Led) -> None:
         request = messages.DescribeRemote("id", 0, LEADER_EPOCH, START, 14, 3, 9_000)
         with pytest.raises(OffsetNotAvailableError):
-            await led.leader.reads.describe_remote(request)
+            await led.leader.reads.describe_remote(READER, request, NO_PAYLOAD)
         await led.all_agree()
         played = stored(led)
-        assert await led.leader.reads.describe_remote(request) == messages.DescribeRemoteResponse(
-            [messages.RemoteRange("name", START, 14, 5, 6, None)], START
-        )
+        answer = await led.leader.reads.describe_remote(READER, request, NO_PAYLOAD)
+        named = messages.RemoteRange("name", START, 14, 5, 6, SECRET_URL)
+        assert answer == messages.DescribeRemoteResponse([named], START)
         assert played.asked == [("ranges", START, 14, {"ranges_max": 3, "expires_ms": 9_000})]
 
     async def before(log: ReplicaLog) -> None:

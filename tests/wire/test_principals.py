@@ -49,7 +49,7 @@ KNOWN = {
     "anna": Credentials(
         SALT,
         [ValidToken("01", client_keys(OLD.text, SALT).verifier),
-         ValidToken("02", client_keys(NEW.text, SALT).verifier)],
+         ValidToken("02", client_keys(NEW.text, SALT).verifier, 7_000)],
     ),
     "ben": Credentials(SALT, []),
 }  # fmt: skip
@@ -72,6 +72,7 @@ def test_each_token_of_a_principal_is_known_by_its_id(
 ) -> None:
     theirs = exchange(holder_of(token))
     assert (theirs.principal, theirs.role, theirs.token_id) == ("anna", "client", token_id)
+    assert theirs.token_expires_ms == (7_000 if token is NEW else None)
 
 
 def test_who_has_the_clusters_token_is_nobody_by_name() -> None:

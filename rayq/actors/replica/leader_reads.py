@@ -5,17 +5,19 @@ See docs/protocol.md, rule 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from rayq import messages
-from rayq.actors.handlers import answers
+from rayq.actors.handlers import answers, answers_peer
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.config import MIB
 from rayq.core.partition.state import PartitionState
+from rayq.core.remote.urls import url_validity_ms
 from rayq.errors import (
     LogTruncatedError,
     NotLeaderError,
@@ -25,11 +27,15 @@ from rayq.errors import (
     RemoteMissingError,
     UnsupportedVersionError,
 )
+from rayq.logs import log_event
 from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.peer import Peer
 from rayq.wire.throttling import Throttle
+
+logger = logging.getLogger(__name__)
 
 CLIENT_FETCH_BYTES_MAX = 16 * MIB
 
@@ -329,9 +335,9 @@ class LeaderReads:
         age_ms = max(self._clock.wall_ms() - append_time_ms, 0)
         return messages.DescribeOffsetResponse(append_time_ms, age_ms)
 
-    @answers(messages.DescribeRemote)
+    @answers_peer(messages.DescribeRemote)
     async def describe_remote(
-        self, request: messages.DescribeRemote
+        self, peer: Peer, request: messages.DescribeRemote, _: memoryview
     ) -> messages.DescribeRemoteResponse:
         """See `messages.DescribeRemote`."""
         self.check_serving()
@@ -339,15 +345,38 @@ class LeaderReads:
         ranges: list[messages.RemoteRange] = []
         remote = self._remote()
         if remote is not None:
+            valid_ms = url_validity_ms(
+                request.expires_ms,
+                direct_reads=self._replica_log.config.remote_direct_reads,
+                principal=peer.principal,
+                token_expires_ms=peer.token_expires_ms,
+                now_ms=self._clock.wall_ms(),
+            )
             ranges = await remote.ranges(
-                request.start,
-                request.end,
-                ranges_max=request.ranges_max,
-                expires_ms=request.expires_ms,
+                request.start, request.end, ranges_max=request.ranges_max, expires_ms=valid_ms
             )
             self._check()
             self._check_start(request.start)
+            if valid_ms and ranges:
+                self._hand_out(peer, ranges, valid_ms)
         return messages.DescribeRemoteResponse(ranges, self._replica_log.log.start_offset)
+
+    def _hand_out(
+        self, peer: Peer, ranges: Sequence[messages.RemoteRange], valid_ms: int
+    ) -> None:
+        """Notes that a client gets URLs of these objects. No server sees whether it reads them, so
+        all their bytes count as fetched."""
+        log_event(
+            logger,
+            logging.INFO,
+            "urls_handed_out",
+            where=self._where,
+            principal=peer.who,
+            address=peer.address,
+            objects=len(ranges),
+            bytes=sum(found.object_bytes for found in ranges),
+            expires_ms=self._clock.wall_ms() + valid_ms,
+        )
 
     async def check_range(self, offset: int) -> bool:
         """Returns whether the offset is only in the object store: then the damaged bytes are loaded
