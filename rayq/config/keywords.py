@@ -81,6 +81,8 @@ class ClusterKeywords(TypedDict, total=False):
     tls_key: str | None
     tls_ca: str | None
     tls_check_hostname: bool
+    tls_client_ca: str | None
+    tls_principals: Literal["san_uri", "cn"] | None
     inside_ray_principal: str | None
 
 

@@ -360,6 +360,15 @@ class ClusterConfig:
     accepts any certificate of the CA: for clusters whose nodes share one. Then everyone who holds
     it can pose as a server."""
 
+    tls_client_ca: str | None = None
+    """The path of the PEM certificates of the authorities that sign certificates of principals. A
+    client that shows one is that principal without a token; it cannot pose as a server. None: no
+    certificate names a principal."""
+
+    tls_principals: Literal["san_uri", "cn"] | None = None
+    """The place of the principal's name in such a certificate: the only URI of its
+    subjectAltName (as SPIFFE has it), or its common name. Set it together with `tls_client_ca`."""
+
     inside_ray_principal: str | None = None
     """The principal that `rayq.connect()` is in programs of the cluster's Ray, unless `token` or
     RAYQ_TOKEN names another. None: the superuser. Create the principal first. It guards against
@@ -382,6 +391,11 @@ class ClusterConfig:
             all(tls) or not any(tls),
             "TLS needs all three of tls_certificate, tls_key and tls_ca; without TLS all three are "
             "None.",
+        )
+        require(
+            bool(self.tls_client_ca) == bool(self.tls_principals)
+            and bool(self.tls_ca or not self.tls_client_ca),
+            "tls_client_ca and tls_principals are set together, and need TLS.",
         )
         if self.remote_storage_url is not None:
             check_remote_storage_url(self.remote_storage_url)

@@ -29,7 +29,7 @@ DEFAULT_NAME = "default"
 LOOPBACK = "127.0.0.1"
 """The address on which brokers listen in a Ray that runs all hosts on one machine."""
 TLS_FILES = ("tls_certificate", "tls_key", "tls_ca")
-PATHS = (*TLS_FILES, "remote_storage_credentials")
+PATHS = (*TLS_FILES, "tls_client_ca", "remote_storage_credentials")
 _VERSION = 1
 
 

@@ -12,7 +12,8 @@ A client with the token of a principal names it in Hello, gets the principal's s
 and proves the token by SCRAM-SHA-256 over the same bytes (`scram`). Then the principal's key signs
 Accepted. A principal that does not exist gets a salt as well, so that it looks like a wrong token.
 A server that acts for a principal names it in Hello, and proves the secret; so does a client inside
-Ray, which proves a key that is derived from the secret for that principal alone.
+Ray, which proves a key that is derived from the secret for that principal alone. Over TLS a client
+may show a certificate that names its principal, and proves nothing more (`certificates`).
 
 Each proof covers the bytes of all frames before it, so both nonces, the role, the ids and the
 versions, under a label for its direction. So recorded, reflected or altered frames do not verify.
@@ -135,8 +136,15 @@ def client_key_of(token: str) -> ClientKey:
     return principal_token(token) if is_principal_token(token) else key_of_token(token)
 
 
+CERTIFICATE_KEY = hashlib.sha256(b"rayq login by a certificate").digest()
+"""Key of a client that logs in by its TLS certificate. Everybody knows it: TLS has proven who both
+sides are, and protects the handshake."""
+
+
 def text_of(key: ClientKey) -> str:
     """The token that `client_key_of` takes. Raises ConfigError where there is none."""
+    if key == CERTIFICATE_KEY:
+        raise ConfigError("This connection logs in by its TLS certificate, and has no token.")
     if isinstance(key, PrincipalKey):
         raise ConfigError(
             f"This connection is principal {key.principal!r} as inside_ray_principal says, and has "
@@ -387,10 +395,14 @@ class ServerHandshake:
         identity: Identity,
         nonce: bytes,
         credentials_of: CredentialsOf = lambda principal: None,
+        certified: str | None = None,
     ) -> None:
+        """`certified` is the principal that the client's TLS certificate names."""
         self._identity = identity
         self._nonce = nonce
         self._credentials_of = credentials_of
+        self._certified = certified
+        self._is_by_certificate = False
         self._transcript: tuple[bytes, ...] = ()
         self.hello: NamedHello | None = None
         self.version: int | None = None
@@ -403,6 +415,8 @@ class ServerHandshake:
     def principal(self) -> str | None:
         """The principal whose rights the connection has. None: a superuser, or a server itself."""
         assert self.hello is not None
+        if self._is_by_certificate:
+            return self._certified
         is_client = self.hello.role == "client"
         return self.hello.principal if is_client and self.hello.principal else self.hello.acts_for
 
@@ -448,8 +462,9 @@ class ServerHandshake:
             key = self._identity.handshake_key(self.hello.role)
             if self.hello.role == "client" and self.hello.acts_for is not None:
                 key = principal_key(self._identity.key, self.hello.acts_for).key
-            expected = _digest(key, _CLIENT_LABEL, *self._transcript)
-            if not hmac.compare_digest(expected, proof.digest):
+            elif self.hello.role == "client" and self._proves(CERTIFICATE_KEY, proof):
+                key = self._check_certificate()
+            if not self._proves(key, proof):
                 raise AuthenticationError(
                     f"The {self.hello.role} did not prove that it holds the cluster's "
                     f"{'secret' if self.hello.role == 'server' else 'client key'}: check the token "
@@ -472,6 +487,26 @@ class ServerHandshake:
                 f"There is no principal {acts_for!r} to act for: it was deleted, or never created "
                 "(rayq principal create)."
             )
+
+    def _proves(self, key: bytes, proof: Proof) -> bool:
+        expected = _digest(key, _CLIENT_LABEL, *self._transcript)
+        return hmac.compare_digest(expected, proof.digest)
+
+    def _check_certificate(self) -> bytes:
+        """The key that signs Accepted. Raises AuthenticationError."""
+        if self._certified is None:
+            raise AuthenticationError(
+                "The client gave no token, and shows no TLS certificate that tls_client_ca has "
+                "signed and that names one principal as tls_principals says: give a token "
+                "(argument token=, RAYQ_TOKEN, ~/.rayq/token) or such a certificate."
+            )
+        if self._credentials_of(self._certified) is None:
+            raise AuthenticationError(
+                f"The client's certificate names {self._certified!r}, and there is no such "
+                f"principal: rayq principal create {self._certified}"
+            )
+        self._is_by_certificate = True
+        return CERTIFICATE_KEY
 
     def _check_token(self, principal: str, proof: bytes) -> bytes:
         """The key that signs Accepted. Raises AuthenticationError. Whether the principal is

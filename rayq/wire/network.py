@@ -12,6 +12,7 @@ from rayq.config import ClusterConfig
 from rayq.environment import Accept
 from rayq.errors import ConfigError
 from rayq.logs import RateLimitedLogger
+from rayq.wire.certificates import CertificatePrincipals
 from rayq.wire.descriptors import shares
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,8 @@ class _Arrival:
 
 class AsyncioNetwork:
     """Implements `environment.Network`. With the TLS files of `config` every connection is
-    encrypted, and each side must show a certificate that `tls_ca` signed. The server's certificate
+    encrypted, and each side must show a certificate that `tls_ca` signed, or for clients
+    `tls_client_ca`. The server's certificate
     must name the host that the client connects to, unless `tls_check_hostname` is off."""
 
     def __init__(self, config: ClusterConfig | None = None) -> None:
@@ -163,6 +165,9 @@ class AsyncioNetwork:
             self._client_tls = _tls_context(ssl.PROTOCOL_TLS_CLIENT, config)
             self._client_tls.check_hostname = config.tls_check_hostname
             self._server_tls = _tls_context(ssl.PROTOCOL_TLS_SERVER, config)
+            if config.tls_client_ca is not None:
+                CertificatePrincipals(config)  # Checks the file, before any server starts.
+                self._server_tls.load_verify_locations(config.tls_client_ca)
 
     async def connect(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]

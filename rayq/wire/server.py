@@ -43,6 +43,7 @@ from rayq.wire.authentication import (
     Role,
     ServerHandshake,
 )
+from rayq.wire.certificates import CertificatePrincipals
 from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.descriptors import shares
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
@@ -125,6 +126,9 @@ class Server:
         self.throttles = throttles
         self.host = ""
         self.port = 0
+        self.certificates = (
+            None if self.config.tls_principals is None else CertificatePrincipals(self.config)
+        )
         self._listener: Listener | None = None
         # Dicts keep their order: the simulation must not depend on memory addresses.
         self._authenticated: dict[_ServerStream, None] = {}
@@ -360,7 +364,12 @@ class _ServerStream(FrameStream):
             return
         nonce = self._server.environment.token_bytes(NONCE_BYTES)
         server = self._server
-        self._handshake = ServerHandshake(server.identity, nonce, server.gate.credentials_of)
+        certified = None
+        if server.certificates is not None:
+            certified = server.certificates.named_in(transport.get_extra_info("peercert"))
+        self._handshake = ServerHandshake(
+            server.identity, nonce, server.gate.credentials_of, certified
+        )
 
     def _handshake_late(self) -> None:
         self._server.refused(

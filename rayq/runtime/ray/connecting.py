@@ -15,13 +15,19 @@ from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, only_known, parse
 from rayq.config.keywords import ClusterKeywords
-from rayq.errors import NoClusterError
+from rayq.errors import AuthenticationError, NoClusterError
 from rayq.runtime import current_cluster
 from rayq.runtime.current_cluster import Current
 from rayq.runtime.kept_settings import DEFAULT_NAME
 from rayq.runtime.ray.specs import ClusterSpec
 from rayq.runtime.ray.token import use_ray_token
-from rayq.wire.authentication import ClientKey, client_key, client_key_of, principal_key
+from rayq.wire.authentication import (
+    CERTIFICATE_KEY,
+    ClientKey,
+    client_key,
+    client_key_of,
+    principal_key,
+)
 
 CONNECT_TIMEOUT_S = 60.0
 """Default of how long `connect` waits for a controller's process that is being started again."""
@@ -104,11 +110,12 @@ def connect(
     or that RAY_ADDRESS names; else, unless that Ray may be one of others, the one that `rayq start`
     has started on this machine. With `address`, "host:port" of any of its brokers, several with
     commas: from outside Ray, with `token`, else RAYQ_TOKEN, else that of the cluster that `rayq
-    start` has started here, else the file ~/.rayq/token. It is the cluster's token, or that of a
-    principal (`rayq2-...`), whose rights the connection then has. Without `address` it is the
-    superuser's, unless `token` is given, RAYQ_TOKEN is that of a principal, or the cluster in Ray
-    has an `inside_ray_principal`. `client_id` names this program to the servers, for quotas and for
-    people. `config` are the TLS fields of `rayq.config.ClusterConfig`.
+    start` has started here, else the file ~/.rayq/token, which may be a principal's (`rayq2-...`):
+    the connection has the rights of the token's owner. Without any token it is the principal that
+    `tls_certificate` names. Without `address` it is the superuser, unless `token` is given,
+    RAYQ_TOKEN is that of a principal, or the cluster in Ray has an `inside_ray_principal`.
+    `client_id` names this program to the servers, for quotas and for people. `config` are the TLS
+    fields of `rayq.config.ClusterConfig`.
 
     While Ray starts the controller's process again, this waits, for `timeout_s` at most.
 
@@ -116,12 +123,20 @@ def connect(
     """
     options = parse(ClusterConfig, config)
     if address is not None:
-        if token is None:
-            token, known = current_cluster.saved_access(address)
-            options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
+        key = None if token is None else client_key_of(token)
+        if key is None:
+            try:
+                token, known = current_cluster.saved_access(address)
+            except AuthenticationError:
+                if options.tls_certificate is None:
+                    raise
+                key = CERTIFICATE_KEY
+            else:
+                key = client_key_of(token)
+                options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
         return Cluster(
             address,
-            key=client_key_of(token),
+            key=key,
             name=name or DEFAULT_NAME,
             config=options,
             client_id=client_id,
