@@ -281,7 +281,10 @@ CredentialsOf = Callable[[str], Credentials | None]
 _HELLO = msgspec.msgpack.Decoder(NamedHello)
 _CHALLENGE = msgspec.msgpack.Decoder(NamedChallenge)
 _NOBODY = Verifier(bytes(32), bytes(32))
-"""Verifier that no proof fits: an unknown principal takes as long to refuse as a wrong token."""
+"""Verifier that no proof fits."""
+TOKENS_TRIED = 8
+"""Each proof is tried with as many verifiers, whether the principal has none, one or this many, its
+maximum: the time does not tell who exists."""
 _PROOF = msgspec.msgpack.Decoder(Proof)
 _ACCEPTED = msgspec.msgpack.Decoder(Accepted)
 
@@ -514,7 +517,8 @@ class ServerHandshake:
         known = self._credentials_of(principal)
         tokens = {token.verifier: token for token in known.tokens} if known else {}
         text = _joined(_CLIENT_LABEL, *self._transcript)
-        verifier = proven(proof, text, tokens or [_NOBODY])
+        tried = [*tokens, *[_NOBODY] * (TOKENS_TRIED - len(tokens))]
+        verifier = proven(proof, text, tried)
         if verifier is None:
             raise AuthenticationError(
                 f"The client did not prove a valid token of principal {principal!r}: it may be "

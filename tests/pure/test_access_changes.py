@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rayq import messages
 from rayq.core.cluster import access_changes
-from rayq.core.cluster.records import decode_records, encode_records
+from rayq.core.cluster.records import PrincipalCreated, decode_records, encode_records
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     AuthorizationError,
@@ -293,3 +294,16 @@ def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState)
     check("billing", by=None, token_id=None)
     with pytest.raises(AuthorizationError, match="no longer valid"):
         check("orders.eu", now_ms=1_000)
+
+
+def test_a_principal_of_a_newer_version_is_read_and_what_is_not_known_is_refused() -> None:
+    state = ClusterState()
+    change(state, messages.CreatePrincipal("anna", SALT))
+    [created] = [record for record in state.snapshot() if isinstance(record, PrincipalCreated)]
+    data = msgspec.msgpack.decode(encode_records([created]))
+    data[0].append({"a further": "field"})
+    assert decode_records(msgspec.msgpack.encode(data)) == [created]
+    # What an older version does not know stops it: it must not go by half of the rules.
+    data[0][0] = "PrincipalLimited"
+    with pytest.raises(msgspec.DecodeError):
+        decode_records(msgspec.msgpack.encode(data))

@@ -168,6 +168,27 @@ def test_a_revocation_ends_the_connections_of_that_token_only(
     run(scenario)
 
 
+def test_a_token_that_expires_ends_its_connections_by_itself(
+    run: Any, wire: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.wire.server.EXPIRY_INTERVAL_S", 0.05)
+
+    async def scenario() -> None:
+        door = Door()
+        server = await wire.serve(gate=door)
+        await wire.connect(server, holder_of(ANNA))
+        await wire.connect(server, holder_of(BEN))
+        await wire.connect(server)
+        del door.tokens["anna"]  # Nobody says so.
+        await eventually(lambda: wire.connections(server) == 2)
+        await asyncio.sleep(0.2)
+        assert wire.connections(server) == 2
+        door.tokens.clear()
+        await eventually(lambda: wire.connections(server) == 1)
+
+    run(scenario)
+
+
 def test_what_was_held_is_not_given_to_who_may_not_have_it_any_more(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         held, arrived = asyncio.Event(), asyncio.Event()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayq.core.cluster.access_changes import TOKENS_MAX
 from rayq.errors import (
     AuthenticationError,
     ConfigError,
@@ -18,6 +19,7 @@ from rayq.errors import (
     RayqError,
     UnsupportedVersionError,
 )
+from rayq.wire import authentication
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     Accepted,
@@ -33,7 +35,7 @@ from rayq.wire.authentication import (
     principal_key,
 )
 from rayq.wire.codec import ENCODER
-from rayq.wire.scram import client_keys
+from rayq.wire.scram import Verifier, client_keys, proven
 from rayq.wire.tokens import (
     PrincipalToken,
     draw_token,
@@ -121,6 +123,35 @@ def test_unknown_revoked_and_wrong_look_alike() -> None:
         assert challenge.salt is not None and len(challenge.salt) == len(SALT)
         assert salts.setdefault(name, challenge.salt) == challenge.salt
     assert len(set(salts.values())) == 3
+
+
+def test_each_refusal_takes_as_many_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[int] = []
+
+    def counted(proof: bytes, text: bytes, verifiers: list[Verifier]) -> Verifier | None:
+        trials.append(len(verifiers))
+        return proven(proof, text, verifiers)
+
+    monkeypatch.setattr(authentication, "proven", counted)
+    for name in ("anna", "ben", "nobody"):
+        refusal(holder_of(PrincipalToken(name, f"rayq2-{name}-{'x' * 43}")))
+    assert trials == [TOKENS_MAX] * 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"", b"x" * 250, b"\xff\xfe", b"an\nna", b"an\0na", b"an na", "Łódź".encode(), b"\xed\xa0\x80"],
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_a_hello_with_a_name_that_is_none_gets_no_answer(name: bytes, role: str) -> None:
+    fields = [1, 1, role, b"1" * 32, None, None, None]
+    if role == "server":
+        fields.append(None)  # Its principal; `acts_for` is the next.
+    head = bytes([0x91 + len(fields)]) + ENCODER.encode(fields)[1:]
+    theirs = ServerHandshake(SERVER, b"2" * 32, KNOWN.get)
+    with pytest.raises(ProtocolError):
+        theirs.challenge(head + b"\xda" + len(name).to_bytes(2, "big") + name)
+    theirs.challenge(head + ENCODER.encode("anna"))
 
 
 def test_a_token_proves_nothing_for_another_principal_or_cluster() -> None:

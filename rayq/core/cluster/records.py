@@ -1,7 +1,9 @@
 """The records of the metadata log: nothing else changes the cluster's state.
 
 Each is a msgpack array with its class name as tag. Fields may be appended with a default, never
-reordered or removed: a log outlives the software that wrote it.
+reordered or removed: a log outlives the software that wrote it. An older version passes over a
+further field, and gives up its session at a record that it does not know. So what takes a right
+away, a condition of an ACL say, is no further field but another record.
 """
 
 from __future__ import annotations
