@@ -359,7 +359,7 @@ def committed_records_cut() -> list[Patch]:
 def fetch_above_the_high_watermark() -> list[Patch]:
     fetch = LeaderReads.fetch
 
-    async def mutated(self: Any, request: Any, room: Any) -> Any:
+    async def mutated(self: Any, request: Any, room: Any, throttle: Any = None) -> Any:
         self._check()
         log = self._replica_log
         if log.high_watermark <= request.offset < log.log.end_offset:
@@ -367,7 +367,7 @@ def fetch_above_the_high_watermark() -> list[Patch]:
                 request.offset, log.log.end_offset, request.bytes_max
             )
             return messages.FetchResponse(next_offset, log.log.start_offset, 0, next_offset), data
-        return await fetch(self, request, room)
+        return await fetch(self, request, room, throttle)
 
     return [(LeaderReads, "fetch", mutated)]
 

@@ -105,11 +105,11 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
             found = getattr(self._replica_log, name, None)
             return getattr(self._replica_log.log, name) if found is None else found
 
-    async def mutated(self: Any, take: Any) -> int:
+    async def mutated(self: Any, take: Any, *, only_last: bool = False) -> int:
         replica_log = self._replica_log
         self._replica_log = _Seen(replica_log)
         try:
-            return await replay(self, take)
+            return await replay(self, take, only_last=only_last)
         finally:
             self._replica_log = replica_log
 

@@ -299,7 +299,12 @@ def _check_follower(
 
 @_around(Leader, "produce")
 def _produce(
-    self: Leader, request: messages.Produce, payload: memoryview, *, is_move: bool = False
+    self: Leader,
+    request: messages.Produce,
+    payload: memoryview,
+    *,
+    principal: str | None,
+    is_move: bool = False,
 ) -> Generator[None, Any, None]:
     before = self.state.end_offset
     answer = yield
@@ -471,7 +476,7 @@ def _promise(self: MetadataLog, epoch: int) -> Generator[None, Any, None]:
 
 
 @_around(GroupCoordinator, "commit")
-def _commit(self: GroupCoordinator, request: object) -> Generator[None, Any, None]:
+def _commit(self: GroupCoordinator, *request: object) -> Generator[None, Any, None]:
     try:
         yield
     except RayqError as error:

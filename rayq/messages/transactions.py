@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rayq.messages.acls import PrincipalName, QuotaName, Right, Rights
+from rayq.messages.acls import QuotaName, Right, Rights
 from rayq.messages.any_broker import ChangeResponse
 from rayq.messages.base import (
     Answerer,
@@ -22,6 +22,7 @@ from rayq.messages.base import (
     Family,
     Id,
     Milliseconds,
+    Name,
     Partition,
     Response,
     ToController,
@@ -240,7 +241,7 @@ class JoinTransaction(ToTransactionCoordinator[Done], frozen=True):
     epoch: TransactionEpoch
     participant_topic_id: Id
     participant_partition: Partition
-    principal: PrincipalName | None = None
+    principal: Name | None = None
     """The principal that sent the batch or the positions. None: a superuser, or an older leader
     asks."""
 

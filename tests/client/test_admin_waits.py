@@ -16,7 +16,7 @@ from rayq.records import TopicPartition
 
 def test_a_topic_that_is_not_ready_in_time_is_told_by_what_it_lacks() -> None:
     """The error does not name the last question, for which next to no time was left."""
-    client: Any = SimpleNamespace(now=0.0, metadata=SimpleNamespace(version=1, topics={}))
+    client: Any = SimpleNamespace(now=0.0, metadata=SimpleNamespace(version=1, topics={}, denied={}))
 
     async def refresh(_topics: object, *, timeout_s: float, **_: object) -> None:
         client.now += min(timeout_s, 4.0)
@@ -33,7 +33,7 @@ def test_a_move_whose_topic_is_created_again_on_its_target_is_not_done() -> None
     moving = SimpleNamespace(target=[1], replicas=[SimpleNamespace(broker=0)])
     created_again = SimpleNamespace(target=[], replicas=[SimpleNamespace(broker=1)])
     seen = iter([("old id", moving), ("new id", created_again)])
-    client: Any = SimpleNamespace(now=0.0, metadata=SimpleNamespace(version=0, topics={}))
+    client: Any = SimpleNamespace(now=0.0, metadata=SimpleNamespace(version=0, topics={}, denied={}))
 
     async def refresh(_topics: object, **_: object) -> None:
         topic_id, partition = next(seen)

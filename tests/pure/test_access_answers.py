@@ -39,7 +39,7 @@ class Room:
 
 
 def peer(principal: str | None) -> Any:
-    return SimpleNamespace(principal=principal, address="10.0.0.1", room=Room())
+    return SimpleNamespace(principal=principal, host="10.0.0.1", room=Room())
 
 
 @pytest.fixture

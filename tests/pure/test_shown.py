@@ -10,8 +10,8 @@ from rayq.messages.acls import Acl
 from rayq.metrics import CATALOGUE, Sample
 
 NO_NAMES = {
-    "broker", "bucket", "cluster", "error", "operation", "partition", "pool", "process", "replica",
-    "request",
+    "broker", "bucket", "cluster", "error", "kind", "operation", "partition", "pool", "process",
+    "quota", "replica", "request",
 }  # fmt: skip
 """Labels that name nothing with rights of its own."""
 

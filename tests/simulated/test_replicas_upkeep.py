@@ -336,7 +336,7 @@ async def write_dirty(hosted: Hosted) -> None:
     request = messages.Produce(TOPIC_ID, 0, LEADER_EPOCH, 1, 1000)
     for _ in range(12):
         made = encode_batch([b"v" * RECORD_BYTES], [b"key"], None, 1000, compression="none")
-        leader.produce(request, memoryview(made))
+        leader.produce(request, memoryview(made), principal=None)
     for _ in range(4):
         await hosted.tick(15.1)
 

@@ -35,7 +35,9 @@ class Tenants:
 
     async def start(self, wire: Any, *quotas: Quota) -> Any:
         class Open(Door):
-            def check(self, peer: Any, request: AnyRequest) -> None:
+            def check(
+                self, peer: Any, request: AnyRequest, now_s: float | None = None
+            ) -> None:
                 pass
 
         self.server = await wire.serve(self.handle, gate=Open())
