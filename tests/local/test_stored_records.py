@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq import TopicPartition
+from rayq import AuditLine, TopicPartition
 from rayq.actors.objects import object_cache
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica import leader_reads
@@ -269,6 +269,15 @@ def test_a_job_of_a_principal_reads_through_the_leader_where_it_gets_no_urls(
         with pytest.raises(RayqError):
             read_splits(connection, snapshot(connection, topic))
         assert direct == []
+
+    def told() -> list[AuditLine]:
+        lines = tiered.admin.read_audit().lines
+        return [line for line in lines if (line.kind, line.principal) == ("urls", anna.name)]
+
+    if is_direct:
+        eventually(lambda: bool(told()), "the audit has the URLs")
+    assert all(line.objects > 0 and line.bytes > 0 for line in told())
+    assert not any("file:" in line.what for line in told())
 
 
 def test_transactions_are_shown_whole_across_the_border(

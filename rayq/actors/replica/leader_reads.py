@@ -366,6 +366,8 @@ class LeaderReads:
     ) -> None:
         """Notes that a client gets URLs of these objects. No server sees whether it reads them, so
         all their bytes count as fetched."""
+        objects, size = len(ranges), sum(found.object_bytes for found in ranges)
+        expires_ms = self._clock.wall_ms() + valid_ms
         log_event(
             logger,
             logging.INFO,
@@ -373,10 +375,11 @@ class LeaderReads:
             where=self._where,
             principal=peer.who,
             address=peer.address,
-            objects=len(ranges),
-            bytes=sum(found.object_bytes for found in ranges),
-            expires_ms=self._clock.wall_ms() + valid_ms,
+            objects=objects,
+            bytes=size,
+            expires_ms=expires_ms,
         )
+        peer.audit.urls(peer, self._where, objects=objects, size=size, expires_ms=expires_ms)
 
     async def check_range(self, offset: int) -> bool:
         """Returns whether the offset is only in the object store: then the damaged bytes are loaded
