@@ -16,6 +16,7 @@ from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, PrincipalName, complete_principal
 from rayq.cli.values import WrongUseError
+from rayq.core.access.rights import is_own_topic
 from rayq.core.cluster.access_changes import OPERATIONS
 from rayq.errors import InvalidRequestError
 from rayq.messages.acls import ANY, CLUSTER, SUPERUSER, Acl, Operation, ResourceType
@@ -210,6 +211,11 @@ def _why_allowed(asked: Acl, acl: Acl | None) -> str:
 def _why_denied(asked: Acl, acl: Acl | None) -> str:
     if acl is not None:
         return f"a rule says {acl}. To take it away: {command('remove', acl)}"
+    if is_own_topic(asked.resource_type, asked.name):
+        return (
+            "it is one of rayq's own topics. Who may describe the cluster reads it, who may alter "
+            "the cluster alters it, and nobody writes it."
+        )
     allow = msgspec.structs.replace(asked, host=ANY)
     return f"no rule allows it. To allow it: {command('add', allow)}"
 

@@ -141,6 +141,14 @@ def test_a_check_says_which_rule_decides_and_the_command_that_changes_it(
     assert "everything" in rayq.well("acl", "check", "superuser", "alter", "cluster").out
 
 
+def test_a_check_of_rayqs_own_topics_names_no_rule_that_would_not_help(
+    rayq_command: Command, anna: str
+) -> None:
+    rayq_command.well("acl", "add", anna, "all", "topic", "*")
+    ran = rayq_command("acl", "check", anna, "write", "topic", "__consumer_offsets")
+    assert ran.code == 3 and "nobody writes it" in ran.out and "rayq acl add" not in ran.out
+
+
 def test_principals_are_completed(rayq_command: Command, anna: str) -> None:
     from rayq.cli.options import offered
 
