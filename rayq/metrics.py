@@ -70,6 +70,13 @@ _METRICS = (
         (*_PROCESS, "kind"),
         "Events that the audit lacks: __audit could not be written for too long.",
     ),
+    Metric(
+        "rayq_token_expires_seconds",
+        "gauge",
+        ("cluster", "principal"),
+        "Time until the last of a principal's tokens expires; negative where it has. Missing where "
+        "one does not expire.",
+    ),
     Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
     Metric(
         "rayq_throttled_seconds_total",

@@ -412,6 +412,13 @@ class PrincipalInfo(msgspec.Struct, frozen=True):
     tokens: list[TokenInfo]
     """The oldest first; also those that have expired, until the next one is created."""
 
+    @property
+    def tokens_end_ms(self) -> int | None:
+        """Unix time from which on none of its tokens is valid. None: it has none, or one that does
+        not expire."""
+        ends = [token.expires_ms for token in self.tokens if token.expires_ms is not None]
+        return max(ends) if ends and len(ends) == len(self.tokens) else None
+
 
 class QueuePartitionInfo(msgspec.Struct, frozen=True):
     """The state of a queue in one partition of its topic, as its leader answered just now. The

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import NamedTuple, TypeVar
 
+from rayq.client.admin.access import principals_known
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
 from rayq.client.client import Client
@@ -25,6 +26,7 @@ from rayq.records import (
     GroupInfo,
     HangingTransaction,
     ObjectStoreInfo,
+    PrincipalInfo,
     QueueInfo,
     Reassignment,
     RemotePartitionInfo,
@@ -57,6 +59,8 @@ class ClusterSnapshot(NamedTuple):
     queues: list[QueueInfo]
     troubles: dict[int, str]
     """Why brokers have given up their sessions, of those that can say so."""
+    principals: list[PrincipalInfo]
+    now_ms: int
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -113,6 +117,10 @@ async def _snapshot(client: Client, admin: AsyncAdmin) -> ClusterSnapshot:
         remote=remote,
         queues=await _or_without(admin.describe_queues(timeout_s=COORDINATORS_TIMEOUT_S), []),
         troubles=troubles,
+        principals=await _or_without(
+            principals_known(client, timeout_s=COORDINATORS_TIMEOUT_S), []
+        ),
+        now_ms=client.environment.clock.wall_ms(),
     )
 
 

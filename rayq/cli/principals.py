@@ -66,10 +66,8 @@ def list_principals(json: Json = False, cluster: ClusterAddress = None) -> None:
     rows = []
     for info in infos:
         valid = valid_tokens(info.tokens, now_ms)
-        ends = [token.expires_ms for token in valid if token.expires_ms is not None]
-        # A principal can log in for as long as one of its tokens is valid.
-        last = max(ends) if valid and len(ends) == len(valid) else None
-        rows.append((info.name, acls[info.name], len(valid), output.moment(last)))
+        last = output.moment(info.tokens_end_ms)
+        rows.append((info.name, acls[info.name], len(valid), last))
     output.table(
         ("principal", "acls", "valid tokens", "last one expires"),
         rows,

@@ -35,10 +35,12 @@ def admin(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Any
 
 
 @pytest.fixture
-def anna(admin: Any) -> str:
+def anna(admin: Any) -> Iterator[str]:
     name = f"admin-anna-{next(_numbers)}"
     admin.create_principal(name)
-    return name
+    yield name
+    admin.create_principal(name, exist_ok=True)
+    admin.delete_principal(name)
 
 
 def test_a_principal_is_created_described_and_deleted(admin: Any, anna: str) -> None:

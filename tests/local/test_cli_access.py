@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,10 +15,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def anna(rayq_command: Command) -> str:
+def anna(rayq_command: Command) -> Iterator[str]:
     name = f"cli-anna-{next(_numbers)}"
     rayq_command.well("principal", "create", name)
-    return name
+    yield name
+    rayq_command.cluster.admin.delete_principal(name)
 
 
 def test_a_principal_from_create_to_delete(rayq_command: Command) -> None:
@@ -96,6 +98,26 @@ def test_tokens_are_rotated_and_revoked(rayq_command: Command, anna: str) -> Non
         "principal": anna, "revoked": [second["token_id"]],
     }  # fmt: skip
     assert "no token" in rayq.well("token", "revoke", anna, "-a", "-y").out
+
+
+def test_a_token_that_expires_soon_is_a_problem_of_health_and_a_metric(
+    rayq_command: Command, cluster: LocalCluster, anna: str
+) -> None:
+    def seconds_left() -> list[float]:
+        return [
+            sample.value
+            for sample in cluster.metrics()
+            if sample.name == "rayq_token_expires_seconds" and sample.labels["principal"] == anna
+        ]
+
+    rayq_command.well("token", "create", anna, "--expires", "3d")
+    [left_s] = seconds_left()
+    assert 3 * 86_400 - 60 < left_s <= 3 * 86_400
+    ran = rayq_command("cluster", "health")
+    assert ran.code == 3 and f"next: rayq token rotate {anna}" in ran.out
+    assert f"last token of principal '{anna}' expires in" in rayq_command("status").out
+    rayq_command.well("token", "rotate", anna, "--expires", "never")
+    assert anna not in rayq_command("cluster", "health").out and seconds_left() == []
 
 
 def test_rules_are_added_listed_and_removed(rayq_command: Command, anna: str) -> None:

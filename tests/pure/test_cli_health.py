@@ -12,6 +12,7 @@ from rayq.client.admin.health import (
     min_insync_of,
     partition_state,
 )
+from rayq.config import HOUR_MS
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -21,11 +22,13 @@ from rayq.records import (
     HangingTransaction,
     ObjectStoreInfo,
     PartitionInfo,
+    PrincipalInfo,
     QueueInfo,
     QueuePartitionInfo,
     Reassignment,
     RemotePartitionInfo,
     ReplicaInfo,
+    TokenInfo,
     TopicInfo,
     TopicPartition,
     TransactionListing,
@@ -360,3 +363,28 @@ def test_dead_letters_are_noted_and_wait_for_nobody() -> None:
     assert problem.severity == "notice"
     assert problem.what == "Queue tasks.dead has 2 dead letters"
     assert problem.next_command == "rayq dead-letters list tasks"
+
+
+@pytest.mark.parametrize(
+    ("ends_h", "what"),
+    [
+        ([100], "The last token of principal 'anna' expires in 100 h"),
+        ([-5], "The last token of principal 'anna' expired 5 h ago"),
+        ([3, 20], "The last token of principal 'anna' expires in 20 h"),
+        ([3, None], None),
+        ([3, 24 * 8], None),
+        ([-24 * 8], None),
+        ([], None),
+    ],
+)
+def test_a_principal_whose_last_token_expires_is_told_in_time(
+    ends_h: list[int | None], what: str | None
+) -> None:
+    now_ms = 1_000 * HOUR_MS
+    ends = [None if end is None else now_ms + end * HOUR_MS for end in ends_h]
+    tokens = [TokenInfo(str(number), 1, end) for number, end in enumerate(ends)]
+    topics, anna = [topic(partition([0, 1, 2]))], PrincipalInfo("anna", 1, tokens)
+    problems = find_problems(cluster(), topics, principals=[anna], now_ms=now_ms)
+    assert [problem.what for problem in problems] == ([] if what is None else [what])
+    for problem in problems:
+        assert (problem.severity, problem.next_command) == ("warning", "rayq token rotate anna")

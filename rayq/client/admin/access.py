@@ -14,6 +14,7 @@ import msgspec
 
 from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
 from rayq.client.arguments import shown
+from rayq.client.client import Client
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.core.access.acls import AclVerdict
 from rayq.errors import InvalidRequestError, UnknownPrincipalError
@@ -329,6 +330,16 @@ async def _confirm(call: Call) -> None:
 
 async def _describe(call: Call, names: list[str] | None) -> list[PrincipalMetadata]:
     await _confirm(call)
+    return await _describe_known(call, names)
+
+
+async def principals_known(client: Client, *, timeout_s: float) -> list[PrincipalInfo]:
+    """The principals as some broker knows them, also while there is no controller."""
+    found = await _describe_known(Call(client, timeout_s), None)
+    return [_info(principal) for principal in found]
+
+
+async def _describe_known(call: Call, names: list[str] | None) -> list[PrincipalMetadata]:
     principals: list[PrincipalMetadata] = []
     after: str | None = ""
     metadata = call.client.metadata

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from rayq.config import HOUR_MS, MIB, QueueConfig, parse_stored
+from rayq.config import DAY_MS, HOUR_MS, MIB, QueueConfig, parse_stored
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import (
     AUDIT_TOPIC,
@@ -26,6 +26,7 @@ from rayq.records import (
     HangingTransaction,
     ObjectStoreInfo,
     PartitionInfo,
+    PrincipalInfo,
     QueueInfo,
     Reassignment,
     RemotePartitionInfo,
@@ -43,6 +44,9 @@ UPLOAD_LATE_MS = HOUR_MS
 """Maximum delay of uploads to the object store without a warning."""
 UNTAKEN_MS = 5 * 60_000
 """Time after which a record that is ready, while nobody takes any, is noted."""
+TOKEN_WARNING_MS = 7 * DAY_MS
+"""Time before the last token of a principal expires, and after it, in which that is a problem:
+later the principal counts as given up."""
 NAMED_MAX = 8
 """Maximum number of partitions that a problem names; the rest are counted."""
 
@@ -77,10 +81,12 @@ def find_problems(
     remote: Iterable[RemotePartitionInfo] = (),
     queues: Iterable[QueueInfo] = (),
     troubles: Mapping[int, str] = {},
+    principals: Iterable[PrincipalInfo] = (),
+    now_ms: int = 0,
 ) -> list[Problem]:
     """Finds all problems, the worst first; [] if there are none. `silent` are the brokers that
     count as live and do not answer; `troubles` gives the reasons why brokers have given up their
-    sessions."""
+    sessions. `now_ms` is the time by which tokens of `principals` expire."""
     # rayq's own topics come last: an operator should hear of the users' topics first.
     listed = sorted(topics, key=lambda topic: topic.name.startswith("__"))
     problems = [
@@ -97,6 +103,7 @@ def find_problems(
         *_unknown_transaction_problems(hanging),
         *_remote_problems(store, list(remote)),
         *_queue_problems(list(queues)),
+        *_token_problems(principals, now_ms),
     ]
     order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
     return sorted(problems, key=lambda problem: order[problem.severity])
@@ -500,6 +507,21 @@ def _untaken_ms(queue: QueueInfo) -> int:
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+def _token_problems(principals: Iterable[PrincipalInfo], now_ms: int) -> Iterable[Problem]:
+    for principal in principals:
+        ends_ms = principal.tokens_end_ms
+        if ends_ms is None or abs(ends_ms - now_ms) >= TOKEN_WARNING_MS:
+            continue
+        hours = f"{abs(ends_ms - now_ms) / HOUR_MS:.0f} h"
+        when = f"expired {hours} ago" if ends_ms <= now_ms else f"expires in {hours}"
+        yield Problem(
+            "warning",
+            f"The last token of principal {principal.name!r} {when}",
+            "its programs lose their connections then, and cannot log in again",
+            f"rayq token rotate {principal.name}",
+        )
 
 
 def _listed(numbers: Iterable[int]) -> str:

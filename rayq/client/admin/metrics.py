@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from rayq.client.admin.access import principals_known
 from rayq.client.client import Client
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.client.timeouts import time_left_s
@@ -60,10 +61,25 @@ async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
     for (host, port), answer in zip(addresses, answers, strict=True):
         labels = {"cluster": name, "process": f"{host}:{port}"}
         samples.append(Sample("rayq_process_up", labels, float(answer is not None)))
+    with contextlib.suppress(RayqError):
+        samples += await _token_expiries(client, name, timeout_s=limit)
     with contextlib.suppress(RayqError):  # One hung process may have taken all the time.
         lag = GroupLag(client, name)
         samples += await lag.collect(timeout_s=max(deadline - client.now, 0.001))
     return merged(samples)
+
+
+async def _token_expiries(client: Client, cluster: str, *, timeout_s: float) -> list[Sample]:
+    now_ms = client.environment.clock.wall_ms()
+    return [
+        Sample(
+            "rayq_token_expires_seconds",
+            {"cluster": cluster, "principal": principal.name},
+            (principal.tokens_end_ms - now_ms) / 1000,
+        )
+        for principal in await principals_known(client, timeout_s=timeout_s)
+        if principal.tokens_end_ms is not None
+    ]
 
 
 def _processes(response: MetadataResponse) -> list[Address]:
