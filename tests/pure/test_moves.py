@@ -438,7 +438,7 @@ def test_a_brokers_vote_goes_before_it_does(state: ClusterState) -> None:
 
 
 @pytest.mark.parametrize(
-    "partitions, told", [(1, "t-0:"), (3, "t-0, t-1, t-2:"), (5, "t-0, t-1, t-2 and 2 more:")]
+    "partitions, told", [(1, "'t-0':"), (3, "'t-0', 't-1', 't-2':"), (5, "'t-0', 't-1', 't-2' and 2 more:")]
 )
 def test_a_broker_that_holds_replicas_is_not_removed(partitions: int, told: str) -> None:
     state = cluster(2)

@@ -380,7 +380,7 @@ def test_a_restored_topic_has_its_pointers_pinned_and_leads_in_later_epochs() ->
 def test_what_is_deleted_by_mistake_is_garbage_no_more_once_it_is_restored() -> None:
     state = tiered()
     move(state, pointer())
-    with pytest.raises(InvalidRequestError, match="those of t-0"):
+    with pytest.raises(InvalidRequestError, match="those of 't-0'"):
         create(state, "copy", restored=[pointer(2)])
     apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
     create(state, "t2", restored=[pointer(2)])
@@ -433,12 +433,12 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [elsewhere(0, data_bytes=-1)], "is of no range"),
         (True, [elsewhere(0, end_epoch=None)], "record before 10 is None"),
         (True, [pointer(manifest="a/b")], "no name of a manifest"),
-        (True, [None, pointer(9)], "Partition 1 cannot .* its objects are those of t-0, which"),
+        (True, [None, pointer(9)], "Partition 1 cannot .* its objects are those of 't-0', which"),
         (True, [elsewhere(4), elsewhere(4, 2)], "Partition 1 cannot .* those of partition 0,"),
         # A partition without a pointer yet, and one that the topic does not have.
-        (True, [pointer(manifest=manifest(1, folder(1)))], "its objects are those of t, which"),
-        (True, [pointer(manifest=manifest(1, folder(7)))], "its objects are those of t, which"),
-        (True, [pointer(manifest=manifest(1, folder(0, "plain")))], "are those of plain, which"),
+        (True, [pointer(manifest=manifest(1, folder(1)))], "its objects are those of 't', which"),
+        (True, [pointer(manifest=manifest(1, folder(7)))], "its objects are those of 't', which"),
+        (True, [pointer(manifest=manifest(1, folder(0, "plain")))], "are those of 'plain', which"),
         (True, [elsewhere(0, leader_epoch=RESTORED_EPOCH_MAX + 1)], "of a restored topic begin"),
         (True, [elsewhere(0, end_epoch=RESTORED_EPOCH_MAX + 1)], "of a restored topic begin"),
         (True, [elsewhere(0, leader_epoch=2**64 - 1)], "leader epochs 18446744073709551615 and 1"),

@@ -21,6 +21,8 @@ from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.once_committed import once_committed
 from rayq.config import ClusterConfig
 from rayq.core.access.quota_shares import ShareBook
+from rayq.core.access.rights import View
+from rayq.core.access.shown import shown_error
 from rayq.core.cluster import (
     access_changes,
     audited_changes,
@@ -209,9 +211,15 @@ class Controller:
         done = self._done(request, forward) if isinstance(request, messages.Change) else None
         if done is not None and done.request_id in self.state.requests_done:
             return messages.ChangeResponse(before_index)
-        records, answer = self._decide(request)
-        if forward is not None and forward.by is not None:
-            records = quota_changes.owned_records(self.state, forward, records)
+        try:
+            records, answer = self._decide(request)
+            if forward is not None and forward.by is not None:
+                records = quota_changes.owned_records(self.state, forward, records)
+        except RayqError as error:
+            if forward is None or forward.by is None:
+                raise
+            view = View(self.state.acls, forward.by, forward.address, self.state)
+            raise shown_error(view, self.state, request, error) from error
         if done is not None and (records or self._quorum.last_index > before_index):
             records = [*records, done]
         # After a controller's death, a retry finds all of it or nothing.

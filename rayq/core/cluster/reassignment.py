@@ -299,7 +299,7 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
     known = _known_broker(state, broker)
     if len(state.brokers) == 1:
         raise BrokerInUseError(f"Broker {broker} is the last one of its cluster.")
-    held = [f"{topic.name}-{number}" for topic, number, _ in state.replicas_on(broker)]
+    held = [f"'{topic.name}-{number}'" for topic, number, _ in state.replicas_on(broker)]
     if held:
         more = f" and {len(held) - 3} more" if len(held) > 3 else ""
         raise BrokerInUseError(

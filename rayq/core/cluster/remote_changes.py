@@ -305,7 +305,7 @@ def check_restored(
         for prefix in garbage.prefixes
     }
     used = {
-        partition.remote.name.prefix: f"{topic.name}-{number}"
+        partition.remote.name.prefix: f"'{topic.name}-{number}'"
         for topic, number, partition in state.all_partitions()
         if partition.remote is not None and partition.remote.name is not None
     }
@@ -338,7 +338,7 @@ def _is_not_to_restore(
     user = used.get(name.prefix)
     if user is None and name.cluster_id == state.cluster_id and name.topic_id in state.topics:
         # It may have objects that no pointer tells of yet, or store there later.
-        user = state.topics[name.topic_id].name
+        user = repr(state.topics[name.topic_id].name)
     if user is not None:
         return (
             f"its objects are those of {user}, which would delete them: restore a copy of them"
