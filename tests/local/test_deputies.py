@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayq import Cluster, TopicPartition
+from rayq.core.access.audit import AuditLine
 from rayq.errors import AuthorizationError
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
@@ -53,7 +54,13 @@ def test_a_forged_letter_goes_only_where_its_redriver_may_write(
         assert values(cluster, payments) == [] and len(values(cluster, topic)) == 1
         with pytest.raises(AuthorizationError):
             admin.move_queue_records(letters, {place: [0]}, to_topic=payments)
-    # A superuser may, and so may who has the right.
+
+    def noted() -> list[AuditLine]:
+        return [one for one in cluster.admin.read_audit().lines if one.principal == anna.name]
+
+    eventually(lambda: {"denied", "redrive"} <= {one.kind for one in noted()}, "it is audited")
+    redriven = next(one for one in noted() if one.kind == "redrive")
+    assert redriven.objects == 1 and letters in redriven.what
     anna.allow(("write", "topic", payments))
     with anna.connect() as connection:
 

@@ -340,13 +340,19 @@ def test_a_time_below_the_disk_is_not_looked_for_above_it(tmp_path: Path) -> Non
 def test_objects_of_a_range_are_named_from_the_one_with_its_start(tmp_path: Path) -> None:
     async def work(at: Setting) -> None:
         first, second = at.rows
-        found = await at.reads.ranges(1100, 1500, ranges_max=10, expires_ms=1000)
+        found = await at.reads.ranges(1100, 1500, ranges_max=10)
         assert [one.name for one in found] == [first.name, second.name]
-        assert [one.url for one in found] == [f"signed:{one.name}" for one in at.rows]
+        assert [one.url for one in found] == [None, None]
+        signed = await at.reads.signed(found, 1000)
+        assert [one.url for one in signed] == [f"signed:{one.name}" for one in at.rows]
         assert [(one.start_offset, one.end_offset) for one in found] == [(1000, 1300), (1300, 1600)]
-        (one,) = await at.reads.ranges(1300, 5000, ranges_max=1, expires_ms=0)
+        (one,) = await at.reads.ranges(1300, 5000, ranges_max=1)
         assert (one.name, one.url) == (second.name, None)
-        assert await at.reads.ranges(1600, 5000, ranges_max=10, expires_ms=0) == []
+        assert await at.reads.ranges(1600, 5000, ranges_max=10) == []
+        sizes = [each.object_bytes for each in found]
+        for bytes_max, count in ((0, 1), (sum(sizes) - 1, 1), (sum(sizes), 2)):
+            some = await at.reads.ranges(1100, 1500, ranges_max=10, bytes_max=bytes_max)
+            assert len(some) == count, "the first one always"
         assert await at.reads.append_time_ms(1599) == second.first_append_ms
 
     run(tmp_path, work, batches=30)

@@ -23,6 +23,7 @@ from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import read_range
 from rayq.batch.stored_ranges import object_starts
 from rayq.config import OnCorrupt
+from rayq.core.access.audit import AuditLine
 from rayq.core.remote.urls import url_validity_ms
 from rayq.errors import (
     OffsetOutOfRangeError,
@@ -226,13 +227,13 @@ def test_tasks_that_do_not_reach_the_store_read_through_the_leader(
 ) -> None:
     fill(tiered, topic)
     taken = snapshot(tiered, topic)
-    original = RemoteReads.ranges
 
-    async def unmounted(self: RemoteReads, *bounds: int, **options: int) -> list[RemoteRange]:
-        found = await original(self, *bounds, **options)  # type: ignore[arg-type]
+    async def unmounted(
+        self: RemoteReads, found: list[RemoteRange], valid_ms: int
+    ) -> list[RemoteRange]:
         return [msgspec.structs.replace(one, url="file:///not/mounted/here") for one in found]
 
-    monkeypatch.setattr(RemoteReads, "ranges", unmounted)
+    monkeypatch.setattr(RemoteReads, "signed", unmounted)
     assert read_splits(tiered, taken) == list(range(RECORDS))
     assert direct == []
 
@@ -259,10 +260,16 @@ def test_a_job_of_a_principal_reads_through_the_leader_where_it_gets_no_urls(
     with anna.connect() as connection:
         assert read_splits(connection, snapshot(connection, topic)) == list(range(RECORDS))
         assert bool(direct) == is_direct
-        said = [text for text in caplog.messages if text.startswith("urls_handed_out")]
-        assert bool(said) == is_direct
-        assert all(f"where={topic}-0 principal={anna.name}" in text for text in said)
-        assert "file:///" not in caplog.text
+
+        def noted() -> list[AuditLine]:
+            lines = tiered.admin.read_audit().lines
+            return [line for line in lines if (line.kind, line.principal) == ("urls", anna.name)]
+
+        if is_direct:
+            eventually(lambda: bool(noted()), "it is in the audit")
+        assert all(f"objects of {topic}-0, by URLs" in line.what for line in noted())
+        assert bool(noted()) == is_direct
+        assert "file:///" not in caplog.text + str(noted())
         # Without the right there are neither records nor URLs.
         anna.forbid(("read", "topic", topic))
         direct.clear()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from rayq import messages
@@ -32,6 +33,7 @@ from tests.storage.support import NOW_MS, append
 
 AT_ONCE_S = 0.05
 START, LOCAL_START = 12, 15
+QUESTION = {"ranges_max": 3, "bytes_max": None}
 SECRET_URL = "https://store/name?signature=secret"
 READER = Peer("client", None, "10.0.0.1", asyncio.Future(loop=Mock()), AnswerRoom(lambda: True))
 
@@ -79,10 +81,15 @@ class PlayedReads:
         await self._ask("append time", offset)
         return 7_000
 
-    async def ranges(self, start: int, end: int, **options: int) -> list[messages.RemoteRange]:
+    async def ranges(self, start: int, end: int, **options: Any) -> list[messages.RemoteRange]:
         await self._ask("ranges", start, end, options)
-        url = SECRET_URL if options["expires_ms"] else None
-        return [messages.RemoteRange("name", start, end, 5, 6, url)]
+        return [messages.RemoteRange("name", start, end, 5, 6, None)]
+
+    async def signed(
+        self, ranges: list[messages.RemoteRange], valid_ms: int
+    ) -> list[messages.RemoteRange]:
+        await self._ask("sign", len(ranges), valid_ms)
+        return [msgspec.structs.replace(found, url=SECRET_URL) for found in ranges]
 
 
 def stored(led: Led) -> PlayedReads:
@@ -442,20 +449,70 @@ def test_urls_are_for_who_may_have_them_and_end_with_the_token(
     async def work(led: Led) -> None:
         await led.all_agree()
         played = stored(led)
+        noted: list[Any] = []
         led.log.config = dataclasses.replace(led.log.config, remote_direct_reads=direct_reads)
         expires_ms = None if left_ms is None else led.log.environment.clock.wall_ms() + left_ms
-        peer = dataclasses.replace(READER, principal=principal, token_expires_ms=expires_ms)
+        audit: Any = Mock(urls=lambda peer, where, **line: noted.append((peer, where, line)))
+        peer = dataclasses.replace(
+            READER, principal=principal, token_expires_ms=expires_ms, audit=audit
+        )
         request = messages.DescribeRemote("id", 0, LEADER_EPOCH, START, 14, 3, 9_000)
         answer = await led.leader.reads.describe_remote(peer, request, NO_PAYLOAD)
-        assert played.asked[-1][-1]["expires_ms"] == valid_ms
+        assert played.asked[1:] == ([("sign", 1, valid_ms)] if valid_ms else [])
         assert [found.url for found in answer.ranges] == [SECRET_URL if valid_ms else None]
-        said = [text for text in caplog.messages if text.startswith("urls_handed_out")]
-        assert len(said) == bool(valid_ms)
-        for text in said:
-            assert f"principal={peer.who}" in text and "objects=1 bytes=6" in text
+        until_ms = led.log.environment.clock.wall_ms() + valid_ms
+        line = {"objects": 1, "size": 6, "expires_ms": until_ms}
+        assert noted == ([(peer, "t-0", line)] if valid_ms else [])
         # What is logged by accident has no URL either.
         logging.getLogger("test").debug("%s %r", answer, messages.SignObjectsResponse([SECRET_URL]))
         assert "secret" not in caplog.text
+
+    async def before(log: ReplicaLog) -> None:
+        await shortened(log, START)
+
+    leading(work, before=before)
+
+
+class Throttle:
+    """A client's quota."""
+
+    def __init__(self) -> None:
+        self.is_free = asyncio.Event()
+        self.used: list[float] = []
+
+    async def acquire(self, name: str, units: float) -> None:
+        assert (name, units) == ("consumer_byte_rate", 0)
+        await self.is_free.wait()
+
+    def most(self, name: str, units: float) -> float:
+        return min(units, 1_000)
+
+    def use(self, name: str, units: float) -> None:
+        self.used.append(units)
+
+
+def test_bytes_behind_urls_count_when_they_are_handed_out_and_a_debt_delays_the_next() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        played, throttle = stored(led), Throttle()
+        expires_ms = led.log.environment.clock.wall_ms() + 3_000
+        peer = dataclasses.replace(
+            READER, principal="anna", throttle=throttle, token_expires_ms=expires_ms
+        )
+        named = messages.DescribeRemote("id", 0, LEADER_EPOCH, START, 14, 3, 0)
+        await led.leader.reads.describe_remote(peer, named, NO_PAYLOAD)
+        assert throttle.used == [], "names cost nothing"
+        request = msgspec.structs.replace(named, expires_ms=9_000)
+        asked = asyncio.ensure_future(
+            led.leader.reads.describe_remote(peer, request, NO_PAYLOAD)
+        )
+        await asyncio.sleep(1)
+        assert len(played.asked) == 1, "nothing is signed before the debt is paid"
+        throttle.is_free.set()
+        assert (await asked).ranges[0].url == SECRET_URL
+        assert throttle.used == [6]
+        assert played.asked[-2][-1] == {**QUESTION, "bytes_max": 1_000}
+        assert played.asked[-1] == ("sign", 1, 2_000), "the wait does not prolong the token"
 
     async def before(log: ReplicaLog) -> None:
         await shortened(log, START)
@@ -473,7 +530,7 @@ def test_which_objects_hold_a_range_is_asked_as_the_reader_says() -> None:
         answer = await led.leader.reads.describe_remote(READER, request, NO_PAYLOAD)
         named = messages.RemoteRange("name", START, 14, 5, 6, SECRET_URL)
         assert answer == messages.DescribeRemoteResponse([named], START)
-        assert played.asked == [("ranges", START, 14, {"ranges_max": 3, "expires_ms": 9_000})]
+        assert played.asked == [("ranges", START, 14, QUESTION), ("sign", 1, 9_000)]
 
     async def before(log: ReplicaLog) -> None:
         await shortened(log, START)

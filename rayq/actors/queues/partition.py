@@ -23,7 +23,7 @@ from rayq.config import QueueConfig
 from rayq.core.queues.moves import DELIVERIES
 from rayq.core.queues.state import Lock, Lost
 from rayq.environment import Buffer
-from rayq.errors import CorruptBatchError, InvalidRequestError, RayqError
+from rayq.errors import AuthorizationError, CorruptBatchError, InvalidRequestError, RayqError
 from rayq.messages.secret_names import shown_holder
 from rayq.wire.peer import Peer
 
@@ -427,9 +427,14 @@ class QueuePartition:
         access = self.data.access
 
         def check(topic: str) -> None:
-            if peer.principal is not None:
+            if peer.principal is None:
+                return
+            try:
                 access.check(peer, request)
                 access.require(peer, "write", "topic", topic)
+            except AuthorizationError as error:
+                peer.audit.denied(peer, type(request), error)
+                raise
 
         await self._learn_past(max(request.offsets, default=-1))
         answer = await self.moves.move_records(request, check)

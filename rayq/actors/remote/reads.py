@@ -11,11 +11,14 @@ continues in the background.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from rayq import messages
 from rayq.actors.remote.remote_log import RemoteLog
@@ -146,9 +149,10 @@ class RemoteReads:
         return (await self._find(offset)).first_append_ms
 
     async def ranges(
-        self, start: int, end: int, *, ranges_max: int, expires_ms: int
+        self, start: int, end: int, *, ranges_max: int, bytes_max: float | None = None
     ) -> list[messages.RemoteRange]:
-        """The objects that hold the records of [start, end), from the one of `start` on. [] if
+        """The objects that hold the records of [start, end), from the one of `start` on, without
+        URLs: at most `ranges_max`, and beside the first no more than `bytes_max` bytes. [] if
         `start` is not in the object store."""
         manifest = None if self._remote_log.pointer is None else await self._manifest()
         if manifest is None or manifest.find(start) is None:
@@ -157,18 +161,26 @@ class RemoteReads:
         objects = [
             remote for remote in manifest.objects[first : first + ranges_max] if remote.start < end
         ]
-        urls: Sequence[str | None] = [None] * len(objects)
-        if expires_ms:
-            names = [remote.name for remote in objects]
-            answer, _ = await self._objects.ask(
-                messages.SignObjects(names, expires_ms), timeout_s=WAIT_S
-            )
-            urls = answer.urls
+        if bytes_max is not None:
+            sizes = itertools.accumulate(remote.object_bytes for remote in objects)
+            objects = objects[: max(sum(size <= bytes_max for size in sizes), 1)]
         return [
             messages.RemoteRange(
-                remote.name, remote.start, remote.end, remote.data_bytes, remote.object_bytes, url
+                remote.name, remote.start, remote.end, remote.data_bytes, remote.object_bytes, None
             )
-            for remote, url in zip(objects, urls, strict=True)
+            for remote in objects
+        ]
+
+    async def signed(
+        self, ranges: Sequence[messages.RemoteRange], valid_ms: int
+    ) -> list[messages.RemoteRange]:
+        """The same objects with URLs that are valid for so long from now on."""
+        answer, _ = await self._objects.ask(
+            messages.SignObjects([found.name for found in ranges], valid_ms), timeout_s=WAIT_S
+        )
+        return [
+            msgspec.structs.replace(found, url=url)
+            for found, url in zip(ranges, answer.urls, strict=True)
         ]
 
     # --- manifest and footers -------------------------------------------------------------------

@@ -5,8 +5,8 @@ See docs/protocol.md, rule 10.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -27,15 +27,12 @@ from rayq.errors import (
     RemoteMissingError,
     UnsupportedVersionError,
 )
-from rayq.logs import log_event
 from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.peer import Peer
 from rayq.wire.throttling import Throttle
-
-logger = logging.getLogger(__name__)
 
 CLIENT_FETCH_BYTES_MAX = 16 * MIB
 
@@ -345,41 +342,45 @@ class LeaderReads:
         ranges: list[messages.RemoteRange] = []
         remote = self._remote()
         if remote is not None:
-            valid_ms = url_validity_ms(
-                request.expires_ms,
-                direct_reads=self._replica_log.config.remote_direct_reads,
-                principal=peer.principal,
-                token_expires_ms=peer.token_expires_ms,
-                now_ms=self._clock.wall_ms(),
-            )
-            ranges = await remote.ranges(
-                request.start, request.end, ranges_max=request.ranges_max, expires_ms=valid_ms
-            )
+            ranges = await self._ranges(peer, remote, request)
             self._check()
             self._check_start(request.start)
-            if valid_ms and ranges:
-                self._hand_out(peer, ranges, valid_ms)
         return messages.DescribeRemoteResponse(ranges, self._replica_log.log.start_offset)
 
-    def _hand_out(
-        self, peer: Peer, ranges: Sequence[messages.RemoteRange], valid_ms: int
-    ) -> None:
-        """Notes that a client gets URLs of these objects. No server sees whether it reads them, so
-        all their bytes count as fetched."""
-        objects, size = len(ranges), sum(found.object_bytes for found in ranges)
-        expires_ms = self._clock.wall_ms() + valid_ms
-        log_event(
-            logger,
-            logging.INFO,
-            "urls_handed_out",
-            where=self._where,
-            principal=peer.who,
-            address=peer.address,
-            objects=objects,
-            bytes=size,
-            expires_ms=expires_ms,
+    async def _ranges(
+        self, peer: Peer, remote: RemoteReads, request: messages.DescribeRemote
+    ) -> list[messages.RemoteRange]:
+        """The objects of the request, with URLs if the client gets any. No server sees whether it
+        reads what is behind them, so all the bytes count as fetched when they are handed out; a
+        client whose quota is used up waits for the next ones."""
+        throttle = peer.throttle if self._url_validity_ms(peer, request) else None
+        bytes_max: float | None = None
+        if throttle is not None:
+            await throttle.acquire("consumer_byte_rate", 0)
+            bytes_max = throttle.most("consumer_byte_rate", math.inf)
+        ranges = await remote.ranges(
+            request.start, request.end, ranges_max=request.ranges_max, bytes_max=bytes_max
         )
-        peer.audit.urls(peer, self._where, objects=objects, size=size, expires_ms=expires_ms)
+        # All this took its time, and the token lasts no longer for it.
+        valid_ms = self._url_validity_ms(peer, request)
+        if not (valid_ms and ranges):
+            return ranges
+        ranges = await remote.signed(ranges, valid_ms)
+        size = sum(found.object_bytes for found in ranges)
+        if throttle is not None:
+            throttle.use("consumer_byte_rate", size)
+        expires_ms = self._clock.wall_ms() + valid_ms
+        peer.audit.urls(peer, self._where, objects=len(ranges), size=size, expires_ms=expires_ms)
+        return ranges
+
+    def _url_validity_ms(self, peer: Peer, request: messages.DescribeRemote) -> int:
+        return url_validity_ms(
+            request.expires_ms,
+            direct_reads=self._replica_log.config.remote_direct_reads,
+            principal=peer.principal,
+            token_expires_ms=peer.token_expires_ms,
+            now_ms=self._clock.wall_ms(),
+        )
 
     async def check_range(self, offset: int) -> bool:
         """Returns whether the offset is only in the object store: then the damaged bytes are loaded
