@@ -51,6 +51,7 @@ from rayq.core.cluster.records import (
 from rayq.core.cluster.state import ClusterState, Partition, Topic, find_topic
 from rayq.environment import Address
 from rayq.errors import RayqError, StalePartitionError
+from rayq.messages.limits import PROPOSALS_MAX
 from rayq.runtime.local_runtime import wait_until
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
@@ -71,8 +72,8 @@ REAL = VOTERS
 """The broker that is real."""
 IDLE_S = 20.0
 PATIENCE_S = 600.0
-REQUESTS_AT_ONCE = 200
-"""Number of proposals of in-sync sets that are on their way at once, of all leaders."""
+REQUESTS_AT_ONCE = 20
+"""Number of requests for in-sync sets that are on their way at once, of all leaders."""
 REPLICAS_AT_ONCE = 500
 """Number of replicas that a stand-in reports at once: a broker's come back in portions."""
 Placed = tuple[Topic, int, Partition]
@@ -668,11 +669,14 @@ class Scale:
         """Leaders take the broker's replicas into their in-sync sets again."""
         turns = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
-        async def propose(request: messages.AlterPartition) -> None:
-            async with turns:
-                await self._ask(request)
+        async def propose(proposals: list[messages.AlterPartition]) -> None:
+            for first in range(0, len(proposals), PROPOSALS_MAX):
+                async with turns:
+                    await self._ask(
+                        messages.AlterPartitions(proposals[first : first + PROPOSALS_MAX])
+                    )
 
-        proposals = []
+        by_leader: dict[int, list[messages.AlterPartition]] = defaultdict(list)
         for topic, number, partition in self.state.replicas_on(broker):
             value = partition.value
             members = [(member.broker, member.incarnation) for member in value.isr]
@@ -684,8 +688,8 @@ class Scale:
                 topic.topic_id, number, value.leader, value.leader_incarnation, value.leader_epoch,
                 value.partition_epoch, [*members, (broker, process.incarnation)],
             )  # fmt: skip
-            proposals.append(propose(request))
-        await asyncio.gather(*proposals)
+            by_leader[value.leader].append(request)
+        await asyncio.gather(*map(propose, by_leader.values()))
         await self._everywhere()
 
 

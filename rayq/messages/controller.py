@@ -25,6 +25,7 @@ from rayq.messages.base import (
 )
 from rayq.messages.limits import (
     HOSTED_MAX,
+    PROPOSALS_MAX,
     REPLICAS_MAX,
 )
 from rayq.messages.quotas import QuotaDemands, QuotaShare
@@ -138,6 +139,22 @@ class AlterPartition(ToController[ChangeResponse], frozen=True):
     partition_epoch: Epoch
     isr: Annotated[list[tuple[BrokerId, CheckedName]], msgspec.Meta(max_length=REPLICAS_MAX)]
     """`(broker, incarnation)`"""
+
+
+class AlterPartitionsResponse(Response, frozen=True):
+    refused: list[tuple[str, int, str, str]]
+    """`(topic id, partition, code and text of the error)` of those that were certainly not taken.
+    The others are committed."""
+
+
+class AlterPartitions(ToController[AlterPartitionsResponse], frozen=True):
+    """The leaders of a replica process propose new in-sync sets: see `AlterPartition`. Each is
+    taken or refused by itself."""
+
+    api: ClassVar[int] = 104
+    proposals: Annotated[
+        list[AlterPartition], msgspec.Meta(min_length=1, max_length=PROPOSALS_MAX)
+    ]
 
 
 class BrokerStopped(ToController[ChangeResponse], frozen=True):

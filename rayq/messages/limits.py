@@ -26,6 +26,9 @@ REPLICAS_MAX = 1_000
 """Maximum number of replicas of a partition."""
 HOSTED_MAX = 100_000
 """Maximum number of replicas that a server reports at once: far more than one node has."""
+PROPOSALS_MAX = 500
+"""Maximum number of in-sync sets that leaders propose together: they are one entry of the metadata
+log, of half a MB."""
 SEGMENT_PARTS_MAX = 1_000_000
 """Maximum number of pieces, or aborted transactions, of a segment."""
 KEPT_KEY_BYTES_MAX = 1_024

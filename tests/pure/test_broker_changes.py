@@ -335,6 +335,29 @@ def test_an_accepted_proposal_is_in_the_order_of_the_replicas(state: ClusterStat
     assert back == [t_changed(state, isr=(member(0), member(1, "b")), elr=())]
 
 
+def test_of_proposals_that_come_together_each_is_taken_or_refused_by_itself(
+    state: ClusterState,
+) -> None:
+    now = value(state)
+
+    def proposal(**changes: Any) -> messages.AlterPartition:
+        asked: dict[str, Any] = {
+            "topic_id": "id-t", "partition": 0, "broker": now.leader,
+            "incarnation": now.leader_incarnation, "leader_epoch": now.leader_epoch,
+            "partition_epoch": now.partition_epoch, "isr": [(0, "0a")], **changes,
+        }
+        return messages.AlterPartition(**asked)
+
+    records, refused = broker_changes.alter_partitions(
+        state,
+        [proposal(partition=9), proposal(partition_epoch=99), proposal(), proposal()],
+    )
+    assert records == propose(state, (0, "0a"))
+    assert [(partition, code) for _, partition, code, _ in refused] == [
+        (9, "UnknownTopicError"), (0, "StalePartitionError"), (0, "StalePartitionError"),
+    ]
+
+
 @pytest.mark.parametrize(
     "isr, changes, error",
     [

@@ -14,7 +14,7 @@ from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, QUEUES_TOPIC, TRANSACTIONS_TOPIC
-from rayq.errors import RayqError, TimeoutError
+from rayq.errors import ProtocolError, RayqError, StalePartitionError, TimeoutError, to_wire
 from rayq.storage.data_directory import DataDirectory, format_directory, read_secret
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.peer import Peer
@@ -73,6 +73,8 @@ class Broker:
         self.refusals: list[RayqError] = []
         self.is_silent = False
         self.session = 0
+        self.takes_batches = True
+        self.refused_partitions: set[int] = set()
         self._told = Signal()
         self.is_over = False
         self.watch: Callable[[], None] = lambda: None
@@ -95,7 +97,23 @@ class Broker:
                 return self._answer(request)
             case messages.AlterPartition():
                 return messages.ChangeResponse(1)
+            case messages.AlterPartitions():
+                return self._alter(request)
         raise TimeoutError("It tells nothing else.")
+
+    async def _alter(
+        self, request: messages.AlterPartitions
+    ) -> messages.AlterPartitionsResponse:
+        if not self.takes_batches:
+            raise ProtocolError("There is no request of this kind: this server is an older rayq.")
+        await asyncio.sleep(0.01)
+        return messages.AlterPartitionsResponse(
+            [
+                (one.topic_id, one.partition, *to_wire(StalePartitionError("no")))
+                for one in request.proposals
+                if one.partition in self.refused_partitions
+            ]
+        )
 
     async def _answer(
         self, request: messages.ReplicaHostHeartbeat

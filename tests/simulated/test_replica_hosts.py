@@ -450,6 +450,52 @@ def test_its_replicas_are_looked_after_in_time() -> None:
     playing(script)
 
 
+LAGGING: dict[str, Any] = {
+    "isr": [(3, INCARNATION), (4, "4" * 32)], "replicas": [(3, INCARNATION), (4, "4" * 32)],
+}
+
+
+async def many_lag(broker: Broker, count: int) -> None:
+    """The process leads partitions whose follower has never been heard."""
+    await broker.tell(
+        *(
+            msgspec.structs.replace(assigned(**LAGGING), partition=number)
+            for number in range(count)
+        )
+    )
+    await asyncio.sleep(CONFIG.replica_lag_time_max_ms / 1000 + 1)
+
+
+def test_in_sync_sets_that_are_proposed_at_the_same_time_are_one_request() -> None:
+    async def script(broker: Broker) -> None:
+        broker.refused_partitions = {3, 7}
+        await many_lag(broker, 60)
+        first, *later = broker.all(messages.AlterPartitions)
+        asked = [one.partition for one in first.proposals]
+        asked += [one.partition for one in broker.all(messages.AlterPartition)[:1]]
+        assert len(asked) >= 59 and len(set(asked)) == len(asked)
+        again = {one.partition for batch in later for one in batch.proposals}
+        assert again <= {3, 7}, "what was taken is not proposed again"
+        undecided = [
+            replica.assignment.partition
+            for replica in broker.host.replicas
+            if replica._role.state.undecided  # type: ignore[union-attr]
+        ]
+        assert not {3, 7} & set(undecided) or again == {3, 7}
+
+    playing(script)
+
+
+def test_a_controller_that_takes_no_batches_is_sent_single_proposals() -> None:
+    async def script(broker: Broker) -> None:
+        broker.takes_batches = False
+        await many_lag(broker, 20)
+        assert len(broker.all(messages.AlterPartitions)) <= 4
+        assert {one.partition for one in broker.all(messages.AlterPartition)} == set(range(20))
+
+    playing(script)
+
+
 def test_a_connection_to_a_leader_that_is_gone_without_a_word_is_given_up() -> None:
     async def script(broker: Broker) -> None:
         other = broker.world.host("other")

@@ -325,6 +325,16 @@ class Controller:
         self._complete_moves()
         return changed(())
 
+    @answers(messages.AlterPartitions)
+    def _alter_partitions(self, request: messages.AlterPartitions) -> ClusterDecision:
+        records, refused = broker_changes.alter_partitions(self.state, request.proposals)
+        self._append(records, reason_of(request), together=True)
+        if not self.state.moving.isdisjoint(
+            (proposal.topic_id, proposal.partition) for proposal in request.proposals
+        ):
+            self._complete_moves()
+        return Decision((), lambda: messages.AlterPartitionsResponse(refused))
+
     @answers(messages.PrepareStop)
     def _prepare_stop(self, _: messages.PrepareStop) -> ClusterDecision:
         self._expect_stops()

@@ -179,6 +179,8 @@ def reason_of(request: messages.AnyRequest) -> str:
             return f"replicas on broker {request.broker} are gone: {request.reason}"
         case messages.AlterPartition():
             return f"broker {request.broker}, which leads, asked for it"
+        case messages.AlterPartitions():
+            return f"broker {request.proposals[0].broker}, which leads, asked for it"
         case messages.BrokerStopped():
             return f"broker {request.broker} was stopped"
         case messages.ElectLeaders():

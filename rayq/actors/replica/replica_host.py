@@ -23,6 +23,7 @@ from rayq.actors.quotas import Quotas
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.context import ReplicaContext
 from rayq.actors.replica.hosted_names import HostedNames
+from rayq.actors.replica.proposal_batches import ProposalBatches
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.backoff import Backoff
@@ -119,7 +120,7 @@ class ReplicaHost:
             incarnation=spec.incarnation,
             listening=self._listening,
             has_lease=self.has_lease,
-            propose=self._propose,
+            propose=ProposalBatches(environment, self._propose).propose,
             on_failure=self._urgent.notify,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
@@ -388,9 +389,12 @@ class ReplicaHost:
             pid_start_time=self._pid_start_time,
         )
 
-    async def _propose(self, request: messages.AlterPartition) -> None:
+    async def _propose(
+        self, request: messages.Request[messages.ResponseT]
+    ) -> messages.ResponseT:
         connection = await self._connect(self._pool)
-        await connection.request(request, timeout_s=self._session_s)
+        response, _ = await connection.request(request, timeout_s=self._session_s)
+        return response
 
     async def _ask_broker(
         self, request: messages.Request[messages.ResponseT]

@@ -6,7 +6,7 @@ records there is nothing to do, so every request may be repeated. Errors are tho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -30,10 +30,13 @@ from rayq.core.cluster.records import (
 from rayq.core.cluster.state import ClusterState, Partition, Topic, find_led_partition
 from rayq.core.decision import Decision
 from rayq.errors import (
+    RayqError,
     StaleBrokerError,
     StalePartitionError,
     WrongClusterError,
+    to_wire,
 )
+from rayq.records import TopicIdPartition
 
 PRODUCER_ID_BLOCK = 1000
 VOTERS_MAX = 3
@@ -269,6 +272,26 @@ def alter_partition(
     members.sort(key=lambda member: value.replicas.index(member.broker))
     altered = election.with_isr(value, tuple(members), min_insync=topic.min_insync(value))
     return [PartitionChanged(request.topic_id, request.partition, altered)]
+
+
+def alter_partitions(
+    state: ClusterState, proposals: Sequence[messages.AlterPartition]
+) -> tuple[list[MetadataRecord], list[tuple[str, int, str, str]]]:
+    """Decides on the ISRs that several leaders propose, each by itself. Returns the records, and
+    the refusals as `messages.AlterPartitionsResponse` has them."""
+    records: list[MetadataRecord] = []
+    refused: list[tuple[str, int, str, str]] = []
+    seen: set[TopicIdPartition] = set()
+    for proposal in proposals:
+        key = (proposal.topic_id, proposal.partition)
+        try:
+            if key in seen:  # It does not build on what was decided just before.
+                raise StalePartitionError(f"Partition {key} is in this request twice.")
+            records += alter_partition(state, proposal)
+            seen.add(key)
+        except RayqError as error:
+            refused.append((*key, *to_wire(error)))
+    return records, refused
 
 
 def allocate_producer_ids(
