@@ -23,7 +23,6 @@ from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import read_range
 from rayq.batch.stored_ranges import object_starts
 from rayq.config import OnCorrupt
-from rayq.core.access.audit import AuditLine
 from rayq.core.remote.urls import url_validity_ms
 from rayq.errors import (
     OffsetOutOfRangeError,
