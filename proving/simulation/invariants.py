@@ -29,6 +29,7 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
+from proving.simulation.invariants_audit import AuditJudge
 from proving.simulation.log_batches import LogBatch, LogBatches, first_offset_of
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
@@ -56,6 +57,7 @@ from rayq.core.cluster.records import (
     decode_entry,
 )
 from rayq.core.cluster.state import ClusterState
+from rayq.core.cluster.topic_changes import AUDIT_TOPIC
 from rayq.core.partition.state import PartitionState
 from rayq.records import TopicIdPartition
 from rayq.storage.batch import read_header
@@ -117,6 +119,7 @@ class Invariants:
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
         self.judge = MetadataJudge()
+        self.audit = AuditJudge()
         self.state = ClusterState()
         """The newest committed metadata that any broker has applied."""
         self._state_version = 0
@@ -152,6 +155,7 @@ class Invariants:
 
     def check_ends(self) -> None:
         """At the end: every live replica has all that was committed, byte for byte."""
+        self.audit.check_ends()
         for process, replica in self._cluster.live_replicas():
             committed, log = self._committed.get(_key(replica)), open_log_of(replica)
             if committed is None or log is None:
@@ -209,6 +213,7 @@ class Invariants:
             self._replay(record)
             if isinstance(record, RequestDone):
                 self.judge.note_done(index, record)
+                self.audit.note_done(record)
         self._state_version = index
         self.judge.note_state(index, self.state)
 
@@ -475,6 +480,8 @@ class Invariants:
             if replica_log_of(replica).topic_config.is_compacted:
                 history = self.histories.setdefault(_key(replica), CompactedHistory())
                 history.add(batch.read(disk), self._cluster.world.now_s)
+            if replica.assignment.topic == AUDIT_TOPIC:
+                self.audit.committed(batch.read(disk))
             if self.on_committed is not None:
                 self.on_committed(replica, leader.leader_epoch, batch.read(disk))
         epoch = leader.leader_epoch
