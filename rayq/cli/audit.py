@@ -11,8 +11,8 @@ import typer
 from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json
-from rayq.cli.values import time_ms
-from rayq.core.access.audit import AuditLine
+from rayq.cli.values import WrongUseError, time_ms
+from rayq.core.access.audit import KINDS, AuditLine
 
 SEEN_MAX = 10_000
 WAIT_MS = 1_000
@@ -27,8 +27,7 @@ def audit(
         list[str] | None,
         typer.Option(
             "--kind",
-            help="Only change, denied, login, failed_login, urls, redrive or lost; may be "
-            "repeated.",
+            help=f"Only {', '.join(KINDS[:-1])} or {KINDS[-1]}; may be repeated.",
         ),
     ] = None,
     since: Annotated[
@@ -42,6 +41,9 @@ def audit(
 ) -> None:
     """Show who changed what, logged in, was denied, got signed URLs, or redrove records."""
     since_ms = time_ms(since, output.now_ms())
+    for name in kind or ():
+        if name not in KINDS:
+            raise WrongUseError(f"{name!r} is no kind of event: these are {', '.join(KINDS)}.")
     wanted = _Wanted(principal, kind)
     offset: int | None = None
     shown: list[AuditLine] = []

@@ -359,3 +359,5 @@ def test_the_command_shows_filters_and_follows(
     assert "CreateTopic" in ran.out and "may not create" in ran.out
     ran = rayq_command.well("audit", "--kind", "denied", "--principal", anna.name, "--since", "-1ms")
     assert "CreateTopic" not in ran.out
+    ran = rayq_command("audit", "--kind", "denials")
+    assert ran.code == 2 and "denied" in ran.err

@@ -13,6 +13,8 @@ import msgspec
 from rayq.messages.acls import SUPERUSER
 from rayq.messages.audit import AuditedChange
 
+KINDS = ("change", "denied", "login", "failed_login", "urls", "redrive", "lost")
+"""The kinds of lines."""
 LINE_INTERVAL_S = 1.0
 """One line of a kind and principal is written in this time, and the others are counted."""
 LINES_MAX = 1_000
@@ -30,7 +32,7 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_ms: int
     """Wall clock of the server that saw it; for a change, of the controller."""
     kind: str
-    """`change`, `denied`, `login`, `failed_login`, `urls`, `redrive`, or `lost`."""
+    """One of `KINDS`, or of a later version's."""
     principal: str
     """Whoever asked. For `failed_login`, the name that somebody claimed."""
     address: str = ""
